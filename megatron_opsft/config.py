@@ -1,0 +1,196 @@
+"""The configuration of a run: frozen, nested, checked once; YAML plus dotted overrides.
+
+A function receives its own section, never the whole. `load_config` is the only way in: an unknown key or a
+wrong value is a `UserError` that names the key, the value and, for a misspelt key, the nearest real one.
+"""
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from megatron_opsft.errors import UserError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class RunConfig(Section):
+    dir: Path = Field(
+        Path("runs/default"), description="Run directory; everything the run writes is below it."
+    )
+    steps: int = Field(
+        300, ge=0, description="Training steps: one rollout batch and one update each."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the problem order and of every response.")
+    eval_every: int = Field(
+        0,
+        ge=0,
+        description="Evaluate every so many steps; 0: only before the first and after the last.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda where there is one."
+    )
+    save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
+    tensorboard: bool = Field(True, description="Write TensorBoard events.")
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off", description="Weights & Biases; needs `pip install wandb`."
+    )
+    wandb_project: str = Field("megatron-opsft", description="Project name at Weights & Biases.")
+    max_minutes: float = Field(
+        0,
+        ge=0,
+        description="Checkpoint and leave with exit code 75 after so many minutes; 0: never.",
+    )
+
+
+class ModelConfig(Section):
+    path: str = Field(
+        ...,
+        description="Hugging Face model: a directory, a hub name, or `tiny_reasoner` (shipped).",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16",
+        description="Of weights and activations; main weights and gradients are float32.",
+    )
+
+
+class DataConfig(Section):
+    train: str = Field(
+        ...,
+        description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name.",
+    )
+    split: str = Field("train", description="Split of a Hugging Face data set.")
+    subset: str | None = Field(
+        None, description="Configuration name of a Hugging Face data set, such as `main` of gsm8k."
+    )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem text; by default the first of problem, question, prompt.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Field of the gold answer; by default the first of answer, final_answer, solution.",
+    )
+    prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
+    max_prompt_tokens: int = Field(
+        1024, ge=1, description="Problems with a longer prompt are bad rows: listed and left out."
+    )
+    template: Literal["r1", "cod", "chat"] = Field(
+        "r1",
+        description="r1: step by step; cod: Chain of Draft; chat: the problem alone. All through the model's chat template.",
+    )
+
+
+class RolloutConfig(Section):
+    engine: Literal["hf"] = Field(
+        "hf", description="hf: Hugging Face transformers inside each rank."
+    )
+    group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        description="Sampling temperature; anything but 1 is off-policy and gets a warning.",
+    )
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
+    max_response_tokens: int = Field(
+        3500, ge=1, description="L: longest response, end token included."
+    )
+    batch_size: int = Field(
+        256, ge=1, description="Responses decoded at once by one rank (hf engine)."
+    )
+
+
+class VerifyConfig(Section):
+    workers: int = Field(
+        0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."
+    )
+    timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="Wall-clock limit for one answer; a worker beyond it is killed and replaced.",
+    )
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(1e-7, gt=0, description="AdamW learning rate after warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="After warm-up; cosine reaches min_lr at the last step."
+    )
+    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the cosine schedule.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decoupled weight decay; never on biases and norms."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW.")
+    eps: float = Field(1e-8, gt=0, description="AdamW.")
+    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+
+
+class ParallelConfig(Section):
+    tp: int = Field(1, ge=1, description="Tensor-parallel size.")
+    pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
+    cp: int = Field(1, ge=1, description="Context-parallel size.")
+    vpp: int | None = Field(
+        None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
+    )
+    sequence_parallel: bool = Field(
+        False, description="Shard the norms' activations over the tensor-parallel ranks."
+    )
+
+
+class TrainConfig(Section):
+    max_tokens_per_microbatch: int = Field(
+        16384, ge=1, description="Packing budget; a longer sequence gets a micro-batch of its own."
+    )
+    normalization: Literal["batch_max", "response", "token_mean"] = Field(
+        "batch_max",
+        description="batch_max: 1/(B G M), the paper's; response: 1/|o|; token_mean: the released code's.",
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none", description="Activation recomputation."
+    )
+
+
+class EvalConfig(Section):
+    data: str | None = Field(
+        None,
+        description="Held-out problems; by default the test split of data.train, or no evaluation where it has none.",
+    )
+    num_problems: int = Field(
+        256, ge=1, description="How many of them, the first ones of a fixed shuffle."
+    )
+    samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
+    temperature: float = Field(0.6, gt=0, description="Sampling temperature in evaluation.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
+    max_response_tokens: int | None = Field(
+        None, ge=1, description="By default rollout.max_response_tokens."
+    )
+
+
+class CheckpointConfig(Section):
+    every: int = Field(
+        50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
+    )
+    keep: int = Field(2, ge=1, description="How many of the newest to keep.")
+
+
+class Config(Section):
+    """One run, whole."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    verify: VerifyConfig = VerifyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

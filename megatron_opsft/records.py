@@ -1,0 +1,113 @@
+"""The typed records that cross module boundaries; nothing else does.
+
+Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
+decoded and tokenised again between sampling and training.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from torch import Tensor
+
+
+class FinishReason(str, Enum):
+    """Why a response ended: its own end token, or the length limit L."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Outcome(str, Enum):
+    """What the verifier says of one response."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    UNFINISHED = "unfinished"  # hit L without an end token: rejected without being verified
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One problem: `text` as the user wrote it (no template), `answer` as the gold string."""
+
+    id: str
+    text: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sampled response; `response_ids` includes the end token when there is one."""
+
+    problem_id: str
+    sample_index: int
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The outcome of one response and the answer that was read from it ("" if none was)."""
+
+    outcome: Outcome
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One accepted response: what the update trains on."""
+
+    problem_id: str
+    sample_index: int
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Packed sequences (THD): T tokens of S sequences one behind the other.
+
+    tokens_T, labels_T, positions_T: int64 [T]; the label of a token is the one that follows it.
+    weights_T: float32 [T], the weight of each token's loss; 0 on prompts and on filler.
+    cu_seqlens: int32 [S + 1], the borders of the sequences; max_seqlen: the longest of them.
+    num_loss_tokens: how many tokens have a non-zero weight.
+    """
+
+    tokens_T: Tensor
+    labels_T: Tensor
+    positions_T: Tensor
+    weights_T: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    num_loss_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One optimizer step; `applied` is False when nothing was accepted anywhere.
+
+    loss: the normalised loss of the global batch; grad_norm: before clipping; both equal on every rank.
+    """
+
+    applied: bool
+    loss: float
+    grad_norm: float
+    lr: float
+    trained_tokens: int
+    num_microbatches: int
+    packing_efficiency: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncResult:
+    """One push or pull of all weights between trainer and engine."""
+
+    version: int
+    num_tensors: int
+    num_bytes: int
+    seconds: float
