@@ -1,0 +1,83 @@
+"""Lets Megatron-Core run on a CPU: it names CUDA in places where any device would do.
+
+Installed for device=cpu only, never imported on CUDA, and only where torch has no GPU of its own in use.
+Every model, gradient buffer, schedule, optimizer and checkpoint it then runs is Megatron's own. What changes:
+
+- `device="cuda"` in a torch call means the CPU, `Tensor.cuda()` returns the tensor itself, and
+  `Tensor.type()` says `torch.cuda.FloatTensor` (the distributed optimizer compares that string);
+- `torch.cuda.current_device()` is the CPU, `synchronize` and streams do nothing;
+- the random-state functions use the CPU generator.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_CPU = torch.device("cpu")
+_installed: list[TorchFunctionMode] = []
+
+
+def _names_cuda(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == "cuda" or value.startswith("cuda:")
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+class _CudaMeansCpu(TorchFunctionMode):
+    """Maps every mention of a CUDA device in a torch function call to the CPU."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if kwargs:
+            if _names_cuda(kwargs.get("device")):
+                kwargs["device"] = _CPU
+            return func(*args, **kwargs)
+        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
+            args = (args[0], _CPU, *args[2:])
+        return func(*args)
+
+
+class _NoStream:
+    """Stands for a CUDA stream: a CPU has one queue, and it is always done."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+def _get_cpu_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_cpu_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    torch.set_rng_state(new_state)
+
+
+def install() -> None:
+    """Make this process's torch answer for the CPU where Megatron asks for CUDA. Idempotent."""
+    if _installed:
+        return
+    import megatron.core.tensor_parallel.random as megatron_random
+
+    cuda: Any = torch.cuda
+    cuda.current_device = lambda: _CPU
+    cuda.synchronize = lambda *args: None
+    cuda.empty_cache = lambda: None
+    cuda.current_stream = cuda.default_stream = lambda *args: _NoStream()
+    cuda.get_rng_state, cuda.set_rng_state = _get_cpu_rng_state, _set_cpu_rng_state
+    cuda.manual_seed = torch.manual_seed
+    random: Any = megatron_random
+    random._get_cuda_rng_state = _get_cpu_rng_state
+    random._set_cuda_rng_state = _set_cpu_rng_state
+    mode = _CudaMeansCpu()
+    mode.__enter__()
+    _installed.append(mode)

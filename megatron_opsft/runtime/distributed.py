@@ -1,0 +1,117 @@
+"""Process groups of a run: started once, read through one frozen record."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.device import Device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """This rank's place in TP x PP x DP."""
+
+    rank: int
+    world_size: int
+    tp_rank: int
+    tp_size: int
+    pp_rank: int
+    pp_size: int
+    dp_rank: int
+    dp_size: int
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's token losses are the ones to add up: one rank per data-parallel replica."""
+        return self.pp_rank == self.pp_size - 1 and self.tp_rank == 0
+
+
+def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
+    """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
+
+    Called once by every rank. Errors: `UserError` when the world size is not a multiple of tp x pp.
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if parallel.cp != 1:
+        raise UserError(f"parallel.cp={parallel.cp}: context parallelism is not supported; use 1")
+    if world_size % (parallel.tp * parallel.pp):
+        raise UserError(
+            f"world size {world_size} is not a multiple of parallel.tp x parallel.pp = "
+            f"{parallel.tp} x {parallel.pp}; start {parallel.tp * parallel.pp} (or a multiple) "
+            "ranks with torchrun --nproc-per-node"
+        )
+    if not dist.is_initialized():
+        timeout = timedelta(minutes=minutes)
+        if "RANK" in os.environ:
+            dist.init_process_group(device.backend, timeout=timeout)
+        else:
+            store = dist.HashStore()
+            dist.init_process_group(device.backend, store=store, rank=0, world_size=1)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp,
+        create_gloo_process_groups=False,
+    )
+    return current_layout()
+
+
+def current_layout() -> Layout:
+    """This rank's place, read from Megatron's groups."""
+    return Layout(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        tp_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+    )
+
+
+def stop_distributed() -> None:
+    """Leave Megatron's groups and the job's; safe to call when nothing was started."""
+    if dist.is_initialized():
+        parallel_state.destroy_model_parallel()
+        dist.destroy_process_group()
+
+
+def gather_from_all(items: Sequence[T]) -> list[T]:
+    """Every rank's items in rank order, on every rank. Collective over the world."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, list(items))
+    return [item for part in parts for item in part]
+
+
+def sum_over_world(values: Sequence[float]) -> list[float]:
+    """Elementwise float64 sums over all ranks. Collective over the world."""
+    total = torch.tensor(list(values), dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def any_over_world(flag: bool) -> bool:
+    """Whether any rank says yes. Collective over the world."""
+    return sum_over_world([float(flag)])[0] > 0
+
+
+def broadcast_object(value: T) -> T:
+    """Rank 0's value on every rank. Collective over the world."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
