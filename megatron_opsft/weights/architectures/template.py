@@ -1,0 +1,63 @@
+"""What an architecture table is written in: rows that tie a Megatron parameter to HF tensors."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fusion(Enum):
+    """How the HF tensors of a row make up the Megatron parameter, and how TP cuts it.
+
+    COPY        the same tensor on every TP rank
+    VOCABULARY  axis 0 cut; rows beyond the HF vocabulary are zero padding
+    COLUMN      axis 0 cut
+    ROW         axis 1 cut
+    QKV         axis 0; query groups one behind the other, each its q heads, its k head, its v head;
+                TP cuts between groups
+    GATE_UP     axis 0; each TP rank holds its part of gate, then its part of up
+    """
+
+    COPY = "copy"
+    VOCABULARY = "vocabulary"
+    COLUMN = "column"
+    ROW = "row"
+    QKV = "qkv"
+    GATE_UP = "gate_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One row. `{layer}` in a name stands for the layer's global index.
+
+    mcore_name: as the local layer spec (plain norm modules) calls it; te_name: as the Transformer
+    Engine spec does, where that differs (norms fused into the linear that follows).
+    hf_tensors: (name, axes) in the order in which they are fused; an axis is a key of
+    `rules.axis_sizes`.
+    """
+
+    mcore_name: str
+    fusion: Fusion
+    hf_tensors: tuple[tuple[str, tuple[str, ...]], ...]
+    te_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """One Hugging Face causal language model class: its rows and the switches its config leaves
+    implicit.
+
+    layer_rows: repeated for each layer. The embedding, the final norm and the head are the same for
+    all dense decoders and live in `rules`.
+    default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
+    default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
+    fixed_fields: config fields that may be absent, but must have this value if present and not
+    null.
+    """
+
+    hf_name: str
+    model_type: str
+    layer_rows: tuple[Template, ...]
+    qkv_bias: bool
+    qk_norm: bool
+    default_head_dim: int | None = None
+    default_kv_heads_to_heads: bool = False
+    fixed_fields: tuple[tuple[str, object], ...] = ()

@@ -1,0 +1,219 @@
+"""The weight table of one model: which Hugging Face tensors make up which Megatron parameter.
+
+Pure names and shapes; how the bytes are cut is in `slicing`. The start-up load, the export, the
+push to the engine and the converter all read this one table, in both directions, and it is strict
+both ways.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+from typing import Literal
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.architectures import ARCHITECTURES
+from megatron_opsft.weights.architectures.template import Fusion, Template
+from megatron_opsft.weights.shape import ModelShape
+
+EMBEDDING = Template(
+    "embedding.word_embeddings.weight",
+    Fusion.VOCABULARY,
+    (("model.embed_tokens.weight", ("vocab", "hidden")),),
+)
+FINAL_NORM = Template(
+    "decoder.final_layernorm.weight", Fusion.COPY, (("model.norm.weight", ("hidden",)),)
+)
+HEAD = Template(
+    "output_layer.weight", Fusion.VOCABULARY, (("lm_head.weight", ("vocab", "hidden")),)
+)
+
+TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
+BUFFER_SUFFIX = ".rotary_emb.inv_freq"  # old checkpoints save this constant of the config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One Megatron parameter (global layer index) and the HF tensors it is made of.
+
+    mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
+    num_groups: query groups (k/v heads); 1 unless the fusion is QKV.
+    replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
+    """
+
+    mcore_name: str
+    fusion: Fusion
+    hf_names: tuple[str, ...]
+    hf_shapes: tuple[tuple[int, ...], ...]
+    mcore_shape: tuple[int, ...]
+    num_groups: int = 1
+    replica: bool = False
+
+
+def axis_sizes(shape: ModelShape) -> dict[str, int]:
+    """The sizes behind the axis names of the templates."""
+    return {
+        "vocab": shape.vocab_size,
+        "hidden": shape.hidden_size,
+        "ffn": shape.ffn_size,
+        "q": shape.num_heads * shape.head_dim,
+        "kv": shape.num_kv_heads * shape.head_dim,
+        "head": shape.head_dim,
+    }
+
+
+def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128) -> int:
+    """Rows of the Megatron embedding: `vocab_size` rounded up to a multiple that TP divides.
+
+    The multiple is lcm(divisible_by, tp_size), not Megatron's product: so the size is the same for
+    every power of two up to 128, and a distributed checkpoint loads at another TP without resizing.
+    """
+    multiple = lcm(divisible_by, tp_size)
+    return -(-vocab_size // multiple) * multiple
+
+
+def local_to_global(mcore_name: str, layer_offset: int) -> str:
+    """The name with its layer index moved from the pipeline stage's count to the whole model's."""
+    return re.sub(
+        r"^decoder\.layers\.(\d+)\.",
+        lambda match: f"decoder.layers.{int(match[1]) + layer_offset}.",
+        mcore_name,
+    )
+
+
+class WeightTable:
+    """All rules of one model, in the order of the model, with lookups by either name."""
+
+    def __init__(
+        self, shape: ModelShape, norm_names: Literal["local", "te"] = "local", tp_size: int = 1
+    ) -> None:
+        """norm_names: which layer spec names the norms; tp_size: matters for the padded vocabulary
+        alone.
+        """
+        self.shape = shape
+        self.padded_vocab = padded_vocab_size(shape.vocab_size, tp_size)
+        self._te = norm_names == "te"
+        self._sizes = axis_sizes(shape)
+        self._layer_rows = ARCHITECTURES[shape.architecture].layer_rows
+        last = [self._rule(FINAL_NORM)]
+        if shape.tied_embeddings:
+            tied = Template(HEAD.mcore_name, HEAD.fusion, EMBEDDING.hf_tensors)
+            last.append(self._rule(tied, replica=True))
+        else:
+            last.append(self._rule(HEAD))
+        layers = [self._rule(row, i) for i in range(shape.num_layers) for row in self._layer_rows]
+        self.rules: tuple[Rule, ...] = (self._rule(EMBEDDING), *layers, *last)
+
+    def _mcore_name(self, template: Template, layer: int = 0) -> str:
+        name = template.te_name if self._te and template.te_name else template.mcore_name
+        return name.format(layer=layer)
+
+    def _rule(self, template: Template, layer: int = 0, replica: bool = False) -> Rule:
+        shapes = tuple(tuple(self._sizes[a] for a in axes) for _, axes in template.hf_tensors)
+        rows = sum(s[0] for s in shapes)
+        if template.fusion is Fusion.VOCABULARY:
+            rows = self.padded_vocab
+        return Rule(
+            mcore_name=self._mcore_name(template, layer),
+            fusion=template.fusion,
+            hf_names=tuple(name.format(layer=layer) for name, _ in template.hf_tensors),
+            hf_shapes=shapes,
+            mcore_shape=(rows, *shapes[0][1:]),
+            num_groups=self.shape.num_kv_heads if template.fusion is Fusion.QKV else 1,
+            replica=replica,
+        )
+
+    @cached_property
+    def _by_mcore_name(self) -> dict[str, Rule]:
+        return {rule.mcore_name: rule for rule in self.rules}
+
+    @cached_property
+    def _by_hf_name(self) -> dict[str, Rule]:
+        return {name: rule for rule in self.rules if not rule.replica for name in rule.hf_names}
+
+    def by_mcore_name(self, mcore_name: str) -> Rule:
+        """The rule of a Megatron parameter (global name); UserError for a name the table does not
+        know.
+        """
+        if mcore_name not in self._by_mcore_name:
+            raise UserError(
+                f"Megatron parameter {mcore_name} has no counterpart in the weight table of "
+                f"{self.shape.architecture}: the model was built with a part the table does not "
+                "know"
+            )
+        return self._by_mcore_name[mcore_name]
+
+    def by_hf_name(self, hf_name: str) -> Rule:
+        """The rule that exports an HF tensor; UserError for a name the table does not know."""
+        if hf_name not in self._by_hf_name:
+            raise UserError(f"tensor {hf_name} is not part of a {self.shape.architecture}")
+        return self._by_hf_name[hf_name]
+
+    def hf_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor of the HF model, in its order (a tied head is not one)."""
+        return {
+            name: shape
+            for rule in self.rules
+            if not rule.replica
+            for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
+        }
+
+    def stage_rules(
+        self, layers: Iterable[int], *, has_embedding: bool, has_output: bool
+    ) -> tuple[Rule, ...]:
+        """The rules of one pipeline stage (or virtual stage) that holds these global layers.
+
+        A tied head is a parameter of its own only on a stage that has the output but not the
+        embedding.
+        """
+        wanted = {self._mcore_name(row, layer) for layer in layers for row in self._layer_rows}
+        if has_embedding:
+            wanted.add(EMBEDDING.mcore_name)
+        if has_output:
+            wanted.add(FINAL_NORM.mcore_name)
+            if not (self.shape.tied_embeddings and has_embedding):
+                wanted.add(HEAD.mcore_name)
+        return tuple(rule for rule in self.rules if rule.mcore_name in wanted)
+
+    def check_mcore_names(self, names: Iterable[str], expected: Iterable[Rule]) -> None:
+        """UserError unless a stage's parameters (global names) are exactly those of `expected`."""
+        have, want = set(names), {rule.mcore_name for rule in expected}
+        if have != want:
+            raise UserError(
+                f"the Megatron model does not fit the weight table of {self.shape.architecture}: "
+                + _difference(have, want)
+            )
+
+    def check_hf(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+        """UserError unless these tensors (name -> shape) are exactly the HF model's; `where`: for
+        the message.
+
+        Tolerated: a tied head repeated under its own name, and saved rotary constants.
+        """
+        want = self.hf_shapes()
+        if self.shape.tied_embeddings:
+            want_head = {TIED_HEAD: want[EMBEDDING.hf_tensors[0][0]]} if TIED_HEAD in shapes else {}
+            want = want | want_head
+        have = {n: tuple(s) for n, s in shapes.items() if not n.endswith(BUFFER_SUFFIX)}
+        if have.keys() != want.keys():
+            raise UserError(
+                f"{where} does not hold a {self.shape.architecture} as its config.json describes "
+                "it: " + _difference(set(have), set(want))
+            )
+        for name, shape in want.items():
+            if have[name] != shape:
+                raise UserError(
+                    f"{where}: tensor {name} has shape {list(have[name])}, but config.json means "
+                    f"{list(shape)}"
+                )
+
+
+def _difference(have: set[str], want: set[str]) -> str:
+    parts = []
+    for label, names in (("missing", want - have), ("unexpected", have - want)):
+        if names:
+            shown = ", ".join(sorted(names)[:8])
+            more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+            parts.append(f"{label} {shown}{more}")
+    return "; ".join(parts)
