@@ -11,8 +11,8 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.architectures import ARCHITECTURES
+from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
 from megatron_opsft.weights.architectures.template import Architecture
-from megatron_opsft.weights.shape import ModelShape, RopeScaling
 
 # Fields whose other values mean a model that is computed differently; absent or null is fine.
 FIXED_FIELDS: tuple[tuple[str, object], ...] = (

@@ -19,8 +19,7 @@ COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memo
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of a model given as a directory, as `tiny_reasoner` (shipped), or as a hub
-    name.
+    """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
 
     A hub name is downloaded once to the Hugging Face cache; UserError where it cannot be.
     """
@@ -52,8 +51,7 @@ def resolve_model(name: str) -> Path:
 
 
 class HfTensors:
-    """The tensors of a Hugging Face directory, lazily: only headers are read until a slice is asked
-    for.
+    """The tensors of a Hugging Face directory; only headers are read until a slice is wanted.
 
     Either `model.safetensors.index.json` with its shards or a single `model.safetensors`. A file is
     mapped only while a tensor read from it lives, so resident memory stays at what the caller
@@ -61,9 +59,7 @@ class HfTensors:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """UserError, naming file and tensor, unless every shard is whole and fits the index
-        exactly.
-        """
+        """UserError, naming file and tensor, unless every shard is whole and fits the index."""
         self.model_dir = Path(model_dir)
         self._files = self._read_index()
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -90,8 +86,7 @@ class HfTensors:
         return dict(self._shapes)
 
     def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
-        """`tensor[start:stop]` along axis 0 or 1, whole along the other, in the file's dtype, on
-        the CPU.
+        """`tensor[start:stop]` along axis 0 or 1, whole along the other; file's dtype, CPU.
 
         The result is a view of the mapped file (not contiguous for axis 1): copy it, do not write
         to it.
@@ -145,8 +140,7 @@ class HfTensors:
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
-    """UserError unless the directory holds exactly the tensors of the table, in shape and in
-    meaning.
+    """UserError unless the directory holds exactly the tensors of the table.
 
     A tied checkpoint that repeats the embedding as `lm_head.weight` must repeat it bit for bit:
     otherwise transformers does not tie it, and training it as tied would silently be another model.

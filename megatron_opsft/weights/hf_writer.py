@@ -1,5 +1,4 @@
-"""Writing a Hugging Face model directory: tensor by tensor in any order, visible only when
-complete.
+"""Writing a Hugging Face model directory: in any order, and visible only when complete.
 
 The shards are laid out from names, shapes and dtype before the first byte, so each tensor has its
 place in its file and nothing is held back in memory (safetensors' own writer needs a whole shard at
@@ -38,9 +37,7 @@ COPIED_PATTERNS = (
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One planned safetensors file: its header (length prefix included) and each tensor's byte
-    offset.
-    """
+    """One planned safetensors file: header (with its length prefix) and byte offset per tensor."""
 
     file_name: str
     header: bytes
@@ -76,9 +73,7 @@ def plan_shards(
 def _plan_file(
     file_name: str, names: list[str], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> ShardFile:
-    """The safetensors layout: u64 header length, JSON header padded to 8 bytes, then the data
-    without gaps.
-    """
+    """The safetensors layout: u64 header length, JSON padded to 8 bytes, data without gaps."""
     dtype_name = {value: key for key, value in SAFETENSORS_DTYPES.items()}[dtype]
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     starts: dict[str, int] = {}
@@ -117,9 +112,7 @@ class HfWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
-        """source_dir: gives config.json, tokenizer and templates. UserError if `out_dir` is in the
-        way.
-        """
+        """source_dir: gives config.json, tokenizer, templates. UserError if `out_dir` exists."""
         self.out_dir = Path(out_dir)
         if self.out_dir.exists() and not overwrite:
             raise UserError(
@@ -157,9 +150,7 @@ class HfWriter:
         return self
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Puts one tensor in its place; ValueError for an unknown or repeated name or a wrong
-        shape.
-        """
+        """Puts one tensor in its place; ValueError for a wrong or repeated name or shape."""
         if name not in self._remaining:
             raise ValueError(f"tensor {name} is not expected, or was already written")
         if tuple(tensor.shape) != tuple(self._shapes[name]):
@@ -216,9 +207,7 @@ class HfWriter:
         shutil.rmtree(old_dir, ignore_errors=True)
 
     def _copy_side_files(self) -> None:
-        """Tokenizer, templates and generation config as they are; config.json with the dtype
-        written here.
-        """
+        """Tokenizer, templates, generation config as they are; config.json with our dtype."""
         config_path = self._source_dir / "config.json"
         config = json.loads(config_path.read_text(encoding="utf-8"))
         key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"

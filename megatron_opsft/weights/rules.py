@@ -7,15 +7,14 @@ both ways.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from math import lcm
 from typing import Literal
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.template import Fusion, Template
-from megatron_opsft.weights.shape import ModelShape
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.architectures.template import Fusion, Rule, Template
+from megatron_opsft.weights.slicing import padded_vocab_size
 
 EMBEDDING = Template(
     "embedding.word_embeddings.weight",
@@ -33,24 +32,6 @@ TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under
 BUFFER_SUFFIX = ".rotary_emb.inv_freq"  # old checkpoints save this constant of the config
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """One Megatron parameter (global layer index) and the HF tensors it is made of.
-
-    mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
-    num_groups: query groups (k/v heads); 1 unless the fusion is QKV.
-    replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
-    """
-
-    mcore_name: str
-    fusion: Fusion
-    hf_names: tuple[str, ...]
-    hf_shapes: tuple[tuple[int, ...], ...]
-    mcore_shape: tuple[int, ...]
-    num_groups: int = 1
-    replica: bool = False
-
-
 def axis_sizes(shape: ModelShape) -> dict[str, int]:
     """The sizes behind the axis names of the templates."""
     return {
@@ -61,16 +42,6 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
         "kv": shape.num_kv_heads * shape.head_dim,
         "head": shape.head_dim,
     }
-
-
-def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128) -> int:
-    """Rows of the Megatron embedding: `vocab_size` rounded up to a multiple that TP divides.
-
-    The multiple is lcm(divisible_by, tp_size), not Megatron's product: so the size is the same for
-    every power of two up to 128, and a distributed checkpoint loads at another TP without resizing.
-    """
-    multiple = lcm(divisible_by, tp_size)
-    return -(-vocab_size // multiple) * multiple
 
 
 def local_to_global(mcore_name: str, layer_offset: int) -> str:
@@ -133,9 +104,7 @@ class WeightTable:
         return {name: rule for rule in self.rules if not rule.replica for name in rule.hf_names}
 
     def by_mcore_name(self, mcore_name: str) -> Rule:
-        """The rule of a Megatron parameter (global name); UserError for a name the table does not
-        know.
-        """
+        """The rule of a Megatron parameter (global name); UserError for an unknown name."""
         if mcore_name not in self._by_mcore_name:
             raise UserError(
                 f"Megatron parameter {mcore_name} has no counterpart in the weight table of "
@@ -186,9 +155,9 @@ class WeightTable:
             )
 
     def check_hf(self, shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
-        """UserError unless these tensors (name -> shape) are exactly the HF model's; `where`: for
-        the message.
+        """UserError unless these tensors (name -> shape) are exactly the HF model's.
 
+        where: the directory, for the message.
         Tolerated: a tied head repeated under its own name, and saved rotary constants.
         """
         want = self.hf_shapes()

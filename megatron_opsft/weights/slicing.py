@@ -1,5 +1,4 @@
-"""Which slice of which HF tensor sits where in which tensor-parallel shard; pure torch, no process
-group.
+"""Which slice of which HF tensor sits where in which tensor-parallel shard; no process group.
 
 `shard_blocks` is the one definition of Megatron's layout. Filling a shard from HF tensors,
 scattering it back, and the transfer plans all follow from it, so the two directions cannot
@@ -9,14 +8,14 @@ on.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures.template import Fusion
-from megatron_opsft.weights.rules import Rule
-from megatron_opsft.weights.shape import ModelShape
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.architectures.template import Fusion, Rule
 
 ReadHfSlice = Callable[[str, int, int, int], Tensor]
 """(hf_name, axis, start, stop) -> that slice, whole along the other axis, like `HfTensors.read`."""
@@ -37,6 +36,16 @@ class Block:
     @property
     def shard_stop(self) -> int:
         return self.shard_start + self.hf_stop - self.hf_start
+
+
+def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128) -> int:
+    """Rows of the Megatron embedding: `vocab_size` rounded up to a multiple that TP divides.
+
+    The multiple is lcm(divisible_by, tp_size), not Megatron's product: so the size is the same for
+    every power of two up to 128, and a distributed checkpoint loads at another TP without resizing.
+    """
+    multiple = lcm(divisible_by, tp_size)
+    return -(-vocab_size // multiple) * multiple
 
 
 def check_tp_size(shape: ModelShape, tp_size: int) -> None:
@@ -79,9 +88,7 @@ def shard_blocks(rule: Rule, tp_rank: int, tp_size: int) -> tuple[Block, ...]:
 
 
 def _interleaved(rule: Rule, *, axis: int, units: range, num_units: int) -> tuple[Block, ...]:
-    """Units one behind the other; unit u is the u-th of `num_units` equal parts of each HF tensor
-    in turn.
-    """
+    """Units in a row; unit u is the u-th of `num_units` equal parts of each HF tensor in turn."""
     blocks = []
     position = 0
     for unit in units:
@@ -102,8 +109,7 @@ def padding_start(rule: Rule, tp_rank: int, tp_size: int) -> int:
 
 @torch.no_grad()
 def fill_shard(rule: Rule, read: ReadHfSlice, shard: Tensor, *, tp_rank: int, tp_size: int) -> None:
-    """HF -> Megatron, in place: writes all of `shard` (any dtype or device), padding rows with
-    zeros.
+    """HF -> Megatron, in place: fills `shard` (any dtype or device), padding rows with zeros.
 
     From each HF tensor one contiguous slice is read, the part this rank needs, one tensor at a
     time.
@@ -133,19 +139,16 @@ def shard_slices(
 def scatter_shard(
     rule: Rule, shard: Tensor, targets: Mapping[str, Tensor], *, tp_rank: int, tp_size: int
 ) -> None:
-    """Megatron -> HF, in place: writes this rank's part into the whole HF tensors `targets` (by
-    name).
-    """
+    """Megatron -> HF, in place: writes this rank's part of the whole HF tensors, given by name."""
     for block, part in shard_slices(rule, shard, tp_rank=tp_rank, tp_size=tp_size):
         target = targets[block.hf_name]
         target.narrow(block.axis, block.hf_start, block.hf_stop - block.hf_start).copy_(part)
 
 
 def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
-    """The HF tensors of a rule from the shards of all TP ranks in order; new tensors, the shards'
-    dtype.
+    """The HF tensors of a rule from the shards of all TP ranks in order.
 
-    Of a parameter that is not cut, rank 0's is taken.
+    New tensors with the dtype and device of the first shard. Of a parameter that is not cut, rank 0's is taken.
     """
     targets = {
         name: torch.empty(shape, dtype=shards[0].dtype, device=shards[0].device)

@@ -1,4 +1,4 @@
-"""What an architecture table is written in: rows that tie a Megatron parameter to HF tensors."""
+"""What the weight tables are made of: an architecture's rows, and the rules of one model."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -41,9 +41,27 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A row for one layer of one model: a Megatron parameter and the HF tensors it is made of.
+
+    mcore_name: with the layer's global index.
+    mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
+    num_groups: query groups (k/v heads); 1 unless the fusion is QKV.
+    replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
+    """
+
+    mcore_name: str
+    fusion: Fusion
+    hf_names: tuple[str, ...]
+    hf_shapes: tuple[tuple[int, ...], ...]
+    mcore_shape: tuple[int, ...]
+    num_groups: int = 1
+    replica: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One Hugging Face causal language model class: its rows and the switches its config leaves
-    implicit.
+    """One Hugging Face model class: its rows, and the switches its config leaves implicit.
 
     layer_rows: repeated for each layer. The embedding, the final norm and the head are the same for
     all dense decoders and live in `rules`.
