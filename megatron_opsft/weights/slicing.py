@@ -23,9 +23,7 @@ ReadHfSlice = Callable[[str, int, int, int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`hf_tensor[hf_start:hf_stop]` along `axis` is `shard[shard_start:shard_stop]` along the same
-    axis.
-    """
+    """Along `axis`, `hf_tensor[hf_start:hf_stop]` is `shard[shard_start:shard_stop]`."""
 
     hf_name: str
     axis: int
@@ -148,7 +146,8 @@ def scatter_shard(
 def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     """The HF tensors of a rule from the shards of all TP ranks in order.
 
-    New tensors with the dtype and device of the first shard. Of a parameter that is not cut, rank 0's is taken.
+    New tensors with the dtype and device of the first shard. Of a parameter that is not cut, rank
+    0's is taken.
     """
     targets = {
         name: torch.empty(shape, dtype=shards[0].dtype, device=shards[0].device)

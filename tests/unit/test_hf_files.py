@@ -1,0 +1,256 @@
+"""Hugging Face directories: lazy exact reads, damage that is named, atomic and streaming writes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.config_from_hf import read_model_shape
+from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint, resolve_model
+from megatron_opsft.weights.hf_writer import HfWriter, plan_shards, write_hf_model
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.slicing import fill_shard, merge_shards, shard_shape
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A tiny tied Qwen2 in several shards, as transformers writes it."""
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=100,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    path = tmp_path / "source"
+    Qwen2ForCausalLM(config).save_pretrained(path, max_shard_size="20KB")
+    (path / "tokenizer.json").write_text("{}")
+    (path / "chat_template.jinja").write_text("x")
+    (path / "optimizer.pt").write_text("not to be copied")
+    return path
+
+
+def random_tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"a": (10, 4), "b": (3,), "c": (6, 6), "d": (2, 2)}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def stream(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
+    """HF -> two TP shards -> HF, parameter by parameter."""
+    tensors, table = HfTensors(model_dir), WeightTable(read_model_shape(model_dir))
+    for rule in table.rules:
+        if rule.replica:
+            continue
+        shards = [torch.empty(shard_shape(rule, 2)) for _ in range(2)]
+        for tp_rank, shard in enumerate(shards):
+            fill_shard(rule, tensors.read, shard, tp_rank=tp_rank, tp_size=2)
+        yield from merge_shards(rule, shards).items()
+
+
+def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
+    tensors = HfTensors(model_dir)
+    expected = Qwen2ForCausalLM.from_pretrained(model_dir).state_dict()
+    expected.pop("lm_head.weight")
+    assert set(tensors.names()) == set(expected)
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert tensors.shape(name) == (32, 48) and tensors.dtype(name) is torch.float32
+    assert torch.equal(tensors.read(name, 0, 3, 9), expected[name][3:9])
+    assert torch.equal(tensors.read(name, 1, 3, 9), expected[name][:, 3:9])
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    assert torch.equal(tensors.read(bias, 0, 8, 16), expected[bias][8:16])
+    with pytest.raises(UserError, match="holds no tensor nothing"):
+        tensors.shape("nothing")
+    check_checkpoint(tensors, WeightTable(read_model_shape(model_dir)))
+
+
+def test_a_repeated_tied_head_must_equal_the_embedding(tmp_path: Path, model_dir: Path) -> None:
+    state = {
+        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+    }
+    table = WeightTable(read_model_shape(model_dir))
+    state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
+    save_file(state, tmp_path / "model.safetensors")
+    check_checkpoint(HfTensors(tmp_path), table)
+    state["lm_head.weight"][99, 0] += 1
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"tie_word_embeddings=true, but lm_head\.weight differs"):
+        check_checkpoint(HfTensors(tmp_path), table)
+
+
+def test_missing_shard_cut_shard_and_wrong_index_are_named(model_dir: Path) -> None:
+    index = json.loads((model_dir / INDEX).read_text())
+    name, file = next(iter(index["weight_map"].items()))
+    other = next(f for f in index["weight_map"].values() if f != file)
+
+    def damaged(weight_map: dict[str, object], message: str) -> None:
+        (model_dir / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(UserError, match=message) as error:
+            HfTensors(model_dir)
+        assert "\n" not in str(error.value)
+
+    whole = index["weight_map"]
+    damaged(whole | {"extra": file}, f"tensor extra is in {file}, but it is not")
+    damaged({k: v for k, v in whole.items() if k != name}, f"{file} holds tensor {name}, which")
+    damaged(whole | {name: other}, f"{name}")
+    damaged(whole | {name: "gone.safetensors"}, "gone.safetensors|holds tensor")
+    damaged(whole | {"x": "gone.safetensors"}, "shard .*gone.safetensors is missing")
+    damaged(whole | {name: "../up.safetensors"}, "not to a file name")
+    damaged({}, "non-empty")
+    (model_dir / INDEX).write_text("{")
+    with pytest.raises(UserError, match=INDEX):
+        HfTensors(model_dir)
+    (model_dir / INDEX).write_text(json.dumps(index))
+    content = (model_dir / file).read_bytes()
+    for keep in (0, 4, 50, len(content) - 1):
+        (model_dir / file).write_bytes(content[:keep])
+        with pytest.raises(UserError, match=f"{file} is damaged or cut short"):
+            HfTensors(model_dir)
+
+
+def test_directory_without_weights_and_quantised_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
+        HfTensors(tmp_path)
+    save_file({"w": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="tensor w has dtype I8"):
+        HfTensors(tmp_path)
+
+
+@pytest.mark.parametrize("max_shard_bytes", [20_000, 5_000_000_000])
+def test_written_model_is_bit_identical_and_loads_in_transformers(
+    tmp_path: Path, model_dir: Path, max_shard_bytes: int
+) -> None:
+    out_dir = tmp_path / "new" / "hf"
+    shapes = WeightTable(read_model_shape(model_dir)).hf_shapes()
+    write_hf_model(
+        out_dir,
+        stream(model_dir),
+        shapes=shapes,
+        dtype=torch.float32,
+        source_dir=model_dir,
+        max_shard_bytes=max_shard_bytes,
+    )
+    want = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+    got = AutoModelForCausalLM.from_pretrained(out_dir).state_dict()
+    assert got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want)
+    files = {path.name for path in out_dir.iterdir()}
+    assert {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+    } < files
+    assert "optimizer.pt" not in files
+    assert (INDEX in files) == (max_shard_bytes == 20_000)
+    assert [path.name for path in out_dir.parent.iterdir()] == ["hf"]
+    if INDEX in files:
+        index = json.loads((out_dir / INDEX).read_text())
+        assert index["metadata"]["total_size"] == sum(
+            4 * torch.Size(s).numel() for s in shapes.values()
+        )
+        check_checkpoint(HfTensors(out_dir), WeightTable(read_model_shape(out_dir)))
+
+
+def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    tensors = random_tensors()
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    for out, names in (("one", "abcd"), ("two", "dbca")):
+        with HfWriter(
+            tmp_path / out, shapes=shapes, dtype=torch.bfloat16, source_dir=model_dir
+        ) as writer:
+            for name in names:
+                writer.write(
+                    name, tensors[name].t().contiguous().t() if name == "c" else tensors[name]
+                )
+    one, two = (tmp_path / out / "model.safetensors" for out in ("one", "two"))
+    assert one.read_bytes() == two.read_bytes()
+    loaded = load_file(one)
+    assert all(torch.equal(loaded[name], t.bfloat16()) for name, t in tensors.items())
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_shards_keep_the_limit_and_large_tensors_get_their_own() -> None:
+    shapes = {"a": (100,), "b": (10,), "c": (10,), "d": (30,)}
+    plan = plan_shards(shapes, torch.float32, 160)
+    assert [list(shard.offsets) for shard in plan] == [["a"], ["b", "c"], ["d"]]
+    assert [shard.file_name[:20] for shard in plan][0] == "model-00001-of-00003"
+    assert all(len(shard.header) % 8 == 0 for shard in plan)
+
+
+def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None:
+    tensors = random_tensors()
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+
+    def write(stop_after: int, out: Path, overwrite: bool = False) -> None:
+        write_hf_model(
+            out,
+            list(tensors.items())[:stop_after],
+            shapes=shapes,
+            dtype=torch.float32,
+            source_dir=model_dir,
+            overwrite=overwrite,
+        )
+
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="never written: d"):
+        write(3, out)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    write(4, out)
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="already exists"):
+        write(4, out)
+    with pytest.raises(ValueError, match="never written"):
+        write(2, out, overwrite=True)
+    assert (out / "model.safetensors").read_bytes() == before
+    (out / "stale").write_text("")
+    write(4, out, overwrite=True)
+    assert not (out / "stale").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
+    with pytest.raises(UserError, match="could not be written"):
+        write(4, model_dir / "config.json" / "below")
+
+
+def test_writer_refuses_unknown_repeated_and_misshapen_tensors(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    shapes = {"a": (2, 2), "b": (3,)}
+    with HfWriter(
+        tmp_path / "out", shapes=shapes, dtype=torch.float32, source_dir=model_dir
+    ) as writer:
+        writer.write("a", torch.ones(2, 2))
+        for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
+            with pytest.raises(ValueError, match=f"tensor {name} "):
+                writer.write(name, tensor)
+        writer.write("b", torch.ones(3))
+
+
+def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model("tiny_reasoner").parts[-3:] == (
+        "megatron_opsft",
+        "assets",
+        "tiny_reasoner",
+    )
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        resolve_model(str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"model\.path=\./none is no directory"):
+        resolve_model("./none")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"model\.path=some/model .*could not be fetched") as error:
+        resolve_model("some/model")
+    assert "\n" not in str(error.value)

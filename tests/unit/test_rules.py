@@ -1,0 +1,139 @@
+"""The weight tables: names, shapes, strictness, and agreement with transformers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.architectures import ARCHITECTURES
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.rules import WeightTable, local_to_global
+
+
+def make_shape(architecture: str, *, tied: bool = False, num_kv_heads: int = 2) -> ModelShape:
+    return ModelShape(
+        architecture=architecture,
+        num_layers=3,
+        hidden_size=48,
+        ffn_size=80,
+        num_heads=4,
+        num_kv_heads=num_kv_heads,
+        head_dim=16,
+        vocab_size=300,
+        tied_embeddings=tied,
+        qkv_bias=ARCHITECTURES[architecture].qkv_bias,
+        qk_norm=ARCHITECTURES[architecture].qk_norm,
+        norm_eps=1e-6,
+        max_position_embeddings=128,
+        rope_theta=10000.0,
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hf_shapes_equal_those_of_transformers(architecture: str, tied: bool) -> None:
+    head_dim = 12 if architecture == "Qwen2ForCausalLM" else 16  # Qwen2 has none of its own
+    shape = replace(make_shape(architecture, tied=tied), head_dim=head_dim)
+    config = AutoConfig.for_model(
+        ARCHITECTURES[architecture].model_type,
+        num_hidden_layers=3,
+        hidden_size=48,
+        intermediate_size=80,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        vocab_size=300,
+        tie_word_embeddings=tied,
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert type(model).__name__ == architecture
+    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert WeightTable(shape).hf_shapes() == expected
+
+
+def test_local_and_te_tables_differ_in_the_norms_alone() -> None:
+    shape = make_shape("Qwen3ForCausalLM")
+    local, te = WeightTable(shape, "local"), WeightTable(shape, "te")
+    differing = [
+        (a.mcore_name, b.mcore_name)
+        for a, b in zip(local.rules, te.rules, strict=True)
+        if a.mcore_name != b.mcore_name
+    ]
+    assert differing[:2] == [
+        (
+            "decoder.layers.0.input_layernorm.weight",
+            "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight",
+        ),
+        (
+            "decoder.layers.0.pre_mlp_layernorm.weight",
+            "decoder.layers.0.mlp.linear_fc1.layer_norm_weight",
+        ),
+    ]
+    assert len(differing) == 2 * shape.num_layers
+    assert local.hf_shapes() == te.hf_shapes()
+
+
+def test_lookups_by_either_name_give_the_same_rule() -> None:
+    table = WeightTable(make_shape("Qwen2ForCausalLM"))
+    rule = table.by_hf_name("model.layers.2.self_attn.k_proj.bias")
+    assert rule is table.by_mcore_name("decoder.layers.2.self_attention.linear_qkv.bias")
+    assert rule.hf_shapes == ((64,), (32,), (32,))
+    assert rule.mcore_shape == (128,)
+    assert table.by_mcore_name("embedding.word_embeddings.weight").mcore_shape == (384, 48)
+    with pytest.raises(UserError, match=r"decoder\.layers\.3\.mlp"):
+        table.by_mcore_name("decoder.layers.3.mlp.linear_fc1.weight")
+    with pytest.raises(UserError, match="rotary"):
+        table.by_hf_name("rotary")
+
+
+def test_tied_head_is_a_parameter_of_the_last_stage_but_never_exported() -> None:
+    table = WeightTable(make_shape("Qwen2ForCausalLM", tied=True))
+    head = table.by_mcore_name("output_layer.weight")
+    assert head.replica and head.hf_names == ("model.embed_tokens.weight",)
+    assert table.by_hf_name("model.embed_tokens.weight").mcore_name.startswith("embedding.")
+    assert "lm_head.weight" not in table.hf_shapes()
+    whole = table.stage_rules(range(3), has_embedding=True, has_output=True)
+    last = table.stage_rules(range(2, 3), has_embedding=False, has_output=True)
+    assert head not in whole and head in last
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_together_hold_every_rule_once(tied: bool) -> None:
+    table = WeightTable(make_shape("LlamaForCausalLM", tied=tied), "te")
+    stages = [
+        table.stage_rules(range(0, 1), has_embedding=True, has_output=False),
+        table.stage_rules(range(1, 3), has_embedding=False, has_output=True),
+    ]
+    names = [rule.mcore_name for stage in stages for rule in stage]
+    assert sorted(names) == sorted(rule.mcore_name for rule in table.rules)
+    table.check_mcore_names([rule.mcore_name for rule in stages[0]], stages[0])
+    with pytest.raises(UserError, match=r"missing decoder.layers.0.*; unexpected extra"):
+        table.check_mcore_names(["extra", *(rule.mcore_name for rule in stages[0][:-1])], stages[0])
+
+
+def test_check_hf_names_missing_unexpected_and_misshapen_tensors() -> None:
+    table = WeightTable(make_shape("LlamaForCausalLM"))
+    shapes = table.hf_shapes()
+    table.check_hf(shapes | {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}, "dir")
+    with pytest.raises(UserError, match=r"dir .*missing model\.norm\.weight$"):
+        table.check_hf({n: s for n, s in shapes.items() if n != "model.norm.weight"}, "dir")
+    with pytest.raises(UserError, match="unexpected model.layers.0.self_attn.q_proj.bias"):
+        table.check_hf(shapes | {"model.layers.0.self_attn.q_proj.bias": (64,)}, "dir")
+    with pytest.raises(UserError, match=r"lm_head.weight has shape \[299, 48\].*\[300, 48\]"):
+        table.check_hf(shapes | {"lm_head.weight": (299, 48)}, "dir")
+
+
+def test_check_hf_tolerates_a_repeated_head_only_when_tied_and_of_the_right_shape() -> None:
+    table = WeightTable(make_shape("Qwen3ForCausalLM", tied=True))
+    table.check_hf(table.hf_shapes() | {"lm_head.weight": (300, 48)}, "dir")
+    with pytest.raises(UserError, match="lm_head.weight has shape"):
+        table.check_hf(table.hf_shapes() | {"lm_head.weight": (384, 48)}, "dir")
+
+
+def test_local_to_global_moves_the_layer_index_alone() -> None:
+    name = "decoder.layers.3.mlp.linear_fc1.weight"
+    assert local_to_global(name, 10) == "decoder.layers.13.mlp.linear_fc1.weight"
+    assert local_to_global("decoder.final_layernorm.weight", 10) == "decoder.final_layernorm.weight"
