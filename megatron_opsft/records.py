@@ -1,13 +1,18 @@
 """The typed records that cross module boundaries; nothing else does.
 
 Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
-decoded and tokenised again between sampling and training.
+decoded and tokenised again between sampling and training. torch is not imported here: verifier workers use
+these records and must start quickly.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class FinishReason(str, Enum):

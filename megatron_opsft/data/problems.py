@@ -1,0 +1,210 @@
+"""Reads problems from the embedded task, JSONL, Parquet, a saved data set or a Hugging Face data
+set.
+
+A row that cannot be used is never dropped silently: it becomes a `BadRow` with its place and the
+reason. A source without a single usable row is a `UserError`.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_opsft.data.answers import AnswerError, read_answer
+from megatron_opsft.data.sources import Row, has_split, read_rows
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Problem
+
+PROBLEM_FIELDS = ("problem", "question", "prompt")
+ANSWER_FIELDS = ("answer", "final_answer", "solution")
+ID_FIELDS = ("id", "unique_id")
+ARITHMETIC = "arithmetic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadRow:
+    """A row left out: `row` counts from 1 (of a JSONL file it is the line)."""
+
+    source: str
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSet:
+    """What was read from one source.
+
+    rows: the row number of each problem; sha256: of the ids, texts and answers in order, so that a
+    resumed run can tell whether its data changed.
+    """
+
+    name: str
+    problems: tuple[Problem, ...]
+    rows: tuple[int, ...]
+    bad_rows: tuple[BadRow, ...]
+    sha256: str
+
+
+def load_problems(
+    source: str,
+    *,
+    split: str = "train",
+    subset: str | None = None,
+    problem_field: str | None = None,
+    answer_field: str | None = None,
+) -> ProblemSet:
+    """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
+    name.
+
+    `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
+    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. Raises UserError when
+    the source cannot be read, has no such field, or no usable row.
+    """
+    if source == ARITHMETIC:
+        return _load_arithmetic(split)
+    rows = read_rows(source, split=split, subset=subset)
+    problem_field = _find_field(source, rows, problem_field, PROBLEM_FIELDS, "data.problem_field")
+    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, "data.answer_field")
+    problems: list[Problem] = []
+    numbers: list[int] = []
+    bad_rows: list[BadRow] = []
+    taken_ids: set[str] = set()
+    stem = Path(source).name.split(".")[0]
+    for row in rows:
+        read = _read_problem(row, problem_field, answer_field)
+        if isinstance(read, str):
+            bad_rows.append(BadRow(source=source, row=row.number, reason=read))
+            continue
+        text, answer = read
+        problem_id = _choose_id(row, stem, taken_ids)
+        problems.append(Problem(id=problem_id, text=text, answer=answer))
+        numbers.append(row.number)
+    return _make_set(source, problems, numbers, bad_rows)
+
+
+def load_held_out(
+    train_source: str, eval_source: str | None, *, subset: str | None = None
+) -> ProblemSet | None:
+    """Problems for evaluation: `eval_source` where given, else the test split of the training
+    source.
+
+    None when neither exists. Of a data set given as `eval_source` the test split is read.
+    """
+    if eval_source is not None:
+        return load_problems(eval_source, split="test")
+    if train_source == ARITHMETIC or has_split(train_source, "test", subset):
+        return load_problems(train_source, split="test", subset=subset)
+    return None
+
+
+def drop_long_prompts(
+    problem_set: ProblemSet, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
+) -> ProblemSet:
+    """Move the problems whose encoded prompt is longer than the limit to the bad rows."""
+    problems: list[Problem] = []
+    numbers: list[int] = []
+    bad_rows = list(problem_set.bad_rows)
+    for problem, number in zip(problem_set.problems, problem_set.rows, strict=True):
+        num_tokens = len(encode(problem.text))
+        if num_tokens <= max_prompt_tokens:
+            problems.append(problem)
+            numbers.append(number)
+        else:
+            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
+            bad_rows.append(BadRow(source=problem_set.name, row=number, reason=reason))
+    return _make_set(problem_set.name, problems, numbers, bad_rows)
+
+
+def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
+    """For the user: how many rows were left out, the first of them, how many more; "" if none."""
+    bad_rows = sorted(problem_set.bad_rows, key=lambda bad: bad.row)
+    if not bad_rows:
+        return ""
+    num_rows = len(problem_set.problems) + len(bad_rows)
+    lines = [f"{problem_set.name}: {len(bad_rows)} of {num_rows} rows left out"]
+    lines += [f"  {bad.source}:{bad.row}: {bad.reason}" for bad in bad_rows[:limit]]
+    if len(bad_rows) > limit:
+        lines.append(f"  ... and {len(bad_rows) - limit} more")
+    return "\n".join(lines)
+
+
+def shuffled_subset(problems: Sequence[Problem], num: int, seed: int) -> tuple[Problem, ...]:
+    """The first `num` problems (or all) of a shuffle that depends on the seed alone."""
+    order = list(range(len(problems)))
+    random.Random(f"subset:{seed}").shuffle(order)
+    return tuple(problems[index] for index in order[:num])
+
+
+def _load_arithmetic(split: str) -> ProblemSet:
+    # Here, not at the top: only runs on the embedded task need it.
+    from megatron_opsft.data.arithmetic import load_arithmetic
+
+    if split not in ("train", "test"):
+        raise UserError(f"data.split: `arithmetic` has no split {split!r}; use train or test")
+    problems = load_arithmetic(split)
+    return _make_set(ARITHMETIC, problems, range(1, len(problems) + 1), [])
+
+
+def _make_set(
+    name: str, problems: Iterable[Problem], numbers: Iterable[int], bad_rows: list[BadRow]
+) -> ProblemSet:
+    result = tuple(problems)
+    if not result:
+        first = f"; first: row {bad_rows[0].row}: {bad_rows[0].reason}" if bad_rows else ""
+        raise UserError(f"data: no usable row in {name} ({len(bad_rows)} bad rows{first})")
+    digest = hashlib.sha256()
+    for problem in result:
+        digest.update(json.dumps([problem.id, problem.text, problem.answer]).encode() + b"\n")
+    return ProblemSet(
+        name=name,
+        problems=result,
+        rows=tuple(numbers),
+        bad_rows=tuple(bad_rows),
+        sha256=digest.hexdigest(),
+    )
+
+
+def _find_field(
+    source: str, rows: list[Row], wanted: str | None, candidates: tuple[str, ...], key: str
+) -> str:
+    """The user's field, else the candidate that most rows have; UserError if no row has it."""
+    names = (wanted,) if wanted is not None else candidates
+    counts = {name: sum(name in row.fields for row in rows) for name in names}
+    best = max(names, key=lambda name: counts[name])
+    if any(row.error is None for row in rows) and not counts[best]:
+        present = sorted({name for row in rows for name in row.fields})
+        raise UserError(
+            f"{key}: {source} has no field {' or '.join(names)}; it has {', '.join(present)}: "
+            f"set {key} to one of them"
+        )
+    return best
+
+
+def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str, str] | str:
+    """(text, answer) of a row, or why it cannot be used."""
+    if row.error is not None:
+        return row.error
+    text = row.fields.get(problem_field)
+    if text is None:
+        return f"no {problem_field}"
+    if not isinstance(text, str):
+        return f"{problem_field} is of type {type(text).__name__}, not text"
+    if not text.strip():
+        return f"{problem_field} is empty"
+    try:
+        return text, read_answer(row.fields.get(answer_field), answer_field)
+    except AnswerError as error:
+        return str(error)
+
+
+def _choose_id(row: Row, stem: str, taken_ids: set[str]) -> str:
+    """The row's own id, or stem and row number; the row number is added to one that is taken."""
+    given = next((row.fields[name] for name in ID_FIELDS if name in row.fields), None)
+    usable = isinstance(given, str | int) and not isinstance(given, bool) and str(given).strip()
+    problem_id = str(given) if usable else f"{stem}-{row.number}"
+    while problem_id in taken_ids:
+        problem_id = f"{problem_id}-{row.number}"
+    taken_ids.add(problem_id)
+    return problem_id

@@ -1,0 +1,152 @@
+"""Problem text -> prompt token ids, through the model's own chat template; tokenizers and end
+tokens.
+
+The instructions are the paper's (appendix, prompt templates). Everything around them, special
+tokens and an opening `<think>` included, comes from the tokenizer's chat template.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from megatron_opsft.errors import UserError
+
+TemplateName = Literal["r1", "cod", "chat"]
+
+_FINAL = "put your final answer within \\boxed{}."
+_INSTRUCTIONS: dict[str, str] = {
+    "r1": f"\nPlease reason step by step, and {_FINAL}",
+    "cod": (
+        "\nPlease reason step by step, but only keep a minimum draft for each thinking step, "
+        f"with 5 words at most, and {_FINAL}"
+    ),
+    "chat": "",
+}
+_PROBE = 'Wait, 12 + 345 = 357.  So "x" is \\boxed{\\frac{1}{2}}.\n\n\tGrüße, 你好!'
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEncoder:
+    """Problems to prompts of one model; template: r1 (step by step), cod (draft), chat (bare)."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: TemplateName
+
+    def encode(self, problem_text: str) -> tuple[int, ...]:
+        """Prompt token ids up to where the response begins.
+
+        An R1-style chat template ends them with `<think>` and a line break; one that does not is
+        left as it is.
+        """
+        message = {"role": "user", "content": problem_text + _INSTRUCTIONS[self.template]}
+        token_ids = self.tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return tuple(token_ids)
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model directory (or hub name), checked against its `tokenizer.json`.
+
+    For some model types AutoTokenizer builds another class than the files describe and drops
+    tokens or splits text otherwise; the files win. Raises UserError for missing files or a missing
+    chat template.
+    """
+    directory = Path(path)
+    if directory.is_dir() and not _has_tokenizer_files(directory):
+        raise UserError(
+            f"model.path: {path} has no tokenizer.json; copy the tokenizer files "
+            "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"model.path: cannot load a tokenizer from {path}: {reason}") from error
+    file = directory / "tokenizer.json"
+    if file.is_file():
+        tokenizer = _as_described(tokenizer, file)
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"model.path: the tokenizer of {path} has no chat template; add chat_template.jinja "
+            "(or the chat_template of tokenizer_config.json) of the model"
+        )
+    return tokenizer
+
+
+def end_token_ids(tokenizer: PreTrainedTokenizerBase, model_dir: str | Path) -> tuple[int, ...]:
+    """All ids that end a response, ascending: generation_config.json, config.json and the
+    tokenizer together.
+
+    Chat models often have several (`<|im_end|>` and `<|endoftext|>`). UserError when there is none.
+    """
+    found = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    for name in ("generation_config.json", "config.json"):
+        file = Path(model_dir) / name
+        if file.is_file():
+            found.update(_eos_ids(json.loads(file.read_text())))
+    if not found:
+        raise UserError(
+            f"model.path: {model_dir} names no end token; set eos_token_id in
+            generation_config.json"
+        )
+    return tuple(sorted(found))
+
+
+def _eos_ids(config: dict[str, Any]) -> Iterator[int]:
+    value = config.get("eos_token_id")
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list):
+        yield from (item for item in value if isinstance(item, int))
+
+
+def _has_tokenizer_files(directory: Path) -> bool:
+    if (directory / "tokenizer.json").is_file() or (directory / "tokenizer.model").is_file():
+        return True
+    return all((directory / name).is_file() for name in ("vocab.json", "merges.txt"))
+
+
+def _as_described(tokenizer: PreTrainedTokenizerBase, file: Path) -> PreTrainedTokenizerBase:
+    """`tokenizer` where it agrees with tokenizer.json, else one that takes the file literally."""
+    try:
+        described = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"model.path: {file} cannot be read: {error}") from error
+    difference = _find_difference(tokenizer, described)
+    if not difference:
+        return tokenizer
+    literal = PreTrainedTokenizerFast.from_pretrained(str(file.parent))
+    if _find_difference(literal, described):
+        raise UserError(
+            f"model.path: the tokenizer loaded from {file.parent} does not match {file.name}: "
+            f"{difference}; set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json"
+        )
+    _log.warning(
+        "%s: AutoTokenizer's %s does not match it (%s); using PreTrainedTokenizerFast",
+        file,
+        type(tokenizer).__name__,
+        difference,
+    )
+    return literal
+
+
+def _find_difference(tokenizer: PreTrainedTokenizerBase, described: Tokenizer) -> str:
+    """What the loaded tokenizer does otherwise than tokenizer.json says; "" if nothing is found."""
+    loaded, expected = tokenizer.get_vocab(), described.get_vocab(with_added_tokens=True)
+    lost = [token for token, token_id in expected.items() if loaded.get(token) != token_id]
+    if lost:
+        return f"{len(lost)} tokens lost or moved, such as {lost[0]!r}"
+    added = "".join(token.content for token in described.get_added_tokens_decoder().values())
+    for text in (_PROBE, added):
+        ids = described.encode(text, add_special_tokens=False).ids
+        if tokenizer.encode(text, add_special_tokens=False) != ids:
+            return f"other token ids for {text[:40]!r}"
+    return ""

@@ -1,0 +1,141 @@
+"""Rows of a data source: JSONL(.gz), Parquet, a saved data set or a Hugging Face name."""
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.errors import UserError
+
+FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row: its number from 1 (of JSONL: the line), its fields, or why it could not be read."""
+
+    number: int
+    fields: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+def read_rows(source: str, *, split: str, subset: str | None) -> list[Row]:
+    """All rows of a source; blank lines of a JSONL file are not rows.
+
+    Raises UserError when there is no such source, it is of another kind, or has no such split.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _number(_open_saved(path, split))
+    if path.is_file():
+        if path.name.endswith((".jsonl", ".jsonl.gz")):
+            return _read_jsonl(path)
+        if path.name.endswith(".parquet"):
+            return _read_parquet(path)
+        raise UserError(f"data: {source} is of no known kind; use {', '.join(FILE_ENDINGS)}")
+    if source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
+        raise UserError(f"data: there is no file {source}")
+    return _number(_open_hub(source, split, subset))
+
+
+def has_split(source: str, split: str, subset: str | None) -> bool:
+    """Whether a saved or Hugging Face data set has a split of that name; files have none."""
+    path = Path(source)
+    if path.is_dir():
+        return split in _saved_splits(path)
+    if path.exists():
+        return False
+    import datasets
+
+    try:
+        return split in datasets.get_dataset_split_names(source, subset)
+    except Exception as error:  # of whichever network or format library was at work
+        raise _hub_error(source, subset, error) from error
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows = []
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_parse_line(number, line))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"data: {path} is damaged or no gzip file ({error})") from error
+    return rows
+
+
+def _parse_line(number: int, line: bytes) -> Row:
+    try:
+        value = json.loads(line)
+    except ValueError as error:  # also of text that is not UTF-8
+        return Row(number=number, error=f"not JSON: {error}")
+    except RecursionError:
+        return Row(number=number, error="not JSON: nested too deeply")
+    if not isinstance(value, dict):
+        return Row(number=number, error=f"a JSON {type(value).__name__}, not an object")
+    return Row(number=number, fields=value)
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return _number(pyarrow.parquet.read_table(path).to_pylist())
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(
+            f"data: {path} is no readable Parquet file ({_first_line(error)})"
+        ) from error
+
+
+def _open_saved(path: Path, split: str) -> Any:
+    """The Dataset in a directory written by `save_to_disk`; of a DatasetDict the named split."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"data: {path} is no data set saved by save_to_disk ({_first_line(error)}); "
+            f"name a {', '.join(FILE_ENDINGS)} file in it instead"
+        ) from error
+    if not isinstance(loaded, datasets.DatasetDict):
+        return loaded
+    if split not in loaded:
+        raise UserError(f"data.split: {path} has no split {split!r}; it has {', '.join(loaded)}")
+    return loaded[split]
+
+
+def _saved_splits(path: Path) -> list[str]:
+    index = path / "dataset_dict.json"
+    return json.loads(index.read_text())["splits"] if index.is_file() else []
+
+
+def _open_hub(source: str, split: str, subset: str | None) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_dataset(source, subset, split=split)
+    except Exception as error:  # of whichever network or format library was at work
+        raise _hub_error(source, subset, error) from error
+
+
+def _hub_error(source: str, subset: str | None, error: Exception) -> UserError:
+    name = f"{source} ({subset})" if subset else source
+    return UserError(
+        f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
+        f"{_first_line(error)} (check the name, data.split and data.subset, and the network; "
+        "or give a file)"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _number(rows: Any) -> list[Row]:
+    return [Row(number=number, fields=row) for number, row in enumerate(rows, start=1)]

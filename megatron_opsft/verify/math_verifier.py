@@ -1,0 +1,131 @@
+"""Judges one answer with math-verify: the only file that imports it.
+
+Runs inside a worker process of `worker_pool`, which holds the time limit: math-verify's own limit
+works by `signal.alarm` and is off here. Imports no torch, so that a worker starts in well under a
+second.
+
+What counts as the answer: of the text behind the last `</think>` (all of it where there is none)
+the last `\\boxed{...}` with those joined to it by "and", "or" or a comma. Without a box, or when
+"the final answer is" comes after it, math-verify looks for an answer in the prose, as its `parse`
+always does.
+"""
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy.core.random
+from math_verify import parse, verify
+
+from megatron_opsft.boxed import find_boxes
+from megatron_opsft.records import Outcome, Verdict
+
+THINK_END = "</think>"
+MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
+
+_JOIN = re.compile(
+    r"(?:[\s,;&$]|\\[()\[\],;:! ]|\\q?quad|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|\b(?:and|or)\b"
+    r"|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
+)
+_FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
+_ARITHMETIC = re.compile(r"[\d\s.,+\-*/^()%×÷]+")
+_MATHS_MARKS = re.compile(r"(?<!\\)\$.+(?<!\\)\$|\\\(|\\\[|\\boxed", re.DOTALL)
+_WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s\-][^\W\d_]+)*")
+_BRACKETED = re.compile(r"\[([^\[\]\n]+)\](?!\()")
+
+# math-verify warns at every first use that its limit is off; the pool's limit is why.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+
+def judge(response_text: str, gold: str) -> Verdict:
+    """Compare the answer of a response with the gold answer (LaTeX, a number, or text with maths
+    in $...$).
+
+    Never gives TIMEOUT or UNFINISHED. The same pair always gets the same verdict: sympy's random
+    probes are seeded anew for each answer. What sympy cannot compare is WRONG; an exception
+    becomes ERROR.
+    """
+    sympy.core.random.seed(0)
+    try:
+        return _judge(response_text, gold.strip())
+    except Exception as error:  # foreign output is judged here: whatever it breaks is its outcome
+        return Verdict(outcome=Outcome.ERROR, answer=f"{type(error).__name__}: {error}"[:500])
+
+
+def _judge(response_text: str, gold: str) -> Verdict:
+    tail = response_text.rpartition(THINK_END)[2]
+    boxes, boxes_end = _last_boxes(tail)
+    if boxes and not _FINAL_ANSWER.search(tail, boxes_end):
+        answer = ", ".join(boxes)
+        parsed = (
+            []
+            if _same_text(answer, gold)
+            else _parse(" and ".join(f"\\boxed{{{box}}}" for box in boxes))
+        )
+    else:
+        parsed = _parse(tail) or _parse_brackets(tail)
+        answer = str(parsed[-1]) if parsed else ""
+    correct = _same_text(answer or tail, gold) or verify(
+        list(_parse_gold(gold)), parsed, timeout_seconds=None
+    )
+    missed = Outcome.WRONG if answer else Outcome.NO_ANSWER
+    return Verdict(outcome=Outcome.CORRECT if correct else missed, answer=answer[:MAX_ANSWER_CHARS])
+
+
+def _parse(text: str) -> list[Any]:
+    """What math-verify reads: a sympy expression and the string it was read from, or []."""
+    return parse(text, parsing_timeout=None)
+
+
+def _parse_brackets(text: str) -> list[Any]:
+    """The last `[...]`: math-verify sees one between spaces only, not before a full stop."""
+    found = _BRACKETED.findall(text)
+    return _parse(f"${found[-1]}$") if found else []
+
+
+@lru_cache(maxsize=4096)
+def _parse_gold(gold: str) -> tuple[Any, ...]:
+    """Read a gold answer as the whole of what it says.
+
+    Without $ around it math-verify reads bare LaTeX as prose and takes the first number of `4a-2`
+    or `7\\pi` for the answer; so whatever is not plain arithmetic or already marked as maths is
+    read as one formula, and as prose only when that fails.
+    """
+    if gold.startswith("$") and gold.count("$") == 1:
+        gold = gold[1:]  # a price
+    as_formula = f"\\boxed{{{gold}}}"
+    marked = _MATHS_MARKS.search(gold) or _ARITHMETIC.fullmatch(gold)
+    readings = [_parse(text) for text in ((gold, as_formula) if marked else (as_formula, gold))]
+    for reading in readings:
+        if any(not isinstance(value, str) for value in reading):
+            return tuple(reading)
+    return tuple(readings[0] or readings[1])
+
+
+def _last_boxes(text: str) -> tuple[list[str], int]:
+    """Contents of the last box and those joined to it, in order; and where the last one ends."""
+    found = find_boxes(text)
+    contents: list[str] = []
+    next_start = len(text)
+    for box in reversed(found):
+        if contents and not _JOIN.fullmatch(text, box.end, next_start):
+            break
+        if box.content not in contents:
+            contents.insert(0, box.content)
+        next_start = box.start
+    return contents, found[-1].end if found else 0
+
+
+def _same_text(answer: str, gold: str) -> bool:
+    """Equal but for spaces and text wrappers; words also but for case (`\\text{Yes}`, `yes`)."""
+    left, right = _plain_text(answer), _plain_text(gold)
+    if _WORDS.fullmatch(left) and _WORDS.fullmatch(right):
+        left, right = left.casefold(), right.casefold()
+    return bool(left) and left == right
+
+
+def _plain_text(text: str) -> str:
+    text = _WRAPPER.sub(r"\1", text.strip().strip("$").strip())
+    return " ".join(text.split()).rstrip(".")

@@ -1,0 +1,216 @@
+"""A pool of warm verifier processes with a wall-clock limit for each answer.
+
+math-verify can hang in C code where no signal or exception reaches it, and can exhaust memory. So
+every answer is judged in a worker process (`verify.worker`), which is killed and replaced when it
+overruns or dies. The parent needs no threads and never forks itself: workers are fresh
+interpreters that import neither torch nor CUDA, safe to start next to NCCL, gloo and vLLM threads.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.verify.worker import read_message, write_message
+
+DEFAULT_JUDGE = "megatron_opsft.verify.math_verifier:judge"
+START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
+MAX_WORKERS = 32
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from megatron_opsft.verify.worker import main; "
+    "main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
+)
+
+
+class _Worker:
+    """One process; `task`: index of the item it judges; `deadline`: of that, or of its start."""
+
+    def __init__(self, judge: str, max_memory_bytes: int) -> None:
+        # As multiprocessing's spawn does: the child finds modules where the parent found them.
+        arguments = [_BOOT, json.dumps(sys.path), judge, str(max_memory_bytes), str(os.getpid())]
+        # A fixed hash seed: the order of sympy's sets must not differ between workers.
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self.requests = cast(BinaryIO, self.process.stdin)
+        self.replies = cast(BinaryIO, self.process.stdout)
+        self.ready = False
+        self.task: int | None = None
+        self.deadline = time.monotonic() + START_SECONDS
+
+    def kill(self) -> None:
+        """SIGKILL, reap and close; quiet when it is dead already."""
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.requests, self.replies):
+            with contextlib.suppress(OSError):  # unsent bytes for a dead reader
+                stream.close()
+
+
+class VerifierPool:
+    """`num_workers` processes that judge answers; the first ones start when the pool is made.
+
+    timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
+    judge: `module:function` of (response text, gold) -> Verdict; tests name their own.
+    max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
+    WRONG.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        timeout_seconds: float,
+        *,
+        judge: str = DEFAULT_JUDGE,
+        max_memory_bytes: int = 2 << 30,
+    ) -> None:
+        if num_workers < 1:
+            raise UserError(f"verify.workers: {num_workers} is too few; a pool needs at least 1")
+        self._timeout_seconds = timeout_seconds
+        self._judge = judge
+        self._max_memory_bytes = max_memory_bytes
+        self._lock = threading.Lock()
+        self._closed = False
+        self._workers = [self._start() for _ in range(num_workers)]
+
+    def score(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Judge (response text, gold) pairs; verdicts in the order of the items.
+
+        TIMEOUT: the limit passed; ERROR: the worker died over it. Equal pairs are judged once.
+        Raises UserError when a worker cannot start at all.
+        """
+        unique = list(dict.fromkeys(items))
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this VerifierPool is closed")
+            verdicts = dict(zip(unique, self._judge_all(unique), strict=True))
+        return [verdicts[item] for item in items]
+
+    def close(self) -> None:
+        """End all workers. The pool cannot be used again; closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            for worker in self._workers:
+                worker.kill()
+            self._workers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self) -> _Worker:
+        return _Worker(self._judge, self._max_memory_bytes)
+
+    def _judge_all(self, items: list[tuple[str, str]]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+        waiting = deque(range(len(items)))
+        try:
+            for slot in range(len(self._workers)):
+                self._feed(slot, waiting, items)
+            while len(verdicts) < len(items):
+                for slot, heard in self._wait():
+                    self._receive(slot, heard, verdicts)
+                    self._feed(slot, waiting, items)
+        finally:
+            # After an exception a busy worker would answer the next call with this call's verdict.
+            for slot, worker in enumerate(self._workers):
+                if worker.task is not None:
+                    self._replace(slot)
+        return [verdicts[index] for index in range(len(items))]
+
+    def _feed(self, slot: int, waiting: deque[int], items: list[tuple[str, str]]) -> None:
+        """Give a free worker the next item; one that is found dead is replaced."""
+        worker = self._workers[slot]
+        if not worker.ready or worker.task is not None or not waiting:
+            return
+        try:
+            write_message(worker.requests, items[waiting[0]])
+        except OSError:  # its pipe is closed: it died while idle
+            self._replace(slot)
+            return
+        worker.task = waiting.popleft()
+        worker.deadline = time.monotonic() + self._timeout_seconds
+
+    def _wait(self) -> list[tuple[int, bool]]:
+        """Sleep until workers reply, die or are overdue: (slot, whether it can be read)."""
+        pending = [
+            (slot, worker)
+            for slot, worker in enumerate(self._workers)
+            if worker.task is not None or not worker.ready
+        ]
+        patience = min(worker.deadline for _, worker in pending) - time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            for slot, worker in pending:
+                selector.register(worker.replies, selectors.EVENT_READ, slot)
+            heard = {key.data for key, _ in selector.select(max(0.0, patience))}
+        now = time.monotonic()
+        return [
+            (slot, slot in heard)
+            for slot, worker in pending
+            if slot in heard or worker.deadline <= now
+        ]
+
+    def _receive(self, slot: int, heard: bool, verdicts: dict[int, Verdict]) -> None:
+        """Take a worker's reply; replace one that is overdue (not heard) or dead (end of file)."""
+        worker = self._workers[slot]
+        try:
+            message = read_message(worker.replies) if heard else None
+        except (EOFError, ValueError):
+            message = None
+        if message is None and not worker.ready:
+            raise _start_error(worker, heard)
+        if not worker.ready:
+            worker.ready = True
+            return
+        task = cast(int, worker.task)
+        worker.task = None
+        if message is None:
+            verdicts[task] = Verdict(outcome=Outcome.ERROR if heard else Outcome.TIMEOUT)
+            self._replace(slot)
+        else:
+            verdicts[task] = Verdict(outcome=Outcome(message[0]), answer=message[1])
+
+    def _replace(self, slot: int) -> None:
+        self._workers[slot].kill()
+        self._workers[slot] = self._start()
+
+
+def _start_error(worker: _Worker, ended: bool) -> UserError:
+    worker.kill()
+    if not ended:
+        return UserError(
+            f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
+            "is the file system of the Python environment overloaded?"
+        )
+    return UserError(
+        f"a verifier worker ended with exit code {worker.process.returncode} before it was ready; "
+        "what it printed is above (`pip install math-verify` if that is missing)"
+    )
+
+
+def share_of_cores(num_local_ranks: int) -> int:
+    """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(MAX_WORKERS, (usable or 1) // num_local_ranks))
