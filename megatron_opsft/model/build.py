@@ -1,0 +1,219 @@
+"""Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP.
+
+The layer spec is the only place where modules are chosen: TransformerEngine's on CUDA where it is there,
+Megatron's linear layers with our attention and norm everywhere else.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+
+from megatron_opsft.config import ParallelConfig, TrainConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.attention import PackedAttention, RMSNorm
+from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
+from megatron_opsft.weights.rules import padded_vocab_size
+from megatron_opsft.weights.architectures.shape import ModelShape
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def transformer_config(
+    shape: ModelShape, *, dtype: str, parallel: ParallelConfig, train: TrainConfig, device: Device
+) -> TransformerConfig:
+    """Megatron's description of the model and of how this run computes it."""
+    params_dtype = DTYPES[dtype]
+    with_te = has_transformer_engine(device)
+    recompute: dict[str, Any] = {}
+    if train.recompute == "full":
+        recompute = {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    elif train.recompute == "selective":
+        recompute = {"recompute_granularity": "selective"}
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.ffn_size,
+        num_attention_heads=shape.num_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        add_qkv_bias=shape.qkv_bias,
+        qk_layernorm=shape.qk_norm,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bf16=params_dtype is torch.bfloat16,
+        params_dtype=params_dtype,
+        pipeline_dtype=params_dtype,
+        autocast_dtype=params_dtype,
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp,
+        sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
+        # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that only with
+        # this dispatcher, although a dense model has no experts to dispatch to.
+        variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall",
+        # Sums of token losses: the one factor of the global batch is applied in `Trainer.step`.
+        calculate_per_token_loss=True,
+        use_cpu_initialization=not device.is_cuda,
+        perform_initialization=False,
+        gradient_accumulation_fusion=device.is_cuda and has_fused_weight_gradient(),
+        bias_activation_fusion=with_te,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=with_te,
+        cross_entropy_loss_fusion=with_te,
+        cross_entropy_fusion_impl="te" if with_te else "native",
+        **recompute,
+    )
+
+
+def layer_spec(
+    shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """Which module does what in each layer of this stage."""
+    if has_transformer_engine(device):
+        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
+    spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+    layer = spec.submodules
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = PackedAttention
+    if shape.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
+
+
+def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
+    """Inverse rotary frequencies [head_dim / 2], float32, with Llama 3's scaling where the model has it.
+
+    Computed here because Megatron fixes three of the four numbers of that scaling.
+    """
+    exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    frequencies = 1.0 / (shape.rope_theta**exponents)
+    scaling = shape.rope_scaling
+    if scaling is None:
+        return frequencies
+    wavelengths = 2 * math.pi / frequencies
+    turns = scaling.original_max_position / wavelengths
+    spread = scaling.high_freq_factor - scaling.low_freq_factor
+    # 0: a long wave, stretched by `factor`; 1: a short wave, kept; between them a blend.
+    kept = ((turns - scaling.low_freq_factor) / spread).clamp(0.0, 1.0)
+    return frequencies * (kept + (1.0 - kept) / scaling.factor)
+
+
+def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
+    """Errors: `UserError` naming the number that the layout does not divide."""
+    for name, value in (
+        ("attention heads", shape.num_heads),
+        ("key/value heads", shape.num_kv_heads),
+        ("feed-forward size", shape.ffn_size),
+    ):
+        if value % parallel.tp:
+            raise UserError(
+                f"parallel.tp={parallel.tp} does not divide the model's {value} {name}; "
+                f"use a divisor of {value}"
+            )
+    stages = parallel.pp * (parallel.vpp or 1)
+    if shape.num_layers % stages:
+        raise UserError(
+            f"parallel.pp={parallel.pp} x vpp={parallel.vpp or 1} does not divide the model's "
+            f"{shape.num_layers} layers"
+        )
+    if parallel.vpp and parallel.pp < 2:
+        raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
+
+
+def build_model(shape: ModelShape, config: TransformerConfig, device: Device) -> list[GPTModel]:
+    """This rank's model chunks (one, or vpp of them), weights uninitialised. Called by every rank."""
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    vpp = config.virtual_pipeline_model_parallel_size
+    chunks = []
+    for stage in range(vpp or 1):
+        vp_stage = stage if vpp else None
+        chunk = GPTModel(
+            config=config,
+            transformer_layer_spec=layer_spec(shape, config, device, vp_stage),
+            vocab_size=padded_vocab_size(shape.vocab_size, config.tensor_model_parallel_size),
+            max_sequence_length=shape.max_position_embeddings,
+            pre_process=parallel_state.is_pipeline_first_stage(
+                ignore_virtual=False, vp_stage=vp_stage
+            ),
+            post_process=parallel_state.is_pipeline_last_stage(
+                ignore_virtual=False, vp_stage=vp_stage
+            ),
+            share_embeddings_and_output_weights=shape.tied_embeddings,
+            position_embedding_type="rope",
+            rotary_base=shape.rope_theta,
+            vp_stage=vp_stage,
+        )
+        chunk.rotary_pos_emb.inv_freq = scaled_rope_frequencies(shape).to(device.torch_device)
+        mark_tensor_parallel(chunk)
+        chunks.append(chunk)
+    return chunks
+
+
+def mark_tensor_parallel(chunk: GPTModel) -> None:
+    """Say which parameters are shards: Megatron does so only while initialising weights, which we skip.
+
+    Gradient norms count a parameter without the mark on tensor-parallel rank 0 alone.
+    """
+    for module in chunk.modules():
+        if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
+            axis = 0
+        elif isinstance(module, RowParallelLinear):
+            axis = 1
+        else:
+            continue
+        if module.weight is not None and not hasattr(module.weight, "tensor_model_parallel"):
+            set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+
+
+def wrap_for_training(
+    chunks: list[GPTModel], config: TransformerConfig
+) -> list[DistributedDataParallel]:
+    """Megatron's data-parallel wrapper: float32 gradient buffers, sharded for the distributed optimizer."""
+    ddp_config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=False,
+        check_for_nan_in_grad=False,
+    )
+    return [
+        DistributedDataParallel(
+            config=config,
+            ddp_config=ddp_config,
+            module=chunk,
+            disable_bucketing=number > 0,
+        )
+        for number, chunk in enumerate(chunks)
+    ]

@@ -1,0 +1,48 @@
+"""AdamW on Megatron's distributed optimizer, and the learning rate as a pure function of the step."""
+
+import math
+
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+
+from megatron_opsft.config import OptimizerConfig
+
+
+def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
+    """The rate of update `step` (the first is 1) in a run of `num_steps`; no state, so resuming is exact."""
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule == "constant" or num_steps <= config.warmup_steps:
+        return config.lr
+    done = min(1.0, (step - config.warmup_steps) / (num_steps - config.warmup_steps))
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def build_optimizer(
+    chunks: list[DistributedDataParallel], config: OptimizerConfig, *, bf16: bool
+) -> MegatronOptimizer:
+    """Float32 main weights and moments, sharded over the data-parallel ranks. Called by every rank."""
+    return get_megatron_optimizer(
+        MegatronOptimizerConfig(
+            optimizer="adam",
+            lr=config.lr,
+            min_lr=config.min_lr,
+            weight_decay=config.weight_decay,
+            adam_beta1=config.beta1,
+            adam_beta2=config.beta2,
+            adam_eps=config.eps,
+            clip_grad=config.clip_grad,
+            bf16=bf16,
+            use_distributed_optimizer=True,
+        ),
+        chunks,
+        use_gloo_process_groups=False,
+    )
+
+
+def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: float) -> None:
+    """Set both for the next update; Megatron's groups carry multipliers (0 decay for biases and norms)."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_mult", 1.0)
+        group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)

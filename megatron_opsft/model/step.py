@@ -1,0 +1,157 @@
+"""One training step on Megatron's forward-backward schedule."""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.model.optimizer import set_learning_rate
+from megatron_opsft.objective.cross_entropy import token_losses
+from megatron_opsft.records import MicroBatch, StepResult
+from megatron_opsft.runtime.distributed import Layout, any_over_world, sum_over_world
+
+
+def packed_params(batch: MicroBatch) -> PackedSeqParams:
+    """Megatron's description of a packed micro-batch."""
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.cu_seqlens,
+        cu_seqlens_kv=batch.cu_seqlens,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_kv=batch.max_seqlen,
+    )
+
+
+def _sum_losses(
+    batch: MicroBatch, vocab_size: int, config: TransformerConfig, logits_1TV: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weighted, unnormalised sum of one micro-batch's token losses, as Megatron's schedule wants it."""
+    losses_1T = token_losses(logits_1TV, batch.labels_T[None], vocab_size, config)
+    loss_sum = (losses_1T[0] * batch.weights_T).sum()
+    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
+    return loss_sum, num_tokens, loss_sum.detach().clone()
+
+
+def _forward(
+    vocab_size: int, config: TransformerConfig, batches: Iterator[MicroBatch], model: Any
+) -> tuple[Tensor, Any]:
+    """Logits on the last pipeline stage, hidden states elsewhere."""
+    batch = next(batches)
+    output = model(
+        input_ids=batch.tokens_T[None],
+        position_ids=batch.positions_T[None],
+        attention_mask=None,
+        packed_seq_params=packed_params(batch),
+    )
+    return output, partial(_sum_losses, batch, vocab_size, config)
+
+
+class Trainer:
+    """The model's shards and their optimizer on this rank."""
+
+    def __init__(
+        self,
+        chunks: list[DistributedDataParallel],
+        optimizer: MegatronOptimizer,
+        config: TransformerConfig,
+        layout: Layout,
+        *,
+        vocab_size: int,
+        weight_decay: float,
+    ) -> None:
+        """vocab_size: without padding; weight_decay: AdamW's, on matrices."""
+        self.chunks = chunks
+        self.optimizer = optimizer
+        self.layout = layout
+        self._forward = partial(_forward, vocab_size, config)
+        self._weight_decay = weight_decay
+        # Sums over micro-batches and ranks are final here; Megatron's own division by a token count is not
+        # wanted, so `num_tokens` is left out.
+        config.finalize_model_grads_func = lambda model, num_tokens=None, **kwargs: (
+            finalize_model_grads(model, None, **kwargs)
+        )
+
+    @property
+    def models(self) -> list[Any]:
+        """The GPTModel chunks without their data-parallel wrapper."""
+        return [chunk.module for chunk in self.chunks]
+
+    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> float:
+        """Gradients of `factor` x the summed weighted token losses of all ranks, in fp32 main gradients.
+
+        Every rank calls it with equally many micro-batches. Returns that loss, equal on every rank.
+        """
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        iterators = [iter(batches) for _ in self.chunks]
+        sums = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iterators if len(iterators) > 1 else iterators[0],
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=len(batches),
+            # Micro-batches differ in length and say so themselves (variable_seq_lengths).
+            seq_length=max(batch.tokens_T.numel() for batch in batches),
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        for chunk in self.chunks:
+            chunk.scale_gradients(factor)
+        mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
+        return factor * sum_over_world([mine])[0]
+
+    def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
+        """One update with learning rate `lr`; called by every rank.
+
+        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False.
+        Errors: `NonFiniteError` on every rank, before any weight changes.
+        """
+        if not batches:
+            return StepResult(
+                applied=False,
+                loss=0.0,
+                grad_norm=0.0,
+                lr=lr,
+                trained_tokens=0,
+                num_microbatches=0,
+                packing_efficiency=0.0,
+            )
+        loss = self.accumulate(batches, factor)
+        set_learning_rate(self.optimizer, lr, self._weight_decay)
+        grad_norm = self._gradient_norm()
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}: the step was not applied")
+        self.optimizer.step()
+        longest = max(batch.tokens_T.numel() for batch in batches)
+        tokens, used, room = sum_over_world(
+            [
+                float(sum(batch.num_loss_tokens for batch in batches) * self.layout.counts_loss),
+                float(sum(batch.tokens_T.numel() for batch in batches)),
+                float(longest * len(batches)),
+            ]
+        )
+        return StepResult(
+            applied=True,
+            loss=loss,
+            grad_norm=grad_norm,
+            lr=lr,
+            trained_tokens=int(tokens),
+            num_microbatches=len(batches),
+            packing_efficiency=used / room,
+        )
+
+    def _gradient_norm(self) -> float:
+        """The norm before clipping. `optimizer.step` would clip and apply before anyone can look."""
+        self.optimizer.prepare_grads()
+        norm = self.optimizer.get_grad_norm()
+        return math.nan if any_over_world(norm is None) else float(norm)
