@@ -94,8 +94,8 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, model_dir: str | Path) -> 
             found.update(_eos_ids(json.loads(file.read_text())))
     if not found:
         raise UserError(
-            f"model.path: {model_dir} names no end token; set eos_token_id in
-            generation_config.json"
+            f"model.path: {model_dir} names no end token; "
+            "set eos_token_id in generation_config.json"
         )
     return tuple(sorted(found))
 

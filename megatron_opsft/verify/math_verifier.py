@@ -29,7 +29,8 @@ _JOIN = re.compile(
     r"|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
 )
 _FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
-_ARITHMETIC = re.compile(r"[\d\s.,+\-*/^()%×÷]+")
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:[ ,]\d{3})+|\d*)(?:\.\d+)?\s*%?")
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _MATHS_MARKS = re.compile(r"(?<!\\)\$.+(?<!\\)\$|\\\(|\\\[|\\boxed", re.DOTALL)
 _WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[\s\-][^\W\d_]+)*")
@@ -47,31 +48,33 @@ def judge(response_text: str, gold: str) -> Verdict:
     probes are seeded anew for each answer. What sympy cannot compare is WRONG; an exception
     becomes ERROR.
     """
-    sympy.core.random.seed(0)
     try:
         return _judge(response_text, gold.strip())
     except Exception as error:  # foreign output is judged here: whatever it breaks is its outcome
-        return Verdict(outcome=Outcome.ERROR, answer=f"{type(error).__name__}: {error}"[:500])
+        return _verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
 
 
 def _judge(response_text: str, gold: str) -> Verdict:
     tail = response_text.rpartition(THINK_END)[2]
     boxes, boxes_end = _last_boxes(tail)
-    if boxes and not _FINAL_ANSWER.search(tail, boxes_end):
-        answer = ", ".join(boxes)
-        parsed = (
-            []
-            if _same_text(answer, gold)
-            else _parse(" and ".join(f"\\boxed{{{box}}}" for box in boxes))
-        )
+    in_boxes = bool(boxes) and not _FINAL_ANSWER.search(tail, boxes_end)
+    answer = ", ".join(boxes) if in_boxes else tail.strip()
+    if _same_text(answer, gold):
+        return _verdict(Outcome.CORRECT, answer)
+    gold_values = list(_parse_gold(gold))
+    sympy.core.random.seed(0)  # after the gold answer, whose parse may come from the cache
+    if in_boxes:
+        parsed = _parse(" and ".join(f"\\boxed{{{box}}}" for box in boxes))
     else:
         parsed = _parse(tail) or _parse_brackets(tail)
         answer = str(parsed[-1]) if parsed else ""
-    correct = _same_text(answer or tail, gold) or verify(
-        list(_parse_gold(gold)), parsed, timeout_seconds=None
-    )
-    missed = Outcome.WRONG if answer else Outcome.NO_ANSWER
-    return Verdict(outcome=Outcome.CORRECT if correct else missed, answer=answer[:MAX_ANSWER_CHARS])
+    if verify(gold_values, parsed, timeout_seconds=None):
+        return _verdict(Outcome.CORRECT, answer)
+    return _verdict(Outcome.WRONG if answer else Outcome.NO_ANSWER, answer)
+
+
+def _verdict(outcome: Outcome, answer: str) -> Verdict:
+    return Verdict(outcome=outcome, answer=answer[:MAX_ANSWER_CHARS])
 
 
 def _parse(text: str) -> list[Any]:
@@ -90,18 +93,27 @@ def _parse_gold(gold: str) -> tuple[Any, ...]:
     """Read a gold answer as the whole of what it says.
 
     Without $ around it math-verify reads bare LaTeX as prose and takes the first number of `4a-2`
-    or `7\\pi` for the answer; so whatever is not plain arithmetic or already marked as maths is
+    or `7\\pi` for the answer; so whatever is not a plain number or already marked as maths is
     read as one formula, and as prose only when that fails.
     """
     if gold.startswith("$") and gold.count("$") == 1:
         gold = gold[1:]  # a price
     as_formula = f"\\boxed{{{gold}}}"
-    marked = _MATHS_MARKS.search(gold) or _ARITHMETIC.fullmatch(gold)
-    readings = [_parse(text) for text in ((gold, as_formula) if marked else (as_formula, gold))]
-    for reading in readings:
-        if any(not isinstance(value, str) for value in reading):
-            return tuple(reading)
-    return tuple(readings[0] or readings[1])
+    marked = _MATHS_MARKS.search(gold) or _PLAIN_NUMBER.fullmatch(gold)
+    if _DECIMAL_COMMA.fullmatch(gold) and not marked:
+        return (*_parse(gold), *_parse(as_formula))  # 1,22 is a number to some and a list to others
+    first, second = (gold, as_formula) if marked else (as_formula, gold)
+    reading = _parse(first)
+    if not _has_value(reading):
+        second_reading = _parse(second)
+        if _has_value(second_reading) or not reading:
+            reading = second_reading
+    return tuple(reading)
+
+
+def _has_value(reading: list[Any]) -> bool:
+    """Whether math-verify made a sympy object of it, not just cut out a string."""
+    return any(not isinstance(value, str) for value in reading)
 
 
 def _last_boxes(text: str) -> tuple[list[str], int]:

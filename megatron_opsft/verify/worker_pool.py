@@ -77,7 +77,7 @@ class VerifierPool:
         timeout_seconds: float,
         *,
         judge: str = DEFAULT_JUDGE,
-        max_memory_bytes: int = 2 << 30,
+        max_memory_bytes: int = 1 << 30,
     ) -> None:
         if num_workers < 1:
             raise UserError(f"verify.workers: {num_workers} is too few; a pool needs at least 1")
@@ -198,6 +198,9 @@ class VerifierPool:
 
 
 def _start_error(worker: _Worker, ended: bool) -> UserError:
+    if ended:  # its pipe is closed, but the exit code may take a moment
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.process.wait(timeout=10)
     worker.kill()
     if not ended:
         return UserError(

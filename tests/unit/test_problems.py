@@ -1,0 +1,190 @@
+"""Problems from files: fields, answers, ids, and every bad row with its place."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from megatron_opsft.data.problems import (
+    ARITHMETIC,
+    ProblemSet,
+    describe_bad_rows,
+    drop_long_prompts,
+    load_held_out,
+    load_problems,
+    shuffled_subset,
+)
+from megatron_opsft.errors import UserError
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return str(path)
+
+
+def answers_of(problem_set: ProblemSet) -> list[str]:
+    return [problem.answer for problem in problem_set.problems]
+
+
+def test_deepscaler_gsm8k_and_math_fields_are_found(tmp_path: Path) -> None:
+    deepscaler = [{"problem": "1+1?", "answer": "\\frac{4}{2}", "solution": "no box here"}]
+    gsm8k = [{"question": "2+2?", "answer": "Two and two <<2+2=4>>4.\n#### 4,321"}]
+    math = [{"problem": "3+3?", "solution": "It is $\\boxed{\\sqrt{36}}$.", "level": 1}]
+    for rows, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
+        read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+        assert answers_of(read) == [answer]
+        assert read.bad_rows == ()
+
+
+def test_numbers_become_text_and_other_types_are_bad_rows(tmp_path: Path) -> None:
+    values: list[Any] = [7, 2.0, 0.5, -3, True, None, ["1"], "  ", {"a": 1}, "1,234.5", "(1,234)"]
+    rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
+    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+    assert answers_of(read) == ["7", "2", "0.5", "-3", "1234.5", "(1,234)"]
+    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
+        (5, "answer is of type bool, not text or a number"),
+        (6, "no answer"),
+        (7, "answer is of type list, not text or a number"),
+        (8, "answer is empty"),
+        (9, "answer is of type dict, not text or a number"),
+    ]
+
+
+def test_bad_lines_are_listed_with_their_line_numbers(tmp_path: Path) -> None:
+    rows = ['{"problem": "a", "answer": "1"}', "", "{broken", "[1]", '{"answer": "1"}']
+    rows += ['{"problem": 5, "answer": "1"}', '{"problem": " ", "answer": "1"}']
+    source = write_jsonl(tmp_path / "data.jsonl", rows)
+    read = load_problems(source)
+    assert len(read.problems) == 1
+    assert [bad.row for bad in read.bad_rows] == [3, 4, 5, 6, 7]
+    assert read.bad_rows[0].reason.startswith("not JSON")
+    assert read.bad_rows[1].reason == "a JSON list, not an object"
+    assert [bad.reason for bad in read.bad_rows[2:]] == [
+        "no problem",
+        "problem is of type int, not text",
+        "problem is empty",
+    ]
+    report = describe_bad_rows(read, limit=2)
+    assert report.splitlines()[0] == f"{source}: 5 of 6 rows left out"
+    assert report.splitlines()[2:] == [
+        f"  {source}:4: a JSON list, not an object",
+        "  ... and 3 more",
+    ]
+    assert all(bad.source == source for bad in read.bad_rows)
+
+
+def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b'{"problem": "\xff", "answer": "1"}\n{"problem": "a", "answer": "1"}\n')
+    read = load_problems(str(path))
+    assert [bad.row for bad in read.bad_rows] == [1]
+    assert len(read.problems) == 1
+
+
+def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
+    rows = [{"id": f"q{i}", "problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
+    source = write_jsonl(tmp_path / "data.jsonl", rows)
+    with gzip.open(tmp_path / "data.jsonl.gz", "wt") as file:
+        file.write(Path(source).read_text())
+    data_set = datasets.Dataset.from_list(rows)
+    data_set.to_parquet(tmp_path / "data.parquet")
+    data_set.save_to_disk(tmp_path / "single")
+    datasets.DatasetDict(train=data_set, test=data_set.select([0])).save_to_disk(tmp_path / "both")
+    expected = load_problems(source)
+    assert expected.rows == (1, 2, 3, 4, 5)
+    for name in ("data.jsonl.gz", "data.parquet", "single", "both"):
+        read = load_problems(str(tmp_path / name))
+        assert read.problems == expected.problems
+        assert read.sha256 == expected.sha256
+    held_out = load_held_out(str(tmp_path / "both"), None)
+    assert held_out is not None and len(held_out.problems) == 1
+    assert load_held_out(str(tmp_path / "single"), None) is None
+    assert load_held_out(source, None) is None
+    assert load_held_out(source, str(tmp_path / "data.parquet")) is not None
+    with pytest.raises(UserError, match=r"data.split: .* has no split 'dev'; it has train, test"):
+        load_problems(str(tmp_path / "both"), split="dev")
+
+
+def test_ids_are_unique_and_fall_back_to_name_and_row(tmp_path: Path) -> None:
+    rows = [
+        {"id": given, "problem": "p", "answer": "1"} for given in ("a", "a", 7, None, "a", "a-2")
+    ]
+    read = load_problems(write_jsonl(tmp_path / "set.v1.jsonl", rows))
+    assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "set-4", "a-5", "a-2-6"]
+
+
+def test_sha256_follows_the_content_only(tmp_path: Path) -> None:
+    rows = [{"id": 1, "problem": "p", "answer": "1"}]
+    first = load_problems(write_jsonl(tmp_path / "a.jsonl", rows))
+    same = load_problems(write_jsonl(tmp_path / "b.jsonl", rows))
+    other = load_problems(write_jsonl(tmp_path / "c.jsonl", [{**rows[0], "answer": "2"}]))
+    assert first.sha256 == same.sha256 != other.sha256
+
+
+def test_errors_name_the_source_and_the_fix(tmp_path: Path) -> None:
+    odd = write_jsonl(tmp_path / "odd.jsonl", [{"text": "p", "target": "1"}])
+    with pytest.raises(
+        UserError, match=r"no field problem or question or prompt; it has target, text"
+    ):
+        load_problems(odd)
+    with pytest.raises(UserError, match=r"data.answer_field: .* has no field gold"):
+        load_problems(odd, problem_field="text", answer_field="gold")
+    assert answers_of(load_problems(odd, problem_field="text", answer_field="target")) == ["1"]
+    unusable = write_jsonl(tmp_path / "unusable.jsonl", [{"problem": "p", "answer": None}] * 3)
+    with pytest.raises(
+        UserError, match=r"no usable row in .*unusable.jsonl \(3 bad rows; first: row 1"
+    ):
+        load_problems(unusable)
+    with pytest.raises(UserError, match="no usable row"):
+        load_problems(write_jsonl(tmp_path / "empty.jsonl", []))
+    with pytest.raises(UserError, match="there is no file"):
+        load_problems(str(tmp_path / "missing.jsonl"))
+    (tmp_path / "table.csv").write_text("problem,answer\n")
+    with pytest.raises(UserError, match=r"of no known kind; use .jsonl"):
+        load_problems(str(tmp_path / "table.csv"))
+    for name in ("bad.parquet", "bad.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"not what it says")
+        with pytest.raises(UserError, match=name):
+            load_problems(str(tmp_path / name))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="save_to_disk"):
+        load_problems(str(tmp_path / "folder"))
+
+
+def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach 'nobody/nothing' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(UserError, match=r"nobody/nothing \(main\) is no file here.*Couldn't reach"):
+        load_problems("nobody/nothing", subset="main")
+
+
+def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
+    rows = [{"problem": "x" * n, "answer": "1"} for n in (3, 10, 4)]
+    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+    kept = drop_long_prompts(read, lambda text: range(len(text)), max_prompt_tokens=4)
+    assert kept.rows == (1, 3)
+    assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
+        (2, "prompt of 10 tokens, more than data.max_prompt_tokens")
+    ]
+    assert kept.sha256 != read.sha256
+    with pytest.raises(UserError, match="no usable row"):
+        drop_long_prompts(read, lambda text: range(len(text)), max_prompt_tokens=2)
+
+
+def test_arithmetic_splits_and_subsets() -> None:
+    train, test = load_problems(ARITHMETIC), load_held_out(ARITHMETIC, None)
+    assert test is not None and train.name == ARITHMETIC and train.bad_rows == ()
+    assert not {p.text for p in train.problems} & {p.text for p in test.problems}
+    subset = shuffled_subset(test.problems, 20, seed=1)
+    assert len(set(subset)) == 20
+    assert subset == shuffled_subset(test.problems, 20, seed=1)
+    assert subset != shuffled_subset(test.problems, 20, seed=2)
+    assert subset[:5] == shuffled_subset(test.problems, 5, seed=1)
+    assert len(shuffled_subset(subset, 99, seed=1)) == 20
+    with pytest.raises(UserError, match="no split 'dev'"):
+        load_problems(ARITHMETIC, split="dev")

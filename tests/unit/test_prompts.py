@@ -1,0 +1,115 @@
+"""Prompts through the chat template, tokenizers as their files describe them, end tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from megatron_opsft.data.prompts import PromptEncoder, TemplateName, end_token_ids, load_tokenizer
+from megatron_opsft.errors import UserError
+
+R1_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|User|>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|begin|>", "<|User|>", "<|Assistant|>", "<think>", "</think>"]
+
+
+def write_model_dir(path: Path, *, words: tuple[str, ...] = (), **config: Any) -> Path:
+    """A Qwen2 directory with a byte-level tokenizer; `words` are further vocabulary."""
+    path.mkdir(exist_ok=True)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*letters, *words])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL[:2]])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in SPECIAL[2:]])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin|>",
+        "eos_token": "<|end|>",
+        "chat_template": R1_TEMPLATE,
+        **config,
+    }
+    settings = {key: value for key, value in settings.items() if value is not None}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 262}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("template", "instruction"),
+    [
+        ("r1", "\nPlease reason step by step, and put your final answer within \\boxed{}."),
+        (
+            "cod",
+            "\nPlease reason step by step, but only keep a minimum draft for each thinking step, "
+            "with 5 words at most, and put your final answer within \\boxed{}.",
+        ),
+        ("chat", ""),
+    ],
+)
+def test_prompt_text_is_the_papers(
+    tmp_path: Path, template: TemplateName, instruction: str
+) -> None:
+    tokenizer = load_tokenizer(write_model_dir(tmp_path))
+    prompt = PromptEncoder(tokenizer=tokenizer, template=template).encode("1+1?")
+    expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|><think>\n"
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
+    special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL]
+    assert [prompt[0], prompt[1], prompt[-3], prompt[-2]] == special[1:5]
+    assert all(isinstance(token_id, int) for token_id in prompt)
+
+
+def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
+    template = R1_TEMPLATE.replace("<think>\n", "")
+    tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
+    prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode("1+1?")
+    assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
+
+
+@pytest.mark.parametrize("tokenizer_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
+def test_loaded_tokenizer_equals_tokenizer_json(
+    tmp_path: Path, tokenizer_class: str | None
+) -> None:
+    """AutoTokenizer may put another class in place; the ids of the file must come out."""
+    words = ("wait", "boxed", "Ġsum")
+    path = write_model_dir(tmp_path, words=words, tokenizer_class=tokenizer_class)
+    loaded, described = load_tokenizer(path), Tokenizer.from_file(str(path / "tokenizer.json"))
+    vocab = described.get_vocab(with_added_tokens=True)
+    assert {token: loaded.get_vocab().get(token) for token in vocab} == vocab
+    for text in ("wait  boxed 12\n<think>\n</think> sum", "Grüße 你好 <|User|>"):
+        ids = described.encode(text, add_special_tokens=False).ids
+        assert loaded.encode(text, add_special_tokens=False) == ids
+        assert loaded.decode(ids, skip_special_tokens=False) == text
+
+
+def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
+    path = write_model_dir(tmp_path / "model")
+    (path / "tokenizer.json").rename(path / "elsewhere")
+    with pytest.raises(UserError, match=r"has no tokenizer.json; copy the tokenizer files"):
+        load_tokenizer(path)
+    (path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match="model.path"):
+        load_tokenizer(path)
+    with pytest.raises(UserError, match="has no chat template; add chat_template.jinja"):
+        load_tokenizer(write_model_dir(tmp_path / "bare", chat_template=None))
+
+
+def test_end_tokens_are_collected_from_all_files(tmp_path: Path) -> None:
+    path = write_model_dir(tmp_path)
+    tokenizer = load_tokenizer(path)
+    own = tokenizer.eos_token_id
+    assert end_token_ids(tokenizer, path) == (own,)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, own]}))
+    (path / "config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert end_token_ids(tokenizer, path) == (3, 7, own)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": None}))
+    (path / "config.json").unlink()
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="names no end token"):
+        end_token_ids(tokenizer, path)

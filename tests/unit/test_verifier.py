@@ -1,0 +1,202 @@
+"""The verifier: what counts as an answer, and what the pool does with hangs, deaths and order."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.verify.math_verifier import judge
+from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
+
+CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
+ROGUE = f"{__name__}:judge_or_misbehave"
+
+
+def judge_or_misbehave(text: str, gold: str) -> Verdict:
+    """A judge that does what the text says, as broken answers do to a real one."""
+    if text == "hang":
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        pow(3, pow(3, 21))  # minutes in one C call: no signal handler runs
+    if text == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if text == "exit":
+        sys.exit(3)
+    if text == "print":
+        print("stray output")
+        os.write(1, b"more of it")
+    if text.startswith("sleep"):
+        time.sleep(float(text.split()[1]))
+    return Verdict(outcome=CORRECT if text == gold else WRONG, answer=f"{text} {os.getpid()}")
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"So it is $\boxed{\frac{1}{2}}$.", "0.5", CORRECT),
+        (r"\boxed{2}", "3", WRONG),
+        (r"First \boxed{2}, no: \boxed{3}.", "3", CORRECT),
+        (r"First \boxed{3}, no: \boxed{2}.", "3", WRONG),
+        (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", CORRECT),
+        (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", WRONG),
+        (r"\boxed{\boxed{7}}", "7", CORRECT),
+        (r"\boxed{10{,}000}", "10000", CORRECT),
+        (r"\boxed{x + 1}", "1 + x", CORRECT),
+        (r"\boxed{4}", "4a-2", WRONG),
+        (r"\boxed{7}", r"7\pi", WRONG),
+        (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", WRONG),
+        (r"\boxed{63/5}", r"12\frac{3}{5}", CORRECT),
+        (r"\boxed{\text{Yes}}", "yes", CORRECT),
+        (r"\boxed{A}", r"\text{(A)}", CORRECT),
+        (r"\boxed{87.50}", "$87.50", CORRECT),
+        (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", CORRECT),
+        ("The answer is 4", "4", CORRECT),
+        ("The angle is [90].", "90", CORRECT),
+        (r"\boxed{1}. The final answer is 4", "4", CORRECT),
+        (r"\boxed{\frac{1}{2}", "1/2", CORRECT),
+        ("I do not know.", "4", NO_ANSWER),
+        ("", "4", NO_ANSWER),
+        (r"\boxed{}", "4", NO_ANSWER),
+        (r"<think>It is \boxed{3}.</think> It is \boxed{4}.", "4", CORRECT),
+        (r"<think>It is \boxed{4}.</think> I give up.", "4", NO_ANSWER),
+        (r"Never stopped thinking: \boxed{4}", "4", CORRECT),
+    ],
+)
+def test_judge(text: str, gold: str, outcome: Outcome) -> None:
+    assert judge(text, gold).outcome is outcome
+
+
+def test_verdict_names_the_answer_it_read() -> None:
+    assert judge(r"so \boxed{ 3 }", "4") == Verdict(outcome=WRONG, answer="3")
+    assert judge("nothing", "4").answer == ""
+    assert len(judge("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
+
+
+def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
+    items = [(f"sleep {0.02 if i % 3 else 0.1}", f"g{i}") for i in range(12)]
+    items += [("a", "a"), ("b", "a"), ("a", "a")]
+    with VerifierPool(3, 30, judge=ROGUE) as pool:
+        verdicts = pool.score(items)
+        assert pool.score([]) == []
+    assert [v.outcome for v in verdicts] == [WRONG] * 12 + [CORRECT, WRONG, CORRECT]
+    assert [v.answer.rpartition(" ")[0] for v in verdicts] == [text for text, _ in items]
+    assert verdicts[12] == verdicts[14]
+
+
+def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
+    texts = ["ok", "hang", "print", "die", "hang", "exit", "ok 2"]
+    with VerifierPool(2, 1.0, judge=ROGUE) as pool:
+        start = time.monotonic()
+        verdicts = pool.score([(text, "x") for text in texts] + [("hang", "other gold")])
+        seconds = time.monotonic() - start
+        again = pool.score([("fine", "fine")] * 3)
+    timeout, error = Outcome.TIMEOUT, Outcome.ERROR
+    assert [v.outcome for v in verdicts] == [
+        WRONG, timeout, WRONG, error, timeout, error, WRONG, timeout
+    ]  # fmt: skip
+    assert [v.outcome for v in again] == [CORRECT] * 3
+    assert seconds < 60
+
+
+def test_a_tower_of_powers_neither_hangs_nor_fills_the_memory() -> None:
+    with VerifierPool(1, 2.0) as pool:
+        tower, plain = pool.score([(r"\boxed{9^{9^{9^{9}}}}", "9"), (r"\boxed{9}", "9")])
+    assert tower.outcome in (Outcome.TIMEOUT, Outcome.ERROR, WRONG)
+    assert plain.outcome is CORRECT
+
+
+def test_idle_workers_that_died_are_replaced_without_a_wrong_verdict() -> None:
+    with VerifierPool(1, 30, judge=ROGUE) as pool:
+        for _ in range(2):
+            (verdict,) = pool.score([("a", "a")])
+            assert verdict.outcome is CORRECT
+            os.kill(int(verdict.answer.split()[1]), signal.SIGKILL)
+            time.sleep(0.1)
+
+
+def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
+    items = [(rf"\boxed{{\frac{{{i}}}{{4}}}}", str(i / 4 + (i % 3 == 0))) for i in range(40)]
+    with VerifierPool(1, 30) as one, VerifierPool(3, 30) as three:
+        verdicts = one.score(items)
+        assert verdicts == three.score(items) == [judge(*item) for item in items]
+    assert [v.outcome for v in verdicts].count(WRONG) == 14
+
+
+def test_workers_end_with_their_parent() -> None:
+    program = (
+        "import os, sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
+        f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
+        "verdicts = pool.score([('sleep 0.2', str(i)) for i in range(4)])\n"
+        "pids = {v.answer.split()[-1] for v in verdicts}\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(*pids, flush=True)\n"
+        "pool.score([('hang', 'x'), ('hang', 'y')])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.3)
+        parent.kill()
+    assert pids
+    deadline = time.monotonic() + 20
+    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process lives; a zombie that nobody has reaped yet does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_workers_that_cannot_start_are_a_user_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        VerifierPool(1, 30, judge="no_such_module:judge") as pool,
+        pytest.raises(UserError, match=r"ended with exit code 1 before it was ready"),
+    ):
+        pool.score([("a", "a")])
+    assert "no_such_module" in capfd.readouterr().err
+    with pytest.raises(UserError, match="verify.workers: 0 is too few"):
+        VerifierPool(0, 30)
+
+
+def test_share_of_cores_is_at_least_one() -> None:
+    assert share_of_cores(10_000) == 1
+    assert 1 <= share_of_cores(1) <= 32
+
+
+def test_verifier_scores_finished_rollouts_only() -> None:
+    def rollout(problem_id: str, text: str, reason: FinishReason) -> Rollout:
+        return Rollout(
+            problem_id=problem_id,
+            sample_index=0,
+            prompt_ids=(1,),
+            response_ids=(2,),
+            text=text,
+            finish_reason=reason,
+            weight_version=0,
+        )
+
+    rollouts = [
+        rollout("a", r"\boxed{1}", FinishReason.STOP),
+        rollout("a", r"\boxed{1}", FinishReason.LENGTH),
+        rollout("b", r"\boxed{1}", FinishReason.STOP),
+        rollout("b", "hm", FinishReason.STOP),
+    ]
+    with Verifier(VerifyConfig(workers=1)) as verifier:
+        verdicts = verifier.score(rollouts, {"a": "1", "b": "2"})
+    assert [v.outcome for v in verdicts] == [CORRECT, Outcome.UNFINISHED, WRONG, NO_ANSWER]
