@@ -1,19 +1,12 @@
 """The configuration of a run: frozen, nested, checked once; YAML plus dotted overrides.
 
-A function receives its own section, never the whole. `load_config` is the only way in: an unknown key or a
-wrong value is a `UserError` that names the key, the value and, for a misspelt key, the nearest real one.
+A function receives its own section, never the whole. `config_file.load_config` is the only way in.
 """
 
-import difflib
-import hashlib
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from megatron_opsft.errors import UserError
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):

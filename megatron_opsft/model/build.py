@@ -81,6 +81,10 @@ def transformer_config(
         # this dispatcher, although a dense model has no experts to dispatch to.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
+        # Interleaved stages of two ranks send to each other in both directions at once: only the
+        # one-by-one exchange keeps those messages apart.
+        overlap_p2p_comm=parallel.vpp is not None,
+        batch_p2p_comm=parallel.vpp is None,
         # Sums of token losses: the one factor of the global batch is applied in `Trainer.step`.
         calculate_per_token_loss=True,
         use_cpu_initialization=not device.is_cuda,

@@ -115,3 +115,11 @@ def broadcast_object(value: T) -> T:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def gather_to_main(items: Sequence[T]) -> list[T]:
+    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
+    is_main = dist.get_rank() == 0
+    parts: list[Any] | None = [None] * dist.get_world_size() if is_main else None
+    dist.gather_object(list(items), parts)
+    return [item for part in parts or [] for item in part]

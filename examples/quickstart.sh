@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Installs into .venv, trains the shipped tiny reasoner on the CPU, and shows how much shorter it answers.
+# Arguments are passed on as overrides, for example: bash examples/quickstart.sh run.steps=10
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash tools/make_venv.sh cpu
+.venv/bin/megatron-opsft train examples/configs/quickstart.yaml "$@" --overwrite
+.venv/bin/megatron-opsft report runs/quickstart

@@ -1,0 +1,102 @@
+"""The command line: `megatron-opsft train|config|report`, the same as `python -m megatron_opsft`."""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megatron_opsft.errors import NonFiniteError, UserError
+
+app = typer.Typer(
+    name="megatron-opsft",
+    help="On-policy SFT for shorter reasoning, on Megatron-Core.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
+]
+
+
+@app.command()
+def train(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.dir.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
+    ] = False,
+) -> None:
+    """Train. With several ranks: torchrun --nproc-per-node N -m megatron_opsft train CONFIG."""
+    from megatron_opsft.config_file import load_config
+
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other; give one of them")
+    loaded = load_config(config, overrides or [])
+    from megatron_opsft.train import train as run_training
+
+    raise typer.Exit(run_training(loaded, resume=resume, overwrite=overwrite))
+
+
+@app.command(name="config")
+def show_config(
+    config: Annotated[Path | None, typer.Argument(help="YAML file of a run.")] = None,
+    overrides: Overrides = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print the table of all keys instead.")
+    ] = False,
+) -> None:
+    """Print the resolved configuration of a run, every key of it."""
+    from megatron_opsft.config_file import load_config, reference_table, to_yaml
+
+    if reference:
+        typer.echo(reference_table())
+    elif config is None:
+        raise UserError("config: name a YAML file, or ask for --reference")
+    else:
+        typer.echo(to_yaml(load_config(config, overrides or [])), nl=False)
+
+
+@app.command()
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    figure: Annotated[
+        Path | None, typer.Option(help="Where to draw the curves (.png, .svg).")
+    ] = None,
+) -> None:
+    """Print the before/after table of a run and draw its length and accuracy over steps."""
+    from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
+
+    typer.echo(before_after_table(read_summary(run_dir)))
+    out = figure or run_dir / "curves.png"
+    plot_run(run_dir, out)
+    typer.echo(f"figure: {out}")
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line and exit code 2, without a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    logging.getLogger("megatron_opsft").setLevel(logging.INFO)
+    try:
+        app()
+    except UserError as error:
+        _exit(f"error: {error}", 2)
+    except NonFiniteError as error:
+        _exit(f"error: {error}", 3)
+
+
+def _exit(message: str, code: int) -> None:
+    """Print and leave without waiting for other ranks: they may be in a collective that never ends."""
+    if int(os.environ.get("RANK", "0")) > 0:
+        time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
+    print(message, file=sys.stderr, flush=True)
+    os._exit(code)

@@ -1,0 +1,145 @@
+"""YAML and dotted overrides -> `Config`; every mistake is one line that names the key, the value and the fix."""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from megatron_opsft.config import Config, Section
+from megatron_opsft.errors import UserError
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a YAML file with `section.key=value` overrides (values are YAML) on top.
+
+    Errors: `UserError` for a missing or malformed file, an unknown key, a wrong value, a missing key.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        tree = _read_yaml(path)
+    for override in overrides:
+        _apply(tree, override)
+    _check_keys(tree, Config, "", str(path) if path else "the command line")
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing":
+            raise UserError(f"config key {key} is missing: set it in the file or as {key}=...") from None
+        raise UserError(f"config key {key}={first['input']!r}: {first['msg']}") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except FileNotFoundError:
+        raise UserError(f"config file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"config file {path} cannot be read: {_one_line(error)}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"config file {path} must hold sections such as `run:`, not {tree!r}")
+    return tree
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.split(".")
+    if not equals or len(parts) != 2 or not all(parts):
+        raise UserError(f"override {override!r}: write section.key=value, for example optimizer.lr=1e-6")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"override {override!r}: {_one_line(error)}") from None
+    section = tree.setdefault(parts[0], {})
+    if not isinstance(section, dict):
+        raise UserError(f"config section {parts[0]} must hold keys, not {section!r}")
+    section[parts[1]] = value
+
+
+def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where: str) -> None:
+    fields = model.model_fields
+    for key, value in tree.items():
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), _all_keys() if not prefix else fields, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(fields)}"
+            raise UserError(f"unknown config key {prefix}{key} in {where}: {hint}")
+        kind = fields[key].annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            if not isinstance(value, dict):
+                raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
+            _check_keys(value, kind, f"{prefix}{key}.", where)
+
+
+def _all_keys() -> list[str]:
+    return list(Config.model_fields)
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration, every key of it; loading it again gives the same one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def config_hash(config: Config) -> str:
+    """A hash of what decides a run's numbers: everything but where it is written and how it is logged."""
+    tree = config.model_dump(mode="json")
+    for key in ("dir", "tensorboard", "wandb", "wandb_project", "save_rollouts", "max_minutes"):
+        del tree["run"][key]
+    del tree["checkpoint"]
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def reference_table() -> str:
+    """All keys with defaults and meaning as a Markdown table; README's config reference."""
+    lines = ["| key | default | meaning |", "|---|---|---|"]
+    for section, field in Config.model_fields.items():
+        kind = field.annotation
+        assert isinstance(kind, type) and issubclass(kind, Section)
+        for key, entry in kind.model_fields.items():
+            default = "required" if entry.is_required() else f"`{_show(entry.default)}`"
+            lines.append(f"| `{section}.{key}` | {default} | {entry.description} |")
+    return "\n".join(lines)
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# What may change when a run is resumed: where and how it runs, not what it computes.
+_FREE_ON_RESUME = (
+    "run.dir",
+    "run.steps",
+    "run.eval_every",
+    "run.save_rollouts",
+    "run.tensorboard",
+    "run.wandb",
+    "run.wandb_project",
+    "run.max_minutes",
+    "parallel.",
+    "checkpoint.",
+    "verify.workers",
+    "train.max_tokens_per_microbatch",
+    "train.recompute",
+)
+
+
+def check_resumable(before: Config, now: Config, directory: Path) -> None:
+    """Errors: `UserError` naming a key whose change would make the resumed run another one."""
+    old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for section, values in new.items():
+        for key, value in values.items():
+            name = f"{section}.{key}"
+            if value != old[section][key] and not name.startswith(_FREE_ON_RESUME):
+                raise UserError(
+                    f"{directory} was started with {name}={old[section][key]!r}, not {value!r}: a resumed run "
+                    "must keep it; set it back, or start a new run in another run.dir"
+                )

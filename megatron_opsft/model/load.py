@@ -1,0 +1,58 @@
+"""From a Hugging Face directory to a trainer on this rank: shape, shards, optimizer."""
+
+from pathlib import Path
+
+from megatron_opsft.config import Config
+from megatron_opsft.model.build import (
+    build_model,
+    check_layout,
+    transformer_config,
+    wrap_for_training,
+)
+from megatron_opsft.model.config_from_hf import read_model_shape
+from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.step import Trainer
+from megatron_opsft.runtime.device import Device, has_transformer_engine
+from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.shards import ModelShards
+
+
+def build_trainer(
+    config: Config, model_dir: Path, device: Device, layout: Layout
+) -> tuple[Trainer, ModelShards]:
+    """The trainer with the directory's weights, and its shards. Called by every rank.
+
+    Each rank reads only its own slices, tensor by tensor. Errors: `UserError` for an unsupported model, a layout
+    that does not fit it, or a weight file that is damaged or holds other tensors than config.json says.
+    """
+    shape = read_model_shape(model_dir)
+    check_layout(shape, config.parallel)
+    tensors = HfTensors(model_dir)
+    megatron = transformer_config(
+        shape,
+        dtype=config.model.dtype,
+        parallel=config.parallel,
+        train=config.train,
+        device=device,
+    )
+    table = WeightTable(
+        shape, "te" if has_transformer_engine(device) else "local", config.parallel.tp
+    )
+    if layout.is_main:
+        check_checkpoint(tensors, table)
+    models = build_model(shape, megatron, device)
+    ModelShards.of(models, table, layout).fill(tensors.read)
+    chunks = wrap_for_training(models, megatron)
+    optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
+    trainer = Trainer(
+        chunks,
+        optimizer,
+        megatron,
+        layout,
+        vocab_size=shape.vocab_size,
+        weight_decay=config.optimizer.weight_decay,
+    )
+    # The distributed optimizer moved the parameters into its own buffer: match them anew.
+    return trainer, ModelShards.of(models, table, layout)

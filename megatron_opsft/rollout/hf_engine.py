@@ -1,0 +1,259 @@
+"""The embedded rollout engine: a Hugging Face causal LM and a decode loop of our own inside each rank.
+
+`model.generate` shares one random stream over a batch, so a response would depend on its neighbours. This
+loop draws every token from the response's own seed, prefills the prompt of a group once, and drops finished
+responses from the batch.
+
+Shapes: P prompts of a batch, N responses still decoding, S prompt length with padding, L longest response.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.rollout.attention import GROUPED_SDPA
+from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, split_batches
+from megatron_opsft.rollout.kv_cache import make_room
+from megatron_opsft.rollout.sampling import sample_tokens, uniforms
+
+_CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
+_COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that the engine needs."""
+
+    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]: ...
+
+
+class HfEngine:
+    """`RolloutEngine` for any causal LM of transformers that decodes with a `DynamicCache`."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Decoder, batch_size: int, version: int | None
+    ) -> None:
+        """version: of the weights the model holds; None: they are not to be sampled from."""
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.version = version
+        # Tied weights are one parameter under several names.
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    @classmethod
+    def from_config(
+        cls,
+        model_dir: str | Path,
+        tokenizer: Decoder,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        batch_size: int,
+    ) -> "HfEngine":
+        """The model of config.json with memory for its weights but no values: `load_weights` comes next."""
+        config = AutoConfig.from_pretrained(model_dir)
+        # Only parameters stay unset: buffers such as rotary frequencies are computed by the constructors.
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=GROUPED_SDPA
+            )
+        model.tie_weights()  # skipped together with the initialisation
+        return cls(model.to(device), tokenizer, batch_size, version=None)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_dir: str | Path,
+        tokenizer: Decoder,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        batch_size: int,
+    ) -> "HfEngine":
+        """The model with the weights of the directory, as version 0."""
+        model = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=GROUPED_SDPA
+        )
+        return cls(model.to(device), tokenizer, batch_size, version=0)
+
+    def generate(
+        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
+    ) -> list[Rollout]:
+        """See `RolloutEngine.generate`. RuntimeError before the first complete `load_weights`."""
+        if self.version is None:
+            raise RuntimeError("the rollout engine holds no complete set of weights")
+        done: dict[tuple[str, int], Rollout] = {}
+        for batch in split_batches(prompts, self.batch_size):
+            for rollout in self._generate_batch(batch, sampling):
+                done[rollout.problem_id, rollout.sample_index] = rollout
+        return [
+            done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices
+        ]
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.load_weights`. Values are cast to the engine's dtype."""
+        self.version = None
+        seen_names: set[str] = set()
+        written: set[int] = set()
+        for hf_name, tensor in tensors:
+            parameter = self._parameters.get(hf_name)
+            if parameter is None:
+                raise ValueError(f"the rollout model has no weight named {hf_name}")
+            if hf_name in seen_names:
+                raise ValueError(f"{hf_name} was sent twice")
+            if parameter.shape != tensor.shape:
+                raise ValueError(
+                    f"{hf_name}: sent shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}"
+                )
+            seen_names.add(hf_name)
+            if id(parameter) not in written:
+                parameter.data.copy_(tensor)
+                written.add(id(parameter))
+            elif not torch.equal(parameter.data, tensor.to(parameter.data)):
+                raise ValueError(f"{hf_name} is tied to a weight that was sent with other values")
+        missing = [name for name, value in self._parameters.items() if id(value) not in written]
+        if missing:
+            raise ValueError(f"{len(missing)} weights were not sent: {', '.join(missing[:5])}")
+        self.version = version
+
+    def weight(self, hf_name: str) -> Tensor:
+        """See `RolloutEngine.weight`."""
+        return self._parameters[hf_name].data
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `RolloutEngine.named_weights`."""
+        for hf_name, parameter in self.model.named_parameters():
+            yield hf_name, parameter.data
+
+    def close(self) -> None:
+        """Drop the model."""
+        del self.model, self._parameters
+        self.version = None
+
+    @torch.inference_mode()
+    def _generate_batch(
+        self, batch: Sequence[PromptRequest], sampling: SamplingSettings
+    ) -> list[Rollout]:
+        """Prefill each prompt once, then decode its responses together; see the module's legend."""
+        device = self.model.device
+        prompts_PS, mask_PS = _left_pad([request.prompt_ids for request in batch], device)
+        cache = DynamicCache(config=self.model.config)
+        positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
+        logits_PV = self._forward(prompts_PS, mask_PS, positions_PS, cache)
+
+        counts = torch.tensor([len(request.seeds) for request in batch], device=device)
+        owner_N = torch.repeat_interleave(torch.arange(len(batch), device=device), counts)
+        cache.batch_select_indices(owner_N)
+        make_room(cache)
+        seeds_N = torch.tensor([seed for request in batch for seed in request.seeds], device=device)
+        tokens_NL = self._decode(
+            logits_PV[owner_N], mask_PS[owner_N], cache, seeds_N, sampling
+        )
+        return self._read_rollouts(batch, tokens_NL, sampling)
+
+    def _decode(
+        self,
+        logits_NV: Tensor,
+        mask_NS: Tensor,
+        cache: DynamicCache,
+        seeds_N: Tensor,
+        sampling: SamplingSettings,
+    ) -> Tensor:
+        """Sampled token ids, int64 [N, L]; what follows a row's first end token is meaningless."""
+        num_rows, num_tokens = len(seeds_N), sampling.max_response_tokens
+        ends = torch.tensor(sampling.end_token_ids, device=seeds_N.device)
+        uniforms_NL = uniforms(seeds_N, num_tokens)
+        tokens_NL = seeds_N.new_full((num_rows, num_tokens), -1)
+        next_position_N = mask_NS.sum(dim=-1)
+        mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, num_tokens)], dim=-1)
+        rows_N = torch.arange(num_rows, device=seeds_N.device)  # of tokens_NL, for those decoding
+        finished_N = torch.zeros_like(rows_N, dtype=torch.bool)
+        for t in range(num_tokens):
+            token_N = sample_tokens(
+                logits_NV, uniforms_NL[rows_N, t], sampling.temperature, sampling.top_p
+            )
+            tokens_NL[rows_N, t] = token_N
+            finished_N |= torch.isin(token_N, ends)
+            if t + 1 == num_tokens:
+                break
+            if t % _CHECK_EVERY == _CHECK_EVERY - 1:
+                num_finished = int(finished_N.sum())
+                if num_finished == len(rows_N):
+                    break
+                if num_finished >= _COMPACT_AT * len(rows_N):
+                    kept = (~finished_N).nonzero().squeeze(-1)
+                    cache.batch_select_indices(kept)
+                    rows_N, token_N, finished_N = rows_N[kept], token_N[kept], finished_N[kept]
+                    mask_NT, next_position_N = mask_NT[kept], next_position_N[kept]
+            logits_NV = self._forward(
+                token_N[:, None],
+                mask_NT[:, : mask_NS.shape[1] + t + 1],
+                (next_position_N + t)[:, None],
+                cache,
+            )
+        return tokens_NL
+
+    def _forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
+    ) -> Tensor:
+        """Logits at the last position, [rows, V]; the cache grows by the given tokens."""
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]
+
+    def _read_rollouts(
+        self, batch: Sequence[PromptRequest], tokens_NL: Tensor, sampling: SamplingSettings
+    ) -> list[Rollout]:
+        """Cut every row behind its first end token and decode what stands before it."""
+        assert self.version is not None
+        ends = torch.tensor(sampling.end_token_ids, device=tokens_NL.device)
+        is_end_NL = torch.isin(tokens_NL, ends)
+        stopped = is_end_NL.any(dim=-1).tolist()
+        first_end = is_end_NL.int().argmax(dim=-1).tolist()
+        rows = tokens_NL.tolist()
+        responses = [
+            row[: end + 1] if stop else row
+            for row, stop, end in zip(rows, stopped, first_end, strict=True)
+        ]
+        texts = self.tokenizer.batch_decode(
+            [ids[:-1] if stop else ids for ids, stop in zip(responses, stopped, strict=True)],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        places = [(request, index) for request in batch for index in request.sample_indices]
+        return [
+            Rollout(
+                problem_id=request.problem_id,
+                sample_index=index,
+                prompt_ids=request.prompt_ids,
+                response_ids=tuple(ids),
+                text=text,
+                finish_reason=FinishReason.STOP if stop else FinishReason.LENGTH,
+                weight_version=self.version,
+            )
+            for (request, index), ids, text, stop in zip(
+                places, responses, texts, stopped, strict=True
+            )
+        ]
+
+
+def _left_pad(
+    prompts: Sequence[tuple[int, ...]], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Token ids int64 [P, S] and mask bool [P, S], True on tokens; padding is token 0."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

@@ -1,0 +1,41 @@
+"""Responses to problems, shared out over the ranks: what the loop and the evaluation both call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_opsft.data.prompts import PromptEncoder
+from megatron_opsft.records import Problem, Rollout
+from megatron_opsft.rollout.engine import (
+    RolloutEngine,
+    SamplingSettings,
+    make_request,
+    my_share,
+)
+from megatron_opsft.runtime.distributed import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """Samples on this rank its share of a batch of problems.
+
+    A response depends on (seed, step, problem id, sample index) and the weights, not on the number of ranks.
+    """
+
+    engine: RolloutEngine
+    encoder: PromptEncoder
+    layout: Layout
+    batch_size: int
+    seed: int
+
+    def sample(
+        self, problems: Sequence[Problem], settings: SamplingSettings, *, num_samples: int, step: int
+    ) -> list[Rollout]:
+        """`num_samples` responses to each of this rank's part of `problems`; called by every rank."""
+        requests = [
+            make_request(
+                problem.id, self.encoder.encode(problem.text), num_samples, self.seed, step
+            )
+            for problem in problems
+        ]
+        mine = my_share(requests, self.batch_size, self.layout.rank, self.layout.world_size)
+        return self.engine.generate(mine, settings)

@@ -1,0 +1,113 @@
+"""Sampling whose outcome depends on (response seed, position) and the logits, and on nothing else.
+
+Each token of a response is drawn by inverting the cumulative distribution at a uniform number that is a pure
+function of the response's seed and the token's position. Neither the batch a response shares, nor the
+device, nor the number of ranks enters; rounding of the logits does, but only if it moves a border of the
+distribution across the uniform number. Borders are laid out in token-id order, so two tokens of almost equal
+probability that swap ranks do not change the outcome.
+
+Shapes: N rows, V vocabulary, K candidates, L positions.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+_MASK64 = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX1 = 0xBF58476D1CE4E5B9
+_MIX2 = 0x94D049BB133111EB
+_FIRST_CANDIDATES = 64  # enough for the nucleus of a trained model at almost every token
+
+
+def response_seed(run_seed: int, step: int, problem_id: str, sample_index: int) -> int:
+    """The seed of one response, in [0, 2^63): stable over processes, machines and Python versions."""
+    key = f"{run_seed}\0{step}\0{sample_index}\0{problem_id}".encode()
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
+    """Uniform numbers in [0, 1), float64 [N, L]: number t is the t-th output of SplitMix64 from the seed.
+
+    seeds_N: int64 [N]. The same bits on every device: 64-bit integer arithmetic that wraps around.
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    """
+    positions_L = torch.arange(1, num_positions + 1, dtype=torch.int64, device=seeds_N.device)
+    state = seeds_N[:, None] + positions_L * _signed(_GAMMA)
+    state = (state ^ _shift_right(state, 30)) * _signed(_MIX1)
+    state = (state ^ _shift_right(state, 27)) * _signed(_MIX2)
+    state = state ^ _shift_right(state, 31)
+    return _shift_right(state, 11).double() * 2.0**-53
+
+
+def sample_tokens(logits_NV: Tensor, uniforms_N: Tensor, temperature: float, top_p: float) -> Tensor:
+    """One token per row, int64 [N], from softmax(logits / temperature) restricted to its nucleus.
+
+    The nucleus is the smallest set of most probable tokens whose probabilities reach top_p; among equally
+    probable tokens the lower id comes first. uniforms_N: float64 in [0, 1).
+    """
+    scaled_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
+    if temperature != 1.0:
+        scaled_NV = scaled_NV / temperature
+    if top_p < 1.0:
+        return _sample_nucleus(scaled_NV, uniforms_N, top_p, _FIRST_CANDIDATES)
+    weights_NV = torch.exp(scaled_NV - scaled_NV.amax(dim=-1, keepdim=True))
+    return _invert_cdf(weights_NV, uniforms_N)
+
+
+def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int) -> Tensor:
+    """Sample from the nucleus, looking for it among the k most probable tokens first.
+
+    Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens. Rows
+    whose nucleus may reach beyond the candidates are sampled again among eight times as many.
+    """
+    vocab_size = scaled_NV.shape[-1]
+    exhaustive = 2 * k >= vocab_size
+    if exhaustive:
+        ids_NK, values_NK = None, scaled_NV
+    else:
+        # In id order, so that a stable sort breaks ties by id whatever order topk left them in.
+        ids_NK = torch.topk(scaled_NV, k, dim=-1, sorted=False).indices.sort(dim=-1).values
+        values_NK = scaled_NV.gather(-1, ids_NK)
+    top_N1 = values_NK.amax(dim=-1, keepdim=True)
+    total_N1 = torch.exp(scaled_NV - top_N1).sum(dim=-1, keepdim=True, dtype=torch.float64)
+    weights_NK = torch.exp(values_NK - top_N1).double()
+
+    sorted_NK, order_NK = weights_NK.sort(dim=-1, descending=True, stable=True)
+    mass_before_NK = sorted_NK.cumsum(dim=-1) - sorted_NK
+    kept_sorted_NK = mass_before_NK < top_p * total_N1
+    kept_NK = torch.zeros_like(kept_sorted_NK).scatter(-1, order_NK, kept_sorted_NK)
+    picked_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
+    if ids_NK is None:
+        return picked_N
+    tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
+
+    # A kept candidate as small as the smallest may have equals, or successors, that are no candidates.
+    least_N1 = sorted_NK[:, -1:]
+    beyond_N = (kept_sorted_NK & (sorted_NK <= least_N1)).any(dim=-1)
+    if bool(beyond_N.any()):
+        rows = beyond_N.nonzero().squeeze(-1)
+        tokens_N[rows] = _sample_nucleus(scaled_NV[rows], uniforms_N[rows], top_p, 8 * k)
+    return tokens_N
+
+
+def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> Tensor:
+    """The first index at which the cumulative weight exceeds uniform * total weight, int64 [N]."""
+    cdf_NK = weights_NK.cumsum(dim=-1, dtype=torch.float64)
+    total_N = cdf_NK[:, -1]
+    # Rounding may lift uniform * total to the total itself, which nothing exceeds.
+    target_N = torch.minimum(uniforms_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
+    return torch.searchsorted(cdf_NK, target_N[:, None], right=True).squeeze(-1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of an unsigned 64-bit value."""
+    value &= _MASK64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(state: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own is arithmetic and would copy the sign bit."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,109 @@
+"""The directory of a run: created or reopened without losing anything, written atomically."""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Rollout, Verdict
+
+
+class RunDir:
+    """config.yaml, manifest.json, metrics.jsonl, evals.jsonl, summary.json, rollouts/, checkpoints/, hf/.
+
+    Used by rank 0.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def open(self, *, resume: bool, overwrite: bool) -> None:
+        """Make the directory ready. Errors: `UserError` when it holds a run and neither flag is given."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"run.dir={self.path} is a file; name a directory")
+        holds_run = self.path.is_dir() and any(self.path.iterdir())
+        if holds_run and not (resume or overwrite):
+            raise UserError(
+                f"run.dir={self.path} holds a run already; go on with --resume, replace it with "
+                "--overwrite, or name another directory"
+            )
+        if holds_run and overwrite:
+            if not (self.path / "config.yaml").is_file():
+                raise UserError(
+                    f"run.dir={self.path} holds files but no config.yaml of a run, so --overwrite will "
+                    "not delete it; name another directory"
+                )
+            shutil.rmtree(self.path)
+        (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+
+    def truncate(self, after_step: int) -> None:
+        """Forget what was written after `after_step`, so that a resumed run writes it again just once.
+
+        Also drops a last line that a kill left unfinished, and partial checkpoints.
+        """
+        # The evaluation of step 0 belongs to a fresh start: it is made again.
+        keep_from_start = after_step > 0
+        for name in ("metrics.jsonl", "evals.jsonl"):
+            path = self.path / name
+            if path.exists():
+                kept = [
+                    line
+                    for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+                    if keep_from_start and _step_of(line) <= after_step
+                ]
+                write_text(path, "".join(kept))
+        for path in (self.path / "rollouts").glob("step_*"):
+            if int(path.name[5:11]) > after_step:
+                path.unlink()
+        for path in (self.path / "checkpoints").glob(".partial_*"):
+            shutil.rmtree(path)
+
+    def save_rollouts(self, step: int, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
+        """rollouts/step_N.jsonl.gz: one response a line; the same responses give the same bytes."""
+        rows = (
+            {
+                "problem_id": rollout.problem_id,
+                "sample_index": rollout.sample_index,
+                "outcome": verdict.outcome.value,
+                "answer": verdict.answer,
+                "finish_reason": rollout.finish_reason.value,
+                "num_tokens": len(rollout.response_ids),
+                "weight_version": rollout.weight_version,
+                "text": rollout.text,
+                "response_ids": rollout.response_ids,
+            }
+            for rollout, verdict in pairs
+        )
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        path = self.path / "rollouts" / f"step_{step:06d}.jsonl.gz"
+        write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0))
+
+
+def _step_of(line: str) -> float:
+    """The step of a JSON line; infinite for one that is torn."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
+    except ValueError:
+        return float("inf")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write whole or not at all: a temporary file beside it, then a rename."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_bytes` of indented JSON."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

