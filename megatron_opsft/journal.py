@@ -17,7 +17,6 @@ from megatron_opsft.runtime.run_dir import RunDir, write_json
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
-from megatron_opsft.weights.export import Exporter
 from megatron_opsft.weights.hf_writer import write_hf_model
 
 WARN_AFTER_SKIPPED = 10
@@ -114,7 +113,7 @@ class Journal:
 
     def finish(self) -> None:
         """Export the model as a Hugging Face directory and write summary.json."""
-        exporter = Exporter(self._s.shards)
+        exporter = self._s.sync.exporter
         if self._log is None:
             for _ in exporter.stream():
                 pass

@@ -30,7 +30,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     """
     stop = StopSignal(config.run.max_minutes)
     with open_session(config) as s, open_journal(s, resume=resume, overwrite=overwrite) as journal:
-        s.sync.push()
+        s.sync.push(journal.last_step)
         if journal.last_step == 0:
             journal.evaluate(0)
         for step in range(journal.last_step + 1, config.run.steps + 1):
@@ -69,7 +69,7 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
             journal.save_failed_batch(step, samples)
             raise
     with watch.phase("sync"):
-        pushed = s.sync.push()
+        pushed = s.sync.push(step)
     journal.record(step, list(zip(rollouts, verdicts, strict=True)), samples, result, pushed, watch)
 
 

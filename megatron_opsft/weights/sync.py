@@ -12,22 +12,22 @@ from megatron_opsft.weights.shards import ModelShards
 
 
 class WeightSync:
-    """Pushes and pulls; the version counts pushes since the engine started."""
+    """Pushes and pulls; `version` says which weights the engine holds: the number of updates behind them."""
 
     def __init__(self, shards: ModelShards, engine: RolloutEngine) -> None:
         self._shards = shards
         self._engine = engine
-        self._exporter = Exporter(shards)
-        self.version = 0
+        self.exporter = Exporter(shards)
+        self.version = -1
 
-    def push(self) -> SyncResult:
+    def push(self, version: int) -> SyncResult:
         """Trainer -> engine, streamed; collective over all ranks. The engine checks that nothing is missing."""
         start = time.perf_counter()
-        counted = _Counted(self._exporter.stream())
-        self.version += 1
-        self._engine.load_weights(counted, self.version)
+        counted = _Counted(self.exporter.stream())
+        self._engine.load_weights(counted, version)
+        self.version = version
         return SyncResult(
-            version=self.version,
+            version=version,
             num_tensors=counted.num_tensors,
             num_bytes=counted.num_bytes,
             seconds=time.perf_counter() - start,
