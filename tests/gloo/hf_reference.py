@@ -1,0 +1,80 @@
+"""What the gradient must be: Hugging Face's model and plain autograd, one response at a time."""
+
+from functools import cache
+
+import torch
+from tiny_models import SHAPES, samples, weights
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from megatron_opsft.objective.normalization import Mode
+from megatron_opsft.records import Sample
+from megatron_opsft.weights.architectures import ARCHITECTURES
+
+
+def hf_model(name: str) -> PreTrainedModel:
+    """The float32 model of `SHAPES` with the weights of `tiny_models`."""
+    shape = SHAPES[name]
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": shape.rope_theta}
+    if shape.rope_scaling is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": shape.rope_scaling.factor,
+            "low_freq_factor": shape.rope_scaling.low_freq_factor,
+            "high_freq_factor": shape.rope_scaling.high_freq_factor,
+            "original_max_position_embeddings": shape.rope_scaling.original_max_position,
+        }
+    config = AutoConfig.for_model(
+        ARCHITECTURES[shape.architecture].model_type,
+        num_hidden_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tied_embeddings,
+        rms_norm_eps=shape.norm_eps,
+        max_position_embeddings=shape.max_position_embeddings,
+        rope_parameters=rope,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    parameters = dict(model.named_parameters())
+    values = weights(name)
+    assert parameters.keys() == values.keys()
+    with torch.no_grad():
+        for hf_name, value in values.items():
+            parameters[hf_name].copy_(value)
+    return model
+
+
+def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:
+    """sum_t log p(o_t | prompt, o_<t) of one response."""
+    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+    log_probs_TV = model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+    log_probs_T = log_probs_TV.gather(1, ids[0, 1:, None])[:, 0]
+    return log_probs_T[-len(sample.response_ids) :].sum()
+
+
+@cache
+def hf_gradient(
+    name: str, num_samples: int, num_rollouts: int, mode: Mode = "batch_max"
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss of Algorithm 1 (or of the other two normalizations) and its whole gradient by HF name."""
+    model = hf_model(name)
+    accepted = samples(num_samples)
+    longest = max(len(sample.response_ids) for sample in accepted)
+    total = sum(len(sample.response_ids) for sample in accepted)
+    loss = 0.0
+    for sample in accepted:
+        divisor = {
+            "batch_max": num_rollouts * longest,
+            "response": num_rollouts * len(sample.response_ids),
+            "token_mean": total,
+        }[mode]
+        part = -response_log_prob(model, sample) / divisor
+        part.backward()
+        loss += part.item()
+    gradient = {hf_name: p.grad for hf_name, p in model.named_parameters()}
+    assert all(grad is not None for grad in gradient.values())
+    return loss, gradient  # type: ignore[return-value]

@@ -1,0 +1,203 @@
+"""What the workers run. Functions here are called on every rank, inside a process group of the job's size."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from tiny_models import SHAPES, samples, weights
+
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.step import Trainer
+from megatron_opsft.objective.batch import in_problem_order
+from megatron_opsft.objective.normalization import Mode, normalize
+from megatron_opsft.objective.packing import pack
+from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.shards import ModelShards
+from megatron_opsft.weights.slicing import merge_shards, padding_start
+
+CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
+NUM_ROLLOUTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to train one model of `SHAPES`."""
+
+    model: str = "qwen2"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    vpp: int | None = None
+    sequence_parallel: bool = False
+    budget: int = 64
+    num_samples: int = 13
+    mode: Mode = "batch_max"
+    recompute: str = "none"
+    dtype: str = "float32"
+    # The rank that sampled each response; by default they are dealt out unevenly.
+    all_on_rank: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return ParallelConfig(
+            tp=self.tp, pp=self.pp, vpp=self.vpp, sequence_parallel=self.sequence_parallel
+        )
+
+    def __str__(self) -> str:
+        extra = [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
+        return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A trainer on this rank, as `model.load.build_trainer` makes it from files."""
+
+    trainer: Trainer
+    shards: ModelShards
+    layout: Layout
+
+
+def build(case: Case) -> Built:
+    """Join the groups of the case and build its model with the weights of `tiny_models`."""
+    layout = start_distributed(CPU, case.parallel)
+    shape = SHAPES[case.model]
+    config = transformer_config(
+        shape,
+        dtype=case.dtype,
+        parallel=case.parallel,
+        train=TrainConfig.model_validate({"recompute": case.recompute}),
+        device=CPU,
+    )
+    table = WeightTable(shape, "local", case.tp)
+    models = build_model(shape, config, CPU)
+    values = weights(case.model)
+    ModelShards.of(models, table, layout).fill(
+        lambda name, axis, start, stop: values[name].narrow(axis, start, stop - start)
+    )
+    chunks = wrap_for_training(models, config)
+    trainer = Trainer(
+        chunks,
+        build_optimizer(chunks, OptimizerConfig(lr=1e-3, clip_grad=0.05), bf16=config.bf16),
+        config,
+        layout,
+        vocab_size=shape.vocab_size,
+        weight_decay=0.01,
+    )
+    return Built(trainer=trainer, shards=ModelShards.of(models, table, layout), layout=layout)
+
+
+def sampled_here(case: Case, layout: Layout, accepted: list[Sample]) -> list[Sample]:
+    """This rank's accepted responses before the exchange: few on rank 0, most on the last one."""
+    if case.all_on_rank is not None:
+        return accepted if layout.rank == case.all_on_rank else []
+    size = layout.world_size
+    owner = [min(int(size * (n / len(accepted)) ** 0.5), size - 1) for n in range(len(accepted))]
+    return [s for s, rank in zip(accepted, owner, strict=True) if rank == layout.rank]
+
+
+def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBatch], float]:
+    """Exchange, order, normalize, pack: the steps of the training loop."""
+    mine = sampled_here(case, layout, samples(case.num_samples, seed=seed))
+    problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
+    accepted = in_problem_order(gather_from_all(mine), problems)
+    if not accepted:
+        return [], 0.0
+    normalization = normalize(accepted, NUM_ROLLOUTS, case.mode)
+    batches = pack(
+        accepted,
+        normalization,
+        budget=case.budget,
+        dp_rank=layout.dp_rank,
+        dp_size=layout.dp_size,
+        multiple=case.pp if case.vpp else 1,
+        align=case.tp if case.sequence_parallel else 1,
+        device=CPU.torch_device,
+    )
+    return batches, normalization.factor
+
+
+def gradient(case: Case) -> Any:
+    """`Trainer.accumulate`, then the summed main gradients of all ranks: (loss, {hf_name: array})."""
+    built = build(case)
+    batches, factor = batches_of(case, built.layout)
+    counts = gather_from_all([len(batches)])
+    assert len(set(counts)) == 1, f"ranks have different numbers of micro-batches: {counts}"
+    loss = built.trainer.accumulate(batches, factor)
+    collect_reduced_parts(built.trainer)
+    return loss, len(batches), whole_gradient(built)
+
+
+def collect_reduced_parts(trainer: Trainer) -> None:
+    """Complete the gradient buffers: after the reduce-scatter a rank holds the sum of its own part alone."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    for chunk in trainer.chunks:
+        for buffer in chunk.buffers:
+            for bucket in buffer.buckets:
+                part = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, part, group=group)
+
+
+def main_gradients(built: Built) -> dict[str, Any]:
+    """mcore name -> this rank's fp32 gradient shard, by the weight table's names."""
+    by_storage = {
+        parameter.data_ptr(): parameter.main_grad
+        for model in built.trainer.models
+        for parameter in model.parameters()
+    }
+    return {
+        rule.mcore_name: by_storage[data.data_ptr()].numpy().copy()
+        for rule, data in built.shards.parameters
+    }
+
+
+def whole_gradient(built: Built) -> dict[str, Any]:
+    """HF name -> gradient, on rank 0; checks what all copies of a parameter must agree on."""
+    layout, table = built.layout, built.shards.table
+    mine = ((layout.pp_rank, layout.tp_rank, layout.dp_rank), main_gradients(built))
+    shards = dict(gather_from_all([mine]))
+    if not layout.is_main:
+        return {}
+    whole: dict[str, torch.Tensor] = {}
+    for rule in table.rules:
+        copies = {
+            place: torch.from_numpy(grads[rule.mcore_name])
+            for place, grads in shards.items()
+            if rule.mcore_name in grads
+        }
+        if rule.replica and not copies:
+            continue  # tied, and embedding and head share a stage
+        stage = min(place[0] for place in copies)
+        parts = [copies[stage, rank, 0] for rank in range(layout.tp_size)]
+        for (_, tp_rank, _), copy in copies.items():
+            torch.testing.assert_close(copy, parts[tp_rank], rtol=0, atol=0)
+        for tp_rank, part in enumerate(parts):
+            assert not part[padding_start(rule, tp_rank, layout.tp_size) :].any()
+        if rule.fusion.value == "copy":
+            for part in parts[1:]:
+                torch.testing.assert_close(part, parts[0], rtol=0, atol=0)
+        for name, value in merge_shards(rule, parts).items():
+            if rule.replica:  # the head's copy of a tied embedding: already summed into the first
+                torch.testing.assert_close(value, whole[name], rtol=0, atol=0)
+            whole[name] = value
+    return {name: value.numpy() for name, value in whole.items()}
+
+
+def train_steps(case: Case, num_steps: int) -> list[StepResult]:
+    """`Trainer.step` on other samples each time; the results are equal on all ranks."""
+    built = build(case)
+    results = []
+    for step in range(num_steps):
+        batches, factor = batches_of(case, built.layout, seed=step)
+        results.append(built.trainer.step(batches, factor, lr=1e-3))
+    return results

@@ -1,0 +1,88 @@
+"""The whole gradient, every parameter under its HF name, against plain Hugging Face autograd."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hf_reference import hf_gradient
+from jobs import NUM_ROLLOUTS, Case, gradient
+from world import World
+
+LIMIT = 1e-4  # largest difference of a tensor / largest entry of that tensor, float32
+
+LAYOUTS = [
+    Case(tp=tp, pp=pp, dp=dp)
+    for tp, pp, dp in (
+        (1, 1, 1),
+        (2, 1, 1),
+        (1, 2, 1),
+        (1, 1, 2),
+        (2, 2, 1),
+        (2, 1, 2),
+        (1, 2, 2),
+        (1, 1, 4),
+    )
+]
+SPECIAL = [
+    Case(pp=2, vpp=2),
+    Case(pp=2, dp=2, vpp=2),
+    Case(tp=2, sequence_parallel=True),
+    Case(tp=2, pp=2, sequence_parallel=True),
+    Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
+]
+MODELS = [
+    Case(model=model, tp=tp, pp=pp, dp=dp, sequence_parallel=sp)
+    for model in ("qwen2_tied", "qwen3", "llama3")
+    for tp, pp, dp, sp in ((1, 1, 1, False), (2, 1, 2, True), (2, 2, 1, False), (1, 2, 2, False))
+] + [Case(model="llama_mha", tp=4), Case(model="qwen2_tied", pp=2, vpp=2)]
+
+
+def check(world: World, case: Case) -> int:
+    """Compare loss and gradient with the reference; returns the number of micro-batches per rank."""
+    loss, num_batches, found = world.run(gradient, case.world_size, case)[0]
+    hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.mode)
+    assert found.keys() == expected.keys()
+    errors = {
+        name: float((torch.from_numpy(found[name]) - want).abs().max() / want.abs().max())
+        for name, want in expected.items()
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] < LIMIT, f"{worst}: {errors[worst]:.2e}"
+    assert loss == pytest.approx(hf_loss, rel=1e-5)
+    return num_batches
+
+
+@pytest.mark.parametrize("case", LAYOUTS + SPECIAL, ids=str)
+def test_gradient_matches_hf_in_layout(world: World, case: Case) -> None:
+    check(world, case)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=str)
+def test_gradient_matches_hf_for_model(world: World, case: Case) -> None:
+    check(world, case)
+
+
+@pytest.mark.parametrize("budget", [1, 50, 120, 10_000])
+def test_gradient_matches_hf_for_any_token_budget(world: World, budget: int) -> None:
+    num_batches = check(world, Case(tp=2, dp=2, budget=budget))
+    assert num_batches == {1: 7, 10_000: 1}.get(budget, num_batches)
+
+
+@pytest.mark.parametrize("mode", ["response", "token_mean"])
+def test_gradient_matches_hf_for_normalization(world: World, mode: str) -> None:
+    check(world, replace(Case(pp=2, dp=2), mode=mode))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_gradient_matches_hf_when_one_rank_accepted_everything(world: World, rank: int) -> None:
+    check(world, Case(pp=2, dp=2, all_on_rank=rank))
+
+
+@pytest.mark.parametrize("case", [Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2)], ids=str)
+def test_gradient_matches_hf_for_a_single_sample(world: World, case: Case) -> None:
+    check(world, replace(case, num_samples=1))
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_gradient_matches_hf_with_recomputation(world: World, recompute: str) -> None:
+    check(world, Case(tp=2, pp=2, recompute=recompute))

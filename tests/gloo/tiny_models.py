@@ -1,0 +1,81 @@
+"""Small models of every architecture, with weights and samples that depend on names and seeds alone.
+
+Imported by the workers, so transformers is not needed here.
+"""
+
+import random
+import zlib
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.records import Sample
+from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.weights.rules import WeightTable
+
+QWEN2 = ModelShape(
+    architecture="Qwen2ForCausalLM",
+    num_layers=4,
+    hidden_size=64,
+    ffn_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    vocab_size=301,  # not a multiple of anything: the vocabulary is padded
+    tied_embeddings=False,
+    qkv_bias=True,
+    qk_norm=False,
+    norm_eps=1e-6,
+    max_position_embeddings=256,
+    rope_theta=10000.0,
+)
+SHAPES = {
+    "qwen2": QWEN2,
+    "qwen2_tied": replace(QWEN2, tied_embeddings=True),
+    "qwen3": replace(
+        QWEN2, architecture="Qwen3ForCausalLM", qkv_bias=False, qk_norm=True, head_dim=24
+    ),
+    # The original length is short, so that the scaling changes what these short samples see.
+    "llama3": replace(
+        QWEN2,
+        architecture="LlamaForCausalLM",
+        qkv_bias=False,
+        rope_scaling=RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=32
+        ),
+    ),
+    # At TP 4 the last rank's rows of the padded vocabulary are all padding.
+    "llama_mha": replace(
+        QWEN2, architecture="LlamaForCausalLM", qkv_bias=False, num_kv_heads=4, vocab_size=257
+    ),
+}
+
+
+def weight(hf_name: str, shape: tuple[int, ...]) -> Tensor:
+    """The float32 values of one HF tensor."""
+    generator = torch.Generator().manual_seed(zlib.crc32(hf_name.encode()))
+    values = torch.randn(shape, generator=generator)
+    if "norm" in hf_name:
+        return 1.0 + 0.1 * values
+    return 0.1 * values
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    """Every HF tensor of a model of `SHAPES`."""
+    shapes = WeightTable(SHAPES[name]).hf_shapes()
+    return {hf_name: weight(hf_name, shape) for hf_name, shape in shapes.items()}
+
+
+def samples(count: int, vocab_size: int = 257, seed: int = 0) -> list[Sample]:
+    """Accepted responses of 1 to 48 tokens after prompts of 1 to 9."""
+    draw = random.Random(seed)
+    return [
+        Sample(
+            problem_id=f"p{number // 2}",
+            sample_index=number % 2,
+            prompt_ids=tuple(draw.randrange(vocab_size) for _ in range(draw.randint(1, 9))),
+            response_ids=tuple(draw.randrange(vocab_size) for _ in range(draw.randint(1, 48))),
+        )
+        for number in range(count)
+    ]
