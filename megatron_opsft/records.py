@@ -1,28 +1,28 @@
 """The typed records that cross module boundaries; nothing else does.
 
 Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
-decoded and tokenised again between sampling and training. torch is not imported here: verifier workers use
-these records and must start quickly.
+decoded and tokenised again between sampling and training. torch is not imported here: verifier
+workers use these records and must start quickly.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a response ended: its own end token, or the length limit L."""
 
     STOP = "stop"
     LENGTH = "length"
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """What the verifier says of one response."""
 
     CORRECT = "correct"
@@ -96,7 +96,8 @@ class MicroBatch:
 class StepResult:
     """One optimizer step; `applied` is False when nothing was accepted anywhere.
 
-    loss: the normalised loss of the global batch; grad_norm: before clipping; both equal on every rank.
+    loss: the normalised loss of the global batch; grad_norm: before clipping; both equal on every
+    rank.
     """
 
     applied: bool

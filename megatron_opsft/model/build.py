@@ -1,7 +1,7 @@
 """Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP.
 
-The layer spec is the only place where modules are chosen: TransformerEngine's on CUDA where it is there,
-Megatron's linear layers with our attention and norm everywhere else.
+The layer spec is the only place where modules are chosen: TransformerEngine's on CUDA where it is
+there, Megatron's linear layers with our attention and norm everywhere else.
 """
 
 import math
@@ -32,8 +32,8 @@ from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
 from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
-from megatron_opsft.weights.rules import padded_vocab_size
 from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -77,8 +77,8 @@ def transformer_config(
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
-        # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that only with
-        # this dispatcher, although a dense model has no experts to dispatch to.
+        # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that
+        # only with this dispatcher, although a dense model has no experts to dispatch to.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         # Interleaved stages of two ranks send to each other in both directions at once: only the
@@ -118,7 +118,7 @@ def layer_spec(
 
 
 def scaled_rope_frequencies(shape: ModelShape) -> torch.Tensor:
-    """Inverse rotary frequencies [head_dim / 2], float32, with Llama 3's scaling where the model has it.
+    """Inverse rotary frequencies, float32 [head_dim / 2], scaled as Llama 3 does where it is.
 
     Computed here because Megatron fixes three of the four numbers of that scaling.
     """
@@ -158,7 +158,7 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
 
 
 def build_model(shape: ModelShape, config: TransformerConfig, device: Device) -> list[GPTModel]:
-    """This rank's model chunks (one, or vpp of them), weights uninitialised. Called by every rank."""
+    """This rank's model chunks (one, or vpp of them), weights uninitialised."""
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     vpp = config.virtual_pipeline_model_parallel_size
     chunks = []
@@ -187,7 +187,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, device: Device) ->
 
 
 def mark_tensor_parallel(chunk: GPTModel) -> None:
-    """Say which parameters are shards: Megatron does so only while initialising weights, which we skip.
+    """Say which parameters are shards; Megatron does so only while initialising weights.
 
     Gradient norms count a parameter without the mark on tensor-parallel rank 0 alone.
     """
@@ -205,7 +205,7 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
 def wrap_for_training(
     chunks: list[GPTModel], config: TransformerConfig
 ) -> list[DistributedDataParallel]:
-    """Megatron's data-parallel wrapper: float32 gradient buffers, sharded for the distributed optimizer."""
+    """Megatron's data-parallel wrapper with float32 gradient buffers."""
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
