@@ -1,8 +1,9 @@
 """Seconds of a training step, ours against a plain PyTorch/transformers loop with the same work.
 
-Both train the same model on the same problems in one process, step by step in turn, so that the machine's drift hits
-both. The plain loop is what one would write without this project: `generate` on the whole batch, math-verify, a padded
-batch through the Hugging Face model, AdamW. Prints one JSON line: medians, their ratio, and where our time goes.
+Both train the same model on the same problems in one process, step by step in turn, so that the
+machine's drift hits both. The plain loop is what one would write without this project: `generate`
+on the whole batch, math-verify, a padded batch through the Hugging Face model, AdamW. Prints one
+JSON line: medians, their ratio, and where our time goes.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The command line: `megatron-opsft train|config|report`, the same as `python -m megatron_opsft`."""
+"""The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
 
 import logging
 import os
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def _exit(message: str, code: int) -> None:
-    """Print and leave without waiting for other ranks: they may be in a collective that never ends."""
+    """Print and leave; not waiting for other ranks, which may be in a collective for ever."""
     if int(os.environ.get("RANK", "0")) > 0:
         time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
     print(message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""YAML and dotted overrides -> `Config`; every mistake is one line that names the key, the value and the fix."""
+"""YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix."""
 
 import difflib
 import hashlib
@@ -17,7 +17,8 @@ from megatron_opsft.errors import UserError
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration of a YAML file with `section.key=value` overrides (values are YAML) on top.
 
-    Errors: `UserError` for a missing or malformed file, an unknown key, a wrong value, a missing key.
+    Errors: `UserError` for a missing or malformed file, an unknown key, a wrong value, a missing
+    key.
     """
     tree: dict[str, Any] = {}
     if path is not None:
@@ -31,7 +32,9 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
-            raise UserError(f"config key {key} is missing: set it in the file or as {key}=...") from None
+            raise UserError(
+                f"config key {key} is missing: set it in the file or as {key}=..."
+            ) from None
         raise UserError(f"config key {key}={first['input']!r}: {first['msg']}") from None
 
 
@@ -55,7 +58,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.split(".")
     if not equals or len(parts) != 2 or not all(parts):
-        raise UserError(f"override {override!r}: write section.key=value, for example optimizer.lr=1e-6")
+        raise UserError(
+            f"override {override!r}: write section.key=value, for example optimizer.lr=1e-6"
+        )
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -90,7 +95,7 @@ def to_yaml(config: Config) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """A hash of what decides a run's numbers: everything but where it is written and how it is logged."""
+    """A hash of what decides a run's numbers: all but where it is written and logged."""
     tree = config.model_dump(mode="json")
     for key in ("dir", "tensorboard", "wandb", "wandb_project", "save_rollouts", "max_minutes"):
         del tree["run"][key]
@@ -111,7 +116,9 @@ def reference_table() -> str:
 
 
 def _show(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 # What may change when a run is resumed: where and how it runs, not what it computes.
@@ -140,6 +147,6 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
             name = f"{section}.{key}"
             if value != old[section][key] and not name.startswith(_FREE_ON_RESUME):
                 raise UserError(
-                    f"{directory} was started with {name}={old[section][key]!r}, not {value!r}: a resumed run "
-                    "must keep it; set it back, or start a new run in another run.dir"
+                    f"{directory} was started with {name}={old[section][key]!r}, not {value!r}: a "
+                    "resumed run must keep it; set it back, or start a new run in another run.dir"
                 )

@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """Bad input (config, data, checkpoint, environment). The command line prints it and exits with 2."""
+    """Bad input (config, data, checkpoint, environment); the command line exits with 2."""
 
 
 class NonFiniteError(Exception):

@@ -1,4 +1,4 @@
-"""What a run writes down: metrics, rollouts, evaluations, checkpoints, summary; and how it finds its place again."""
+"""What a run writes down, and how it finds its place again."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -72,7 +72,7 @@ class Journal:
         if self._skipped_in_row and self._skipped_in_row % WARN_AFTER_SKIPPED == 0:
             log.warning(
                 "no response was accepted in %d steps in a row, so nothing was learned: raise "
-                "rollout.max_response_tokens, or look at rollouts/ for answers the verifier rejects",
+                "rollout.max_response_tokens, or look at rollouts/ for what the verifier rejects",
                 self._skipped_in_row,
             )
 
@@ -148,9 +148,10 @@ class Journal:
 
 @contextmanager
 def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator[Journal]:
-    """Create the run directory, or find the newest checkpoint of it and load that. Called by every rank.
+    """Create the run directory, or load its newest checkpoint. Called by every rank.
 
-    Errors: `UserError` for a directory that holds a run already, or a resume that would not be the same run.
+    Errors: `UserError` for a directory that holds a run already, or a resume that would not be the
+    same run.
     """
     config = session.config
     run_dir = RunDir(config.run.dir)
@@ -163,7 +164,7 @@ def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator
         last_step = session.checkpointer.load(saved[-1])["step"]
     if last_step > config.run.steps:
         raise UserError(
-            f"run.steps={config.run.steps}, but {saved[-1]} is from step {last_step}; raise run.steps"
+            f"run.steps={config.run.steps}, but {saved[-1]} is from step {last_step}; raise it"
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
@@ -178,8 +179,8 @@ def _check_same_run(session: Session, directory: Path) -> None:
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     if manifest["data_sha256"] != session.problems.sha256:
         raise UserError(
-            f"{session.problems.name} is not the data that {directory} was trained on (its hash differs); "
-            "restore the data, or start a new run"
+            f"{session.problems.name} is not the data that {directory} was trained on (its hash "
+            "differs); restore the data, or start a new run"
         )
 
 

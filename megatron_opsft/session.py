@@ -1,4 +1,6 @@
-"""Everything a run needs, built once in the order in which it can fail cheaply: input first, model last."""
+"""Everything a run needs, built once in the order in which it can fail cheaply: input first, model
+last.
+"""
 
 import logging
 import os
@@ -24,6 +26,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.model.build import DTYPES
 from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem
@@ -82,6 +85,7 @@ def open_session(config: Config) -> Iterator[Session]:
     model_dir = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
+    _check_lengths(config, read_model_shape(model_dir).max_position_embeddings)
     problems = _load_problems(config, encoder)
     layout = start_distributed(device, config.parallel)
     _warn(config, problems, layout)
@@ -137,6 +141,16 @@ def open_session(config: Config) -> Iterator[Session]:
     stop_distributed()
 
 
+def _check_lengths(config: Config, max_positions: int) -> None:
+    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens or 0)
+    if config.data.max_prompt_tokens + response > max_positions:
+        raise UserError(
+            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and max_response_tokens="
+            f"{response} together exceed the model's {max_positions} positions "
+            "(max_position_embeddings); lower one"
+        )
+
+
 def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
     loaded = load_problems(
         config.data.train,
@@ -145,7 +159,13 @@ def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
         problem_field=config.data.problem_field,
         answer_field=config.data.answer_field,
     )
-    return drop_long_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    usable = drop_long_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    if not usable.problems:
+        raise UserError(
+            f"{config.data.train}: every prompt is longer than data.max_prompt_tokens="
+            f"{config.data.max_prompt_tokens}; raise it"
+        )
+    return usable
 
 
 def _load_held_out(
@@ -179,9 +199,7 @@ def _warn(config: Config, problems: ProblemSet, layout: Layout) -> None:
         log.warning(bad)
     if config.rollout.temperature != 1.0:
         log.warning(
-            "rollout.temperature=%s: sampling is then not on-policy; the paper saw training collapse at 0.3 "
-            "and 0.6 and diverge at 1.2 and 1.5. Use 1.0.",
+            "rollout.temperature=%s: sampling is then not on-policy; the paper saw training "
+            "collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0.",
             config.rollout.temperature,
         )
-    if not problems.problems:
-        raise UserError(f"{problems.name}: no usable problem")

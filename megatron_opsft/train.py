@@ -1,6 +1,8 @@
-"""On-policy SFT: sample from the current policy, keep what is correct and short, take one SFT step on it.
+"""On-policy SFT: sample from the current policy, keep what is correct and short, take one SFT step
+on it.
 
-The loop below is the paper's Algorithm 1. Every rank runs it; what a rank does alone is in the called functions.
+The loop below is the paper's Algorithm 1. Every rank runs it; what a rank does alone is in the
+called functions.
 """
 
 import logging
@@ -25,8 +27,9 @@ log = logging.getLogger("megatron_opsft")
 def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> int:
     """Run `config.run.steps` steps; returns the process's exit code.
 
-    0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again with `resume`.
-    Called by every rank. Errors: `UserError` before anything is computed, `NonFiniteError` with the batch saved.
+    0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
+    with `resume`. Called by every rank. Errors: `UserError` before anything is computed,
+    `NonFiniteError` with the batch saved.
     """
     stop = StopSignal(config.run.max_minutes)
     with open_session(config) as s, open_journal(s, resume=resume, overwrite=overwrite) as journal:
@@ -74,7 +77,9 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
 
 
 def make_batches(s: Session, samples: list[Sample]) -> tuple[list[MicroBatch], float]:
-    """This rank's micro-batches of the global batch, and the factor of its loss; none if nothing is accepted."""
+    """This rank's micro-batches of the global batch, and the factor of its loss; none if nothing
+    is accepted.
+    """
     if not samples:
         return [], 0.0
     normalization = normalize(samples, s.num_rollouts, s.config.train.normalization)

@@ -1,7 +1,8 @@
 """Modules of ours for Megatron's layer spec where TransformerEngine is not there.
 
-`PackedAttention` takes Megatron's place for packed (THD) sequences: one causal scaled-dot-product attention per
-sequence, so memory never grows with the square of the pack. `RMSNorm` allows sequence parallelism.
+`PackedAttention` takes Megatron's place for packed (THD) sequences: one causal scaled-dot-product
+attention per sequence, so memory never grows with the square of the pack. `RMSNorm` allows
+sequence parallelism.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class PackedAttention(torch.nn.Module):
-    """Causal attention of packed sequences; constructor and call follow Megatron's core attention."""
+    """Causal attention of packed sequences, called as Megatron's core attention is."""
 
     def __init__(
         self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kw: Any

@@ -1,8 +1,9 @@
-"""Checkpoints of a run: Megatron's distributed checkpoint, made atomic, verified on load, the newest kept.
+"""Megatron's distributed checkpoint, made atomic, verified on load, the newest kept.
 
-A checkpoint is a directory `step_000042` with Megatron's files and `complete.json` (step, config hash, and size and
-checksum of every file). It is written under a temporary name and renamed when everything is on disk, so a directory
-with the final name is whole; `load` checks the files against it all the same, since disks and people damage files.
+A checkpoint is a directory `step_000042` with Megatron's files and `complete.json` (step, config
+hash, and size and checksum of every file). It is written under a temporary name and renamed when
+everything is on disk, so a directory with the final name is whole; `load` checks the files against
+it all the same, since disks and people damage files.
 """
 
 import json
@@ -90,7 +91,8 @@ class Checkpointer:
             if found.get(name) != expected:
                 what = "is damaged" if name in found else "is missing"
                 raise UserError(
-                    f"checkpoint file {path / name} {what}; delete {path} to resume from the one before"
+                    f"checkpoint file {path / name} {what}; delete {path} to resume from the one "
+                    "before"
                 )
         state = dist_checkpointing.load(self._state(is_loading=True), str(path))
         for number, model in enumerate(self._models):
@@ -101,7 +103,7 @@ class Checkpointer:
 
 
 def _checksums(directory: Path, *, sync: bool) -> dict[str, list[int]]:
-    """[size, CRC-32] of every file but the manifest, on every rank; the files are dealt out over the ranks."""
+    """[size, CRC-32] of every file but the manifest, on every rank; each reads its share."""
     names = sorted(
         str(path.relative_to(directory))
         for path in directory.rglob("*")

@@ -24,8 +24,9 @@ def build_trainer(
 ) -> tuple[Trainer, ModelShards]:
     """The trainer with the directory's weights, and its shards. Called by every rank.
 
-    Each rank reads only its own slices, tensor by tensor. Errors: `UserError` for an unsupported model, a layout
-    that does not fit it, or a weight file that is damaged or holds other tensors than config.json says.
+    Each rank reads only its own slices, tensor by tensor. Errors: `UserError` for an unsupported
+    model, a layout that does not fit it, or a weight file that is damaged or holds other tensors
+    than config.json says.
     """
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)

@@ -1,4 +1,4 @@
-"""AdamW on Megatron's distributed optimizer, and the learning rate as a pure function of the step."""
+"""AdamW on Megatron's distributed optimizer; the learning rate as a function of the step."""
 
 import math
 
@@ -10,7 +10,7 @@ from megatron_opsft.config import OptimizerConfig
 
 
 def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
-    """The rate of update `step` (the first is 1) in a run of `num_steps`; no state, so resuming is exact."""
+    """The rate of update `step`, counted from 1; no state, so resuming is exact."""
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps
     if config.schedule == "constant" or num_steps <= config.warmup_steps:
@@ -22,7 +22,7 @@ def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
 def build_optimizer(
     chunks: list[DistributedDataParallel], config: OptimizerConfig, *, bf16: bool
 ) -> MegatronOptimizer:
-    """Float32 main weights and moments, sharded over the data-parallel ranks. Called by every rank."""
+    """Float32 main weights and moments, sharded over the data-parallel ranks."""
     return get_megatron_optimizer(
         MegatronOptimizerConfig(
             optimizer="adam",
@@ -42,7 +42,7 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: float) -> None:
-    """Set both for the next update; Megatron's groups carry multipliers (0 decay for biases and norms)."""
+    """Set both for the next update; a group of biases and norms has decay multiplier 0."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)

@@ -34,7 +34,7 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
 def _sum_losses(
     batch: MicroBatch, vocab_size: int, config: TransformerConfig, logits_1TV: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The weighted, unnormalised sum of one micro-batch's token losses, as Megatron's schedule wants it."""
+    """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule."""
     losses_1T = token_losses(logits_1TV, batch.labels_T[None], vocab_size, config)
     loss_sum = (losses_1T[0] * batch.weights_T).sum()
     num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
@@ -74,8 +74,8 @@ class Trainer:
         self.layout = layout
         self._forward = partial(_forward, vocab_size, config)
         self._weight_decay = weight_decay
-        # Sums over micro-batches and ranks are final here; Megatron's own division by a token count is not
-        # wanted, so `num_tokens` is left out.
+        # Sums over micro-batches and ranks are final here; Megatron's own division by a token
+        # count is not wanted, so `num_tokens` is left out.
         config.finalize_model_grads_func = lambda model, num_tokens=None, **kwargs: (
             finalize_model_grads(model, None, **kwargs)
         )
@@ -86,7 +86,7 @@ class Trainer:
         return [chunk.module for chunk in self.chunks]
 
     def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> float:
-        """Gradients of `factor` x the summed weighted token losses of all ranks, in fp32 main gradients.
+        """Main gradients of `factor` x the weighted sum of all ranks' token losses.
 
         Every rank calls it with equally many micro-batches. Returns that loss, equal on every rank.
         """
@@ -130,7 +130,9 @@ class Trainer:
         set_learning_rate(self.optimizer, lr, self._weight_decay)
         grad_norm = self._gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}: the step was not applied")
+            raise NonFiniteError(
+                f"loss {loss}, gradient norm {grad_norm}: the step was not applied"
+            )
         self.optimizer.step()
         longest = max(batch.tokens_T.numel() for batch in batches)
         tokens, used, room = sum_over_world(
@@ -151,7 +153,7 @@ class Trainer:
         )
 
     def _gradient_norm(self) -> float:
-        """The norm before clipping. `optimizer.step` would clip and apply before anyone can look."""
+        """The norm before clipping; `optimizer.step` applies before anyone can look."""
         self.optimizer.prepare_grads()
         norm = self.optimizer.get_grad_norm()
         return math.nan if any_over_world(norm is None) else float(norm)

@@ -1,4 +1,6 @@
-"""The global batch of a step: accepted samples of all ranks in one order, and what there is to say of it."""
+"""The global batch of a step: accepted samples of all ranks in one order, and what there is to say
+of it.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +8,9 @@ from megatron_opsft.records import Outcome, Problem, Rollout, Sample, Verdict
 
 
 def in_problem_order(samples: Sequence[Sample], problems: Sequence[Problem]) -> list[Sample]:
-    """Sorted by the step's problem order and sample index, so that the number of ranks cannot matter."""
+    """Sorted by the step's problem order and sample index, so that the number of ranks cannot
+    matter.
+    """
     position = {problem.id: number for number, problem in enumerate(problems)}
     return sorted(samples, key=lambda sample: (position[sample.problem_id], sample.sample_index))
 

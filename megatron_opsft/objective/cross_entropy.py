@@ -1,8 +1,8 @@
 """Token losses from tensor-parallel logits.
 
-TransformerEngine's fused kernel where the model config says so (CUDA), Megatron's vocabulary-parallel cross-entropy
-elsewhere. Columns that only pad the vocabulary get no probability and no gradient, so the loss is the one of the
-unpadded Hugging Face model.
+TransformerEngine's fused kernel where the model config says so (CUDA), Megatron's
+vocabulary-parallel cross-entropy elsewhere. Columns that only pad the vocabulary get no
+probability and no gradient, so the loss is the one of the unpadded Hugging Face model.
 """
 
 import torch
@@ -28,7 +28,8 @@ def mask_vocabulary_padding(logits_1TV: Tensor, vocab_size: int, tp_rank: int) -
 def token_losses(
     logits_1TV: Tensor, labels_1T: Tensor, vocab_size: int, config: TransformerConfig
 ) -> Tensor:
-    """-log p(label) of each position, float32 [1, T], equal on all ranks of the tensor-parallel group.
+    """-log p(label) of each position, float32 [1, T], equal on all ranks of the tensor-parallel
+    group.
 
     Called by all of them, on the last pipeline stage. Overwrites the logits.
     """

@@ -10,7 +10,8 @@ With B problems, G responses each, accepted responses o_i and M = max |o_i|, the
 | `token_mean` | 1         | 1 / sum |o_i|  | the released code's, over the global batch instead  |
 |              |           |                | of each micro-batch, so that packing cannot matter  |
 
-Weights are applied as losses are summed; the factor once, to the accumulated gradient before clipping.
+Weights are applied as losses are summed; the factor once, to the accumulated gradient before
+clipping.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ Mode = Literal["batch_max", "response", "token_mean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalization:
-    """token_weights[i]: the weight of every response token of samples[i]; factor: of the whole sum."""
+    """token_weights[i]: the weight of every response token of samples[i]; factor: of the whole
+    sum.
+    """
 
     token_weights: tuple[float, ...]
     factor: float
@@ -33,7 +36,8 @@ class Normalization:
 def normalize(samples: Sequence[Sample], num_rollouts: int, mode: Mode) -> Normalization:
     """samples: every accepted response of the global batch; num_rollouts: B * G, all sampled ones.
 
-    Pure, so every rank that holds the same samples gets the same numbers. With no sample the factor is 0.
+    Pure, so every rank that holds the same samples gets the same numbers. With no sample the
+    factor is 0.
     """
     lengths = [len(sample.response_ids) for sample in samples]
     ones = (1.0,) * len(lengths)

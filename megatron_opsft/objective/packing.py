@@ -1,6 +1,7 @@
 """Sequences into micro-batches: packed (THD) to a token budget, the same number on every rank.
 
-`plan_packing` is pure and deterministic: every rank computes the whole plan and builds its own part of it.
+`plan_packing` is pure and deterministic: every rank computes the whole plan and builds its own
+part of it.
 """
 
 import heapq
@@ -43,7 +44,9 @@ def pack_bins(lengths: Sequence[int], budget: int) -> list[Bin]:
 
 
 def _spread_bins(lengths: Sequence[int], num_bins: int, budget: int) -> list[Bin] | None:
-    """Longest-first into the least loaded of `num_bins` bins; None when one would exceed the budget."""
+    """Longest-first into the least loaded of `num_bins` bins; None when one would exceed the
+    budget.
+    """
     heap = [(0, number) for number in range(num_bins)]
     bins: list[Bin] = [[] for _ in range(num_bins)]
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -60,8 +63,9 @@ def plan_packing(
 ) -> list[list[Bin]]:
     """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
 
-    The number per rank is a multiple of `multiple` (interleaved 1F1B needs that of the pipeline size); a bin
-    may be empty, which becomes a filler micro-batch. Ranks are balanced by `sequence_cost`.
+    The number per rank is a multiple of `multiple` (interleaved 1F1B needs that of the pipeline
+    size); a bin may be empty, which becomes a filler micro-batch. Ranks are balanced by
+    `sequence_cost`.
     """
     bins = pack_bins(lengths, budget)
     per_rank = -(-len(bins) // dp_size)
@@ -85,8 +89,9 @@ def build_microbatch(
 ) -> MicroBatch:
     """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens.
 
-    The label of position t is token t+1 of the same sequence; prompt positions before the last, the last token
-    of each sequence and the filler have weight 0. No sample at all gives a filler of `align` tokens.
+    The label of position t is token t+1 of the same sequence; prompt positions before the last,
+    the last token of each sequence and the filler have weight 0. No sample at all gives a filler
+    of `align` tokens.
     """
     tokens: list[int] = []
     labels: list[int] = []

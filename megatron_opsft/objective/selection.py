@@ -1,4 +1,6 @@
-"""Which responses are trained on: correct, finished, and no longer than L (Algorithm 1 of the paper)."""
+"""Which responses are trained on: correct, finished, and no longer than L (Algorithm 1 of the
+paper).
+"""
 
 from collections.abc import Sequence
 

@@ -36,7 +36,9 @@ class Layout:
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank's token losses are the ones to add up: one rank per data-parallel replica."""
+        """Whether this rank's token losses are the ones to add up: one rank per data-parallel
+        replica.
+        """
         return self.pp_rank == self.pp_size - 1 and self.tp_rank == 0
 
 

@@ -1,4 +1,6 @@
-"""Where a run's numbers go: console, metrics.jsonl, TensorBoard, Weights & Biases. Used by rank 0."""
+"""Where a run's numbers go: console, metrics.jsonl, TensorBoard, Weights & Biases. Used by rank
+0.
+"""
 
 import json
 from collections.abc import Mapping
@@ -107,7 +109,8 @@ class _Wandb:
             import wandb
         except ImportError:
             raise UserError(
-                f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set run.wandb=off"
+                f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
+                "run.wandb=off"
             ) from None
         self._run: Any = wandb.init(
             project=config.wandb_project, dir=str(config.dir), mode=config.wandb, resume="allow"

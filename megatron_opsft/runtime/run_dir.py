@@ -13,7 +13,8 @@ from megatron_opsft.records import Rollout, Verdict
 
 
 class RunDir:
-    """config.yaml, manifest.json, metrics.jsonl, evals.jsonl, summary.json, rollouts/, checkpoints/, hf/.
+    """config.yaml, manifest.json, metrics.jsonl, evals.jsonl, summary.json, rollouts/,
+    checkpoints/, hf/.
 
     Used by rank 0.
     """
@@ -22,7 +23,9 @@ class RunDir:
         self.path = Path(path)
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the directory ready. Errors: `UserError` when it holds a run and neither flag is given."""
+        """Make the directory ready. Errors: `UserError` when it holds a run and neither flag is
+        given.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"run.dir={self.path} is a file; name a directory")
         holds_run = self.path.is_dir() and any(self.path.iterdir())
@@ -34,15 +37,16 @@ class RunDir:
         if holds_run and overwrite:
             if not (self.path / "config.yaml").is_file():
                 raise UserError(
-                    f"run.dir={self.path} holds files but no config.yaml of a run, so --overwrite will "
-                    "not delete it; name another directory"
+                    f"run.dir={self.path} holds files but no config.yaml of a run, so --overwrite "
+                    "will not delete it; name another directory"
                 )
             shutil.rmtree(self.path)
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
 
     def truncate(self, after_step: int) -> None:
-        """Forget what was written after `after_step`, so that a resumed run writes it again just once.
+        """Forget what was written after `after_step`, so that a resumed run writes it again just
+        once.
 
         Also drops a last line that a kill left unfinished, and partial checkpoints.
         """

@@ -8,7 +8,9 @@ from megatron_opsft.runtime.device import Device, synchronize
 
 
 class Stopwatch:
-    """`with watch.phase("train"):` adds to `seconds["train"]`; the device is drained at both ends."""
+    """`with watch.phase("train"):` adds to `seconds["train"]`; the device is drained at both
+    ends.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device

@@ -26,6 +26,6 @@ def untested_versions() -> str:
         return ""
     tested = ", ".join(TESTED_MEGATRON)
     return (
-        f"version set not tested: megatron-core {megatron}, transformers {versions['transformers']}; "
-        f"tested are megatron-core {tested} with transformers 5"
+        f"version set not tested: megatron-core {megatron}, transformers "
+        f"{versions['transformers']}; tested are megatron-core {tested} with transformers 5"
     )

@@ -1,8 +1,8 @@
 """Megatron shards -> a stream of whole HF tensors on every rank, in buckets.
 
-A bucket holds consecutive parameters of one pipeline stage: their shards are gathered over the tensor-parallel
-group, sent to the other stages, and merged through the weight table. No rank ever holds more than a bucket beyond
-its own shards.
+A bucket holds consecutive parameters of one pipeline stage: their shards are gathered over the
+tensor-parallel group, sent to the other stages, and merged through the weight table. No rank ever
+holds more than a bucket beyond its own shards.
 """
 
 from collections.abc import Iterator
@@ -69,9 +69,11 @@ class Exporter:
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Every HF tensor of the model once, in the table's order; dtype and device of the parameters.
+        """Every HF tensor of the model once, in the table's order; dtype and device of the
+        parameters.
 
-        Collective over the tensor- and pipeline-parallel groups: every rank must consume the whole stream.
+        Collective over the tensor- and pipeline-parallel groups: every rank must consume the whole
+        stream.
         """
         for bucket in self._buckets:
             gathered = self._gather(bucket)
@@ -84,7 +86,9 @@ class Exporter:
                 start = stop
 
     def _gather(self, bucket: Bucket) -> Tensor:
-        """[tp_size, numel]: the bucket's flattened shards of all tensor-parallel ranks, on every rank."""
+        """[tp_size, numel]: the bucket's flattened shards of all tensor-parallel ranks, on every
+        rank.
+        """
         tp_size, pp_size = self._layout.tp_size, self._layout.pp_size
         numel = sum(self._shard_numel(rule) for rule in bucket.rules)
         gathered = torch.empty(tp_size, numel, dtype=self._dtype, device=self._device)

@@ -1,4 +1,6 @@
-"""This rank's Megatron parameters, matched with the weight table: what is loaded, exported and pulled."""
+"""This rank's Megatron parameters, matched with the weight table: what is loaded, exported and
+pulled.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ from megatron_opsft.weights.slicing import ReadHfSlice, fill_shard
 class ModelShards:
     """Rule and live parameter of everything this rank holds, in the order of the model.
 
-    Built by every rank; strict: a parameter without a rule, or a rule of this stage without a parameter, is a
-    `UserError`.
+    Built by every rank; strict: a parameter without a rule, or a rule of this stage without a
+    parameter, is a `UserError`.
     """
 
     table: WeightTable
@@ -44,7 +46,9 @@ class ModelShards:
         return cls(table=table, layout=layout, parameters=tuple(parameters))
 
     def fill(self, read: ReadHfSlice) -> None:
-        """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a time."""
+        """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a
+        time.
+        """
         for rule, parameter in self.parameters:
             fill_shard(
                 rule, read, parameter, tp_rank=self.layout.tp_rank, tp_size=self.layout.tp_size

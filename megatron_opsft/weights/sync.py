@@ -1,4 +1,6 @@
-"""Weights between the trainer's shards and the rollout engine, both ways, through the same table."""
+"""Weights between the trainer's shards and the rollout engine, both ways, through the same
+table.
+"""
 
 import time
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from megatron_opsft.weights.shards import ModelShards
 
 
 class WeightSync:
-    """Pushes and pulls; `version` says which weights the engine holds: the number of updates behind them."""
+    """Pushes and pulls; `version` says which weights the engine holds: the number of updates
+    behind them.
+    """
 
     def __init__(self, shards: ModelShards, engine: RolloutEngine) -> None:
         self._shards = shards
@@ -21,7 +25,9 @@ class WeightSync:
         self.version = -1
 
     def push(self, version: int) -> SyncResult:
-        """Trainer -> engine, streamed; collective over all ranks. The engine checks that nothing is missing."""
+        """Trainer -> engine, streamed; collective over all ranks. The engine checks that nothing
+        is missing.
+        """
         start = time.perf_counter()
         counted = _Counted(self.exporter.stream())
         self._engine.load_weights(counted, version)
