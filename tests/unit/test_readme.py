@@ -1,0 +1,37 @@
+"""README says what the code does: its config reference is the generated one, its paths exist."""
+
+import re
+from pathlib import Path
+
+from megatron_opsft.config_file import load_config, reference_table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_config_reference_is_the_generated_one() -> None:
+    between = README.split("<!-- config reference -->")[1].split("<!-- end")[0]
+    assert between.strip() == reference_table()
+
+
+def test_every_package_folder_is_in_the_tree() -> None:
+    folders = {path.parent.name for path in (ROOT / "megatron_opsft").glob("*/__init__.py")}
+    assert folders == {f for f in folders if re.search(rf"^  {f}/ ", README, re.MULTILINE)}
+
+
+def test_every_top_level_module_is_in_the_tree() -> None:
+    modules = {path.name for path in (ROOT / "megatron_opsft").glob("*.py")}
+    assert {m for m in modules if not m.startswith("__") and m not in README} == set()
+
+
+def test_every_file_that_a_command_names_exists() -> None:
+    named = re.findall(r"(?:bash|python) ((?:examples|tests|tools|benchmarks)/[\w/.]+)", README)
+    assert len(named) >= 3
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_example_configs_load() -> None:
+    configs = list((ROOT / "examples/configs").glob("*.yaml"))
+    assert configs
+    for path in configs:
+        assert load_config(path).run.steps > 0
