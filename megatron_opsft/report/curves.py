@@ -1,0 +1,152 @@
+"""What a run did to length and accuracy: a figure over its steps and a before/after table."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from megatron_opsft.errors import UserError
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_TOKENS_COLOR = "#2a6f97"
+_ACCURACY_COLOR = "#c1541c"
+_Line = Mapping[str, Any]
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """summary.json of a finished run; `UserError` when there is none."""
+    path = Path(run_dir) / "summary.json"
+    if not path.is_file():
+        raise UserError(f"{path}: not found; a run writes it when it ends, so finish it (--resume)")
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def before_after_table(summary: _Line) -> str:
+    """A plain-text table of accuracy and mean response tokens before and after training.
+
+    summary: as in summary.json; a run without held-out problems has no numbers to compare and gets
+    dashes.
+    """
+    base, final = summary["base"], summary["final"]
+    table = Table(box=SIMPLE_HEAD, show_edge=False)
+    for heading in ("held-out problems", "before", "after", "change"):
+        table.add_column(heading, justify="left" if heading.startswith("held") else "right")
+    tokens = (base["mean_response_tokens"], final["mean_response_tokens"])
+    accuracy = (base["accuracy"], final["accuracy"])
+    if None in tokens or None in accuracy:
+        table.add_row("mean response tokens", "-", "-", "-")
+        table.add_row("accuracy", "-", "-", "-")
+    else:
+        shorter = f"{100 * (tokens[1] / tokens[0] - 1):+.1f} %" if tokens[0] else "-"
+        points = f"{100 * (accuracy[1] - accuracy[0]):+.1f} points"
+        table.add_row("mean response tokens", f"{tokens[0]:.1f}", f"{tokens[1]:.1f}", shorter)
+        table.add_row(
+            "accuracy", f"{100 * accuracy[0]:.1f} %", f"{100 * accuracy[1]:.1f} %", points
+        )
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    footer = (
+        f"{summary['steps']} steps in {summary['seconds']:.0f} s, config {summary['config_hash']}"
+    )
+    return "\n".join([*(line for line in lines if line), footer])
+
+
+def plot_run(run_dir: Path, out_path: Path) -> None:
+    """Draw mean response tokens and accuracy over steps into a .png, .svg or .pdf file.
+
+    Lines are the training rollouts (metrics.jsonl), markers the evaluations on held-out problems
+    (evals.jsonl, or the eval_* keys of metrics.jsonl). `UserError` for a directory without metrics
+    or another suffix. The same run gives the same bytes.
+    """
+    run_dir, out_path = Path(run_dir), Path(out_path)
+    if out_path.suffix not in _SUFFIXES:
+        raise UserError(f"figure {out_path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    steps = _read_lines(run_dir / "metrics.jsonl")
+    evaluations = [line for line in steps if "eval_accuracy" in line]
+    evaluations = _read_lines(run_dir / "evals.jsonl") or evaluations
+    if not steps and not evaluations:
+        raise UserError(f"{run_dir}: no metrics.jsonl of a run there, or it holds no step yet")
+
+    # Drawing needs neither a display nor the global state of pyplot.
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10}):
+        figure = Figure(figsize=(7.2, 5.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        _draw(upper, steps, evaluations, "mean_response_tokens", _TOKENS_COLOR, scale=1)
+        _draw(lower, steps, evaluations, "accuracy", _ACCURACY_COLOR, scale=100)
+        upper.set_ylabel("mean response tokens")
+        upper.set_ylim(bottom=0)
+        lower.set_ylabel("accuracy (%)")
+        lower.set_ylim(top=min(100.5, lower.get_ylim()[1] + 1))
+        lower.set_xlabel("training step")
+        upper.legend(frameon=False, loc="upper right")
+        out_path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        figure.savefig(out_path, dpi=150, metadata=metadata.get(out_path.suffix))
+
+
+def _draw(
+    axes: Any,
+    steps: Sequence[_Line],
+    evaluations: Sequence[_Line],
+    key: str,
+    color: str,
+    *,
+    scale: float,
+) -> None:
+    """One quantity: a line over the training steps, markers at the evaluations."""
+    trained = [line for line in steps if line.get(key) is not None]
+    axes.plot(
+        [line["step"] for line in trained],
+        [scale * line[key] for line in trained],
+        color=color,
+        linewidth=1.4,
+        alpha=0.75,
+        label="training rollouts",
+    )
+    axes.plot(
+        [line["step"] for line in evaluations],
+        [scale * line[f"eval_{key}"] for line in evaluations],
+        color=color,
+        linestyle="none",
+        marker="o",
+        markersize=7,
+        markeredgecolor="white",
+        label="held-out problems",
+    )
+    for place in (0, -1) if len(evaluations) > 1 else ():
+        line = evaluations[place]
+        value = scale * line[f"eval_{key}"]
+        axes.annotate(
+            f"{value:.1f}",
+            (line["step"], value),
+            textcoords="offset points",
+            xytext=(8 if place == 0 else -8, 7),
+            ha="left" if place == 0 else "right",
+            color=color,
+            fontweight="bold",
+        )
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.02)
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    """JSON lines, by step; a last line that a kill left unfinished is left out."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return sorted(records, key=lambda record: record["step"])
