@@ -89,7 +89,9 @@ def plot_run(run_dir: Path, out_path: Path) -> None:
         upper.set_ylabel("mean response tokens")
         upper.set_ylim(bottom=0)
         lower.set_ylabel("accuracy (%)")
-        lower.set_ylim(top=min(100.5, lower.get_ylim()[1] + 1))
+        low, high = lower.get_ylim()
+        high = min(100.5, high + 1)
+        lower.set_ylim(min(low, high - 10), high)  # so that noise of a point looks like noise
         lower.set_xlabel("training step")
         upper.legend(frameon=False, loc="upper right")
         out_path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Attention for decoding that reads each key/value head once.
 
-transformers repeats the key/value heads of grouped-query attention in memory, at every layer and token, as soon
-as there is padding to mask. For a single query token the query heads that share a key/value head can stand
-where query positions stand, and nothing needs repeating.
+transformers repeats the key/value heads of grouped-query attention in memory, at every layer and
+token, as soon as there is padding to mask. For a single query token the query heads that share a
+key/value head can stand where query positions stand, and nothing needs repeating.
 """
 
 from typing import Any
@@ -26,7 +26,10 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract: query [B, Hq, Q, D], key and value [B, Hkv, T, D] -> [B, Q, Hq, D]."""
+    """Attention as transformers calls it, [B, Q, Hq, D].
+
+    query: [B, Hq, Q, D]; key and value: [B, Hkv, T, D]; attention_mask: bool [B, 1, Q, T] or None.
+    """
     rows, num_heads, num_queries, _ = query.shape
     num_kv_heads = key.shape[1]
     if num_queries > 1 or num_heads == num_kv_heads or kwargs.get("position_bias") is not None:

@@ -1,4 +1,4 @@
-"""What the trainer asks of a rollout engine, and how a step's work is cut into batches and shared."""
+"""What the trainer asks of a rollout engine; how a step's work is cut into batches and shared."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,10 @@ from megatron_opsft.rollout.sampling import response_seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """One prompt and the responses wanted of it: response i has index sample_indices[i] and seed seeds[i]."""
+    """One prompt and the responses wanted of it: number i has index sample_indices[i], seed seeds[i].
+
+    A seed is in [0, 2^63).
+    """
 
     problem_id: str
     prompt_ids: tuple[int, ...]
@@ -37,19 +40,22 @@ class SamplingSettings:
 
 
 class RolloutEngine(Protocol):
-    """Samples from the current weights. Called on every rank; no method communicates between ranks."""
+    """Samples from the current weights. Lives on every rank; no method waits for another rank."""
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        """All responses, in the order of the prompts and of their samples."""
+        """All responses, in the order of the prompts and of their samples.
+
+        Prompts of the same problem must not ask for the same sample index.
+        """
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
 
-        Strict: ValueError for an unknown name, a wrong shape, a name that comes twice or one that is
-        missing at the end. The second name of tied weights is optional and must bring the same values.
-        After an error the engine refuses to generate until a load succeeds.
+        Strict: ValueError for an unknown name, a wrong shape, a name that comes twice or one that
+        is missing at the end. The second name of tied weights is optional and must bring the same
+        values. After an error the engine refuses to generate until a load succeeds.
         """
 
     def weight(self, hf_name: str) -> Tensor:
@@ -80,8 +86,8 @@ def split_batches(
 ) -> list[tuple[PromptRequest, ...]]:
     """Cut into batches of exactly `batch_size` responses (the last one: what is left).
 
-    Prompts go by length, longest first, so that a batch has little padding and the small last batch is the
-    cheapest. A group that does not fit into what is left of a batch is divided between two.
+    Prompts go by length, longest first, so that a batch has little padding and the small last batch
+    is the cheapest. A group that does not fit into what is left of a batch is divided between two.
     """
     batches: list[tuple[PromptRequest, ...]] = []
     current: list[PromptRequest] = []
@@ -107,8 +113,8 @@ def my_share(
 ) -> list[PromptRequest]:
     """The part of a step's requests that one of `num_ranks` generating ranks takes; may be empty.
 
-    Whole batches of `split_batches` are dealt out in turn, and splitting a share again gives the same
-    batches. So the responses that are decoded together do not depend on the number of ranks.
+    Whole batches of `split_batches` are dealt out in turn, and splitting a share again gives the
+    same batches. So the responses that are decoded together do not depend on the number of ranks.
     """
     batches = split_batches(requests, batch_size)
     return [request for batch in batches[rank::num_ranks] for request in batch]

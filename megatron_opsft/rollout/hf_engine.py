@@ -1,10 +1,11 @@
-"""The embedded rollout engine: a Hugging Face causal LM and a decode loop of our own inside each rank.
+"""The embedded rollout engine: a Hugging Face causal LM inside each rank, decoded by our own loop.
 
-`model.generate` shares one random stream over a batch, so a response would depend on its neighbours. This
-loop draws every token from the response's own seed, prefills the prompt of a group once, and drops finished
-responses from the batch.
+`model.generate` shares one random stream over a batch, so a response would depend on its
+neighbours. This loop draws every token from the response's own seed, prefills the prompt of a group
+once, and drops finished responses from the batch.
 
-Shapes: P prompts of a batch, N responses still decoding, S prompt length with padding, L longest response.
+Shapes: P prompts of a batch, N responses still decoding, S prompt length with padding, L longest
+response, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,9 +57,9 @@ class HfEngine:
         device: torch.device | str,
         batch_size: int,
     ) -> "HfEngine":
-        """The model of config.json with memory for its weights but no values: `load_weights` comes next."""
+        """The model of config.json, its weights allocated but unset: `load_weights` comes next."""
         config = AutoConfig.from_pretrained(model_dir)
-        # Only parameters stay unset: buffers such as rotary frequencies are computed by the constructors.
+        # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=GROUPED_SDPA
@@ -108,9 +109,8 @@ class HfEngine:
             if hf_name in seen_names:
                 raise ValueError(f"{hf_name} was sent twice")
             if parameter.shape != tensor.shape:
-                raise ValueError(
-                    f"{hf_name}: sent shape {tuple(tensor.shape)}, expected {tuple(parameter.shape)}"
-                )
+                sent, expected = tuple(tensor.shape), tuple(parameter.shape)
+                raise ValueError(f"{hf_name}: sent shape {sent}, expected {expected}")
             seen_names.add(hf_name)
             if id(parameter) not in written:
                 parameter.data.copy_(tensor)
@@ -152,9 +152,7 @@ class HfEngine:
         cache.batch_select_indices(owner_N)
         make_room(cache)
         seeds_N = torch.tensor([seed for request in batch for seed in request.seeds], device=device)
-        tokens_NL = self._decode(
-            logits_PV[owner_N], mask_PS[owner_N], cache, seeds_N, sampling
-        )
+        tokens_NL = self._decode(logits_PV[owner_N], mask_PS[owner_N], cache, seeds_N, sampling)
         return self._read_rollouts(batch, tokens_NL, sampling)
 
     def _decode(
@@ -167,7 +165,7 @@ class HfEngine:
     ) -> Tensor:
         """Sampled token ids, int64 [N, L]; what follows a row's first end token is meaningless."""
         num_rows, num_tokens = len(seeds_N), sampling.max_response_tokens
-        ends = torch.tensor(sampling.end_token_ids, device=seeds_N.device)
+        ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=seeds_N.device)
         uniforms_NL = uniforms(seeds_N, num_tokens)
         tokens_NL = seeds_N.new_full((num_rows, num_tokens), -1)
         next_position_N = mask_NS.sum(dim=-1)
@@ -199,9 +197,7 @@ class HfEngine:
             )
         return tokens_NL
 
-    def _forward(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache
-    ) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last position, [rows, V]; the cache grows by the given tokens."""
         output = self.model(
             input_ids=ids,
@@ -218,7 +214,7 @@ class HfEngine:
     ) -> list[Rollout]:
         """Cut every row behind its first end token and decode what stands before it."""
         assert self.version is not None
-        ends = torch.tensor(sampling.end_token_ids, device=tokens_NL.device)
+        ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=tokens_NL.device)
         is_end_NL = torch.isin(tokens_NL, ends)
         stopped = is_end_NL.any(dim=-1).tolist()
         first_end = is_end_NL.int().argmax(dim=-1).tolist()
@@ -249,9 +245,7 @@ class HfEngine:
         ]
 
 
-def _left_pad(
-    prompts: Sequence[tuple[int, ...]], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids int64 [P, S] and mask bool [P, S], True on tokens; padding is token 0."""
     width = max(len(prompt) for prompt in prompts)
     ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]

@@ -1,6 +1,8 @@
 """A key/value cache that grows in place.
 
-transformers' own dynamic layer concatenates at every token, so a response of L tokens copies its cache L times.
+transformers' own dynamic layer concatenates at every token, so a response of L tokens copies its
+cache L times.
+
 Shapes: B rows, H key/value heads, C capacity, T tokens held, D head size.
 """
 
@@ -47,7 +49,7 @@ class GrowingLayer(DynamicLayer):
 
 
 def make_room(cache: DynamicCache) -> None:
-    """Let the plain layers of a prefilled cache grow in place; others (sliding windows, states) stay."""
+    """Let the plain layers of a prefilled cache grow in place; sliding windows and states stay."""
     cache.layers = [
         GrowingLayer(layer.keys, layer.values) if type(layer) is DynamicLayer else layer
         for layer in cache.layers

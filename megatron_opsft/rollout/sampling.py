@@ -1,10 +1,10 @@
 """Sampling whose outcome depends on (response seed, position) and the logits, and on nothing else.
 
-Each token of a response is drawn by inverting the cumulative distribution at a uniform number that is a pure
-function of the response's seed and the token's position. Neither the batch a response shares, nor the
-device, nor the number of ranks enters; rounding of the logits does, but only if it moves a border of the
-distribution across the uniform number. Borders are laid out in token-id order, so two tokens of almost equal
-probability that swap ranks do not change the outcome.
+Each token of a response is drawn by inverting the cumulative distribution at a uniform number that
+is a pure function of the response's seed and the token's position. Neither the batch a response
+shares, nor the device, nor the number of ranks enters; rounding of the logits does, but only if it
+moves a border of the distribution across the uniform number. Borders are laid out in token-id
+order, so two tokens of almost equal probability that swap ranks do not change the outcome.
 
 Shapes: N rows, V vocabulary, K candidates, L positions.
 """
@@ -22,14 +22,14 @@ _FIRST_CANDIDATES = 64  # enough for the nucleus of a trained model at almost ev
 
 
 def response_seed(run_seed: int, step: int, problem_id: str, sample_index: int) -> int:
-    """The seed of one response, in [0, 2^63): stable over processes, machines and Python versions."""
+    """The seed of one response, in [0, 2^63): the same in every process and Python version."""
     key = f"{run_seed}\0{step}\0{sample_index}\0{problem_id}".encode()
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
-    """Uniform numbers in [0, 1), float64 [N, L]: number t is the t-th output of SplitMix64 from the seed.
+    """Uniform numbers in [0, 1), float64 [N, L]: the first L outputs of SplitMix64 from each seed.
 
     seeds_N: int64 [N]. The same bits on every device: 64-bit integer arithmetic that wraps around.
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
@@ -42,11 +42,13 @@ def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
     return _shift_right(state, 11).double() * 2.0**-53
 
 
-def sample_tokens(logits_NV: Tensor, uniforms_N: Tensor, temperature: float, top_p: float) -> Tensor:
+def sample_tokens(
+    logits_NV: Tensor, uniforms_N: Tensor, temperature: float, top_p: float
+) -> Tensor:
     """One token per row, int64 [N], from softmax(logits / temperature) restricted to its nucleus.
 
-    The nucleus is the smallest set of most probable tokens whose probabilities reach top_p; among equally
-    probable tokens the lower id comes first. uniforms_N: float64 in [0, 1).
+    The nucleus is the smallest set of most probable tokens whose probabilities reach top_p; among
+    equally probable tokens the lower id comes first. uniforms_N: float64 in [0, 1).
     """
     scaled_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     if temperature != 1.0:
@@ -60,8 +62,8 @@ def sample_tokens(logits_NV: Tensor, uniforms_N: Tensor, temperature: float, top
 def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int) -> Tensor:
     """Sample from the nucleus, looking for it among the k most probable tokens first.
 
-    Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens. Rows
-    whose nucleus may reach beyond the candidates are sampled again among eight times as many.
+    Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens.
+    Rows whose nucleus may reach beyond the candidates are sampled again among eight times as many.
     """
     vocab_size = scaled_NV.shape[-1]
     exhaustive = 2 * k >= vocab_size
@@ -84,7 +86,7 @@ def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int)
         return picked_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
 
-    # A kept candidate as small as the smallest may have equals, or successors, that are no candidates.
+    # A kept candidate as small as the smallest may have equals or successors outside.
     least_N1 = sorted_NK[:, -1:]
     beyond_N = (kept_sorted_NK & (sorted_NK <= least_N1)).any(dim=-1)
     if bool(beyond_N.any()):
@@ -98,7 +100,9 @@ def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> Tensor:
     cdf_NK = weights_NK.cumsum(dim=-1, dtype=torch.float64)
     total_N = cdf_NK[:, -1]
     # Rounding may lift uniform * total to the total itself, which nothing exceeds.
-    target_N = torch.minimum(uniforms_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N)))
+    target_N = torch.minimum(
+        uniforms_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N))
+    )
     return torch.searchsorted(cdf_NK, target_N[:, None], right=True).squeeze(-1)
 
 

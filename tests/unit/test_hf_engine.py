@@ -1,0 +1,286 @@
+"""The embedded engine on tiny random models, against transformers' generation and exact numbers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.rollout.engine import (
+    PromptRequest,
+    SamplingSettings,
+    make_request,
+    my_share,
+    split_batches,
+)
+from megatron_opsft.rollout.hf_engine import HfEngine
+
+VOCAB_SIZE = 97
+END = 5
+SIZES = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    eos_token_id=END,
+    bos_token_id=None,
+)
+
+
+class SpellingTokenizer:
+    """Every token is its number and a space."""
+
+    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]:
+        assert kwargs["skip_special_tokens"] is False
+        return ["".join(f"{token} " for token in ids) for ids in sequences]
+
+
+def _model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel
+    if kind == "qwen2_tied":
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
+    elif kind == "llama":
+        rope = {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope))
+    else:
+        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8))
+    for parameter in model.parameters():  # away from the flat distribution of a fresh model
+        if parameter.dim() > 1:
+            parameter.data.mul_(8)
+    return model.to(dtype)
+
+
+def _engine(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
+    return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
+
+
+def _requests(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[PromptRequest]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        make_request(
+            f"problem-{i}",
+            torch.randint(6, VOCAB_SIZE, (4 + 3 * i,), generator=generator).tolist(),
+            group_size,
+            seed,
+            step=1,
+        )
+        for i in range(num_prompts)
+    ]
+
+
+def _settings(**changes: object) -> SamplingSettings:
+    values = dict(temperature=1.0, top_p=0.95, max_response_tokens=24, end_token_ids=(END,))
+    return SamplingSettings(**(values | changes))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])
+def test_greedy_limit_matches_hf_generate(kind: str) -> None:
+    model = _model(kind)
+    requests = _requests(group_size=2)
+    rollouts = _engine(model).generate(requests, _settings(temperature=1e-6, top_p=1.0))
+    for rollout in rollouts:
+        prompt = torch.tensor([rollout.prompt_ids])
+        expected = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24
+        )[0, prompt.shape[1] :]
+        assert rollout.response_ids == tuple(expected.tolist())
+
+
+@pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])
+def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
+    engine = _engine(_model(kind))
+    requests, settings = _requests(num_prompts=6, group_size=5), _settings()
+    together = engine.generate(requests, settings)
+    assert {rollout.finish_reason for rollout in together} == set(FinishReason)
+    for batch_size in (1, 7, 16):
+        engine.batch_size = batch_size
+        assert engine.generate(requests, settings) == together
+    engine.batch_size = 64
+    alone = [
+        rollout
+        for request in reversed(requests)
+        for rollout in engine.generate([request], settings)
+    ]
+    assert sorted(alone, key=_key) == sorted(together, key=_key)
+
+
+def _key(rollout: Rollout) -> tuple[str, int]:
+    return rollout.problem_id, rollout.sample_index
+
+
+def test_order_seeds_and_versions() -> None:
+    engine = _engine(_model("llama"))
+    requests = _requests(num_prompts=3, group_size=4)
+    rollouts = engine.generate(requests, _settings())
+    assert [_key(rollout) for rollout in rollouts] == [
+        (f"problem-{i}", j) for i in range(3) for j in range(4)
+    ]
+    assert engine.generate(requests, _settings()) == rollouts
+    other_seed = engine.generate(_requests(num_prompts=3, group_size=4, seed=1), _settings())
+    assert all(a.response_ids != b.response_ids for a, b in zip(rollouts, other_seed, strict=True))
+    assert len({rollout.response_ids for rollout in rollouts}) == 12
+
+
+def test_first_token_frequencies_match_probabilities() -> None:
+    model = _model("qwen2_tied")
+    draws = 4000
+    request = make_request("p", [7, 8, 9, 10], draws, run_seed=0, step=0)
+    rollouts = _engine(model, batch_size=draws).generate(
+        [request], _settings(max_response_tokens=1)
+    )
+    with torch.no_grad():
+        exact = model(torch.tensor([request.prompt_ids])).logits[0, -1].softmax(dim=-1)
+    order = exact.argsort(descending=True)
+    kept = order[exact[order].cumsum(0) - exact[order] < 0.95]
+    nucleus = torch.zeros_like(exact)
+    nucleus[kept] = exact[kept] / exact[kept].sum()
+    first = torch.tensor([rollout.response_ids[0] for rollout in rollouts])
+    counts = torch.bincount(first, minlength=VOCAB_SIZE).double()
+    assert counts[nucleus == 0].sum() == 0
+    expected = draws * nucleus[kept]
+    chi_square = ((counts[kept] - expected) ** 2 / expected).sum().item()
+    freedom = len(kept) - 1
+    assert freedom > 3
+    assert chi_square < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_end_tokens_and_finish_reasons() -> None:
+    engine = _engine(_model("llama"))
+    ends = (END, 11, 12, 13)
+    rollouts = engine.generate(_requests(group_size=16), _settings(end_token_ids=ends))
+    stopped = [r for r in rollouts if r.finish_reason is FinishReason.STOP]
+    assert 0 < len(stopped) < len(rollouts)
+    for rollout in rollouts:
+        *body, last = rollout.response_ids
+        assert not set(body) & set(ends)
+        if rollout.finish_reason is FinishReason.STOP:
+            assert last in ends
+            assert rollout.text == "".join(f"{token} " for token in body)
+        else:
+            assert last not in ends and len(rollout.response_ids) == 24
+            assert rollout.text == "".join(f"{token} " for token in rollout.response_ids)
+
+
+def test_end_token_in_the_last_place_is_a_stop() -> None:
+    engine = _engine(_model("llama"))
+    rollouts = engine.generate(_requests(group_size=16), _settings())
+    finished = [r for r in rollouts if r.finish_reason is FinishReason.STOP]
+    length = len(finished[0].response_ids)
+    cut = engine.generate(_requests(group_size=16), _settings(max_response_tokens=length))
+    same = next(r for r in cut if _key(r) == _key(finished[0]))
+    assert same == finished[0]
+
+
+def test_split_batches_fills_every_batch_but_the_last() -> None:
+    requests = _requests(num_prompts=7, group_size=5)
+    batches = split_batches(requests, 8)
+    assert [sum(len(r.seeds) for r in batch) for batch in batches] == [8, 8, 8, 8, 3]
+    seeds = [seed for batch in batches for request in batch for seed in request.seeds]
+    assert sorted(seeds) == sorted(seed for request in requests for seed in request.seeds)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 9])
+def test_shares_keep_the_batches(num_ranks: int) -> None:
+    requests = _requests(num_prompts=7, group_size=5)
+    batches = split_batches(requests, 8)
+    for rank in range(num_ranks):
+        share = my_share(requests, 8, rank, num_ranks)
+        assert split_batches(share, 8) == batches[rank::num_ranks]
+
+
+def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from ((name, value.detach().clone()) for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2_tied", "llama"])
+def test_from_config_and_load_equals_from_pretrained(kind: str, tmp_path: Path) -> None:
+    source = _model(kind, torch.bfloat16)
+    source.save_pretrained(tmp_path)
+    build = dict(dtype=torch.bfloat16, device="cpu", batch_size=64)
+    loaded = HfEngine.from_pretrained(tmp_path, SpellingTokenizer(), **build)
+    empty = HfEngine.from_config(tmp_path, SpellingTokenizer(), **build)
+    with pytest.raises(RuntimeError, match="no complete set of weights"):
+        empty.generate(_requests(), _settings())
+    empty.load_weights(_weights(source), version=3)
+    for name, buffer in loaded.model.named_buffers():
+        assert buffer.dtype == torch.float32
+        assert torch.equal(buffer, empty.model.get_buffer(name)), name
+    for name, weight in loaded.named_weights():
+        assert torch.equal(weight, empty.weight(name)), name
+    rollouts = empty.generate(_requests(), _settings())
+    assert {rollout.weight_version for rollout in rollouts} == {3}
+    assert [r.response_ids for r in rollouts] == [
+        r.response_ids for r in loaded.generate(_requests(), _settings())
+    ]
+
+
+def test_load_weights_is_strict() -> None:
+    model = _model("llama")
+    engine = _engine(model)
+    good = dict(_weights(model))
+    name = "model.layers.1.mlp.up_proj.weight"
+    bad_streams = {
+        "no weight named extra": [*good.items(), ("extra", torch.zeros(1))],
+        "sent twice": [*good.items(), (name, good[name])],
+        "expected \\(96, 64\\)": [*(good | {name: good[name].T}).items()],
+        f"1 weights were not sent: {name}": [(k, v) for k, v in good.items() if k != name],
+    }
+    for message, stream in bad_streams.items():
+        with pytest.raises(ValueError, match=message):
+            engine.load_weights(iter(stream), version=1)
+        with pytest.raises(RuntimeError):
+            engine.generate(_requests(), _settings())
+    engine.load_weights(iter(good.items()), version=2)
+    assert engine.version == 2
+
+
+def test_tied_head_may_be_sent_but_must_agree() -> None:
+    model = _model("qwen2_tied")
+    engine = _engine(model)
+    good = dict(_weights(model))
+    assert "lm_head.weight" not in good
+    embedding = good["model.embed_tokens.weight"]
+    engine.load_weights(iter([*good.items(), ("lm_head.weight", embedding)]), version=1)
+    head_alone = {k: v for k, v in good.items() if "embed" not in k} | {
+        "lm_head.weight": embedding + 1
+    }
+    engine.load_weights(iter(head_alone.items()), version=2)
+    assert torch.equal(engine.weight("model.embed_tokens.weight"), embedding + 1)
+    with pytest.raises(ValueError, match="lm_head.weight is tied"):
+        engine.load_weights(iter([*good.items(), ("lm_head.weight", embedding + 1)]), version=3)
+
+
+def test_loaded_weights_change_the_next_responses() -> None:
+    model = _model("llama")
+    engine = _engine(model)
+    before = engine.generate(_requests(), _settings())
+    engine.load_weights(((n, w * 0.5) for n, w in _weights(model)), version=1)
+    after = engine.generate(_requests(), _settings())
+    assert [r.response_ids for r in before] != [r.response_ids for r in after]
+    fresh = _model("llama")
+    for parameter in fresh.parameters():
+        parameter.data.mul_(0.5)
+    expected = _engine(fresh).generate(_requests(), _settings())
+    assert [r.response_ids for r in after] == [r.response_ids for r in expected]

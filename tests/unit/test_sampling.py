@@ -1,0 +1,117 @@
+"""The sampler against exact probabilities, transformers' warpers and published SplitMix64 numbers."""
+
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+
+from megatron_opsft.rollout import sampling
+from megatron_opsft.rollout.sampling import response_seed, sample_tokens, uniforms
+
+
+def _reference_splitmix64(seed: int, count: int) -> list[int]:
+    mask = (1 << 64) - 1
+    outputs = []
+    for _ in range(count):
+        seed = (seed + 0x9E3779B97F4A7C15) & mask
+        z = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        outputs.append(z ^ (z >> 31))
+    return outputs
+
+
+def test_uniforms_match_splitmix64() -> None:
+    assert _reference_splitmix64(1234567, 2) == [6457827717110365317, 3203168211198807973]
+    seeds = [0, 1234567, (1 << 63) - 1]
+    expected = [[(z >> 11) * 2.0**-53 for z in _reference_splitmix64(seed, 5)] for seed in seeds]
+    assert uniforms(torch.tensor(seeds), 5).tolist() == expected
+
+
+def test_uniforms_do_not_depend_on_length_or_neighbours() -> None:
+    seeds = torch.tensor([response_seed(0, 1, "a", i) for i in range(8)])
+    assert torch.equal(uniforms(seeds, 100)[3, :7], uniforms(seeds[3:4], 7)[0])
+    numbers = uniforms(seeds, 20_000)
+    assert abs(numbers.mean().item() - 0.5) < 0.003
+    assert abs(torch.corrcoef(numbers).triu(1).abs().max().item()) < 0.03
+
+
+def test_response_seed_is_stable_and_distinct() -> None:
+    assert response_seed(0, 1, "gsm8k/7", 3) == 1498029987247375355
+    seeds = {
+        response_seed(run, step, problem, sample)
+        for run in range(3)
+        for step in range(5)
+        for problem in ("1", "11", "a")
+        for sample in range(4)
+    }
+    assert len(seeds) == 3 * 5 * 3 * 4
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+@pytest.mark.parametrize("vocab_size", [40, 600])
+@pytest.mark.parametrize("top_p", [0.3, 0.8, 0.95, 1.0])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])
+def test_support_matches_hf_top_p(vocab_size: int, top_p: float, temperature: float) -> None:
+    """Over a grid of uniforms every token comes up as often as transformers' warpers say."""
+    torch.manual_seed(0)
+    for spread in (0.5, 3.0):
+        logits = torch.randn(vocab_size, dtype=torch.float64) * spread
+        warped = TemperatureLogitsWarper(temperature)(None, logits[None])
+        if top_p < 1:
+            warped = TopPLogitsWarper(top_p)(None, warped)
+        exact = warped.softmax(dim=-1)[0]
+        grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+        drawn = sample_tokens(logits.expand(len(grid), -1), grid, temperature, top_p)
+        share = torch.bincount(drawn, minlength=vocab_size) / len(grid)
+        assert (share - exact).abs().max().item() <= 1.01 / len(grid)
+        assert share[exact == 0].sum().item() == 0
+
+
+def test_frequencies_match_probabilities() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 3.0, -5.0])
+    exact = TopPLogitsWarper(0.9)(None, logits[None]).softmax(dim=-1)[0]
+    draws = 50_000
+    numbers = uniforms(torch.tensor([7]), draws)[0]
+    drawn = sample_tokens(logits.expand(draws, -1), numbers, 1.0, 0.9)
+    counts = torch.bincount(drawn, minlength=6).double()
+    assert counts[exact == 0].sum() == 0
+    kept = exact > 0
+    chi_square = ((counts - draws * exact)[kept] ** 2 / (draws * exact)[kept]).sum().item()
+    assert chi_square < 13.8  # 99.9 % of chi-square with 2 degrees of freedom
+
+
+def test_candidates_give_the_same_as_a_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    peaked = torch.randn(50, 3000) * 6
+    flat = torch.randn(50, 3000)
+    tied = torch.randn(50, 3000).bfloat16().float()
+    equal = torch.zeros(50, 3000)
+    logits = torch.cat([peaked, flat, tied, equal])
+    numbers = uniforms(torch.arange(200), 1)[:, 0]
+    for top_p in (0.2, 0.95):
+        with_candidates = sample_tokens(logits, numbers, 1.0, top_p)
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "_FIRST_CANDIDATES", 3000)
+            assert torch.equal(with_candidates, sample_tokens(logits, numbers, 1.0, top_p))
+
+
+def test_equal_probabilities_keep_the_lower_ids() -> None:
+    grid = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
+    drawn = sample_tokens(torch.zeros(1000, 1000), grid, 1.0, 0.25)
+    assert sorted(set(drawn.tolist())) == list(range(250))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_extreme_uniforms_stay_inside(top_p: float) -> None:
+    logits = torch.tensor([[-torch.inf, 0.0, 0.1, -torch.inf]]).repeat(2, 1)
+    numbers = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    first, last = sample_tokens(logits, numbers, 1.0, top_p).tolist()
+    assert (first, last) == ((2, 2) if top_p == 0.5 else (1, 2))
+
+
+def test_tiny_logit_noise_rarely_moves_a_token() -> None:
+    torch.manual_seed(2)
+    logits = torch.randn(20_000, 300) * 4
+    numbers = uniforms(torch.arange(20_000), 1)[:, 0]
+    noisy = logits + 1e-6 * torch.randn_like(logits)
+    before, after = (sample_tokens(x, numbers, 1.0, 0.95) for x in (logits, noisy))
+    assert int((before != after).sum()) <= 1
