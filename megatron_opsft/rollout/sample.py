@@ -1,5 +1,6 @@
 """Responses to problems, shared out over the ranks: what the loop and the evaluation both call."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from megatron_opsft.runtime.distributed import Layout
 class Sampler:
     """Samples on this rank its share of a batch of problems.
 
-    A response depends on (seed, step, problem id, sample index) and the weights, not on the number of ranks.
+    A response depends on (seed, step, problem id, sample index) and the weights, not on the number
+    of ranks.
     """
 
     engine: RolloutEngine
@@ -28,14 +30,23 @@ class Sampler:
     seed: int
 
     def sample(
-        self, problems: Sequence[Problem], settings: SamplingSettings, *, num_samples: int, step: int
+        self,
+        problems: Sequence[Problem],
+        settings: SamplingSettings,
+        *,
+        num_samples: int,
+        step: int,
     ) -> list[Rollout]:
-        """`num_samples` responses to each of this rank's part of `problems`; called by every rank."""
+        """`num_samples` responses to each of this rank's part of `problems`; called by every rank.
+
+        A problem that comes twice (a data set smaller than a batch) gets twice as many, all
+        different.
+        """
         requests = [
             make_request(
-                problem.id, self.encoder.encode(problem.text), num_samples, self.seed, step
+                problem.id, self.encoder.encode(problem.text), times * num_samples, self.seed, step
             )
-            for problem in problems
+            for problem, times in Counter(problems).items()
         ]
         mine = my_share(requests, self.batch_size, self.layout.rank, self.layout.world_size)
         return self.engine.generate(mine, settings)
