@@ -12,7 +12,7 @@ from megatron_opsft.rollout.sampling import response_seed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest:
-    """One prompt and the responses wanted of it: number i has index sample_indices[i], seed seeds[i].
+    """One prompt and the responses wanted of it, each with its sample index and its seed.
 
     A seed is in [0, 2^63).
     """

@@ -11,42 +11,67 @@ from typing import Any
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
 
+_ENTRIES = (
+    "manifest.json",
+    "config.yaml",
+    "metrics.jsonl",
+    "evals.jsonl",
+    "summary.json",
+    "curves.*",
+    "failed_step_*.json",
+    "rollouts",
+    "checkpoints",
+    "hf",
+    "tensorboard",
+    "wandb",
+)
+
 
 class RunDir:
-    """config.yaml, manifest.json, metrics.jsonl, evals.jsonl, summary.json, rollouts/,
-    checkpoints/, hf/.
-
-    Used by rank 0.
-    """
+    """The files of one run, named in `_ENTRIES`. Used by rank 0 alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
     def open(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the directory ready. Errors: `UserError` when it holds a run and neither flag is
-        given.
+        """Make the directory ready; without a run in it, `resume` starts a new one.
+
+        Files that no run writes (a scheduler's log) do not matter and are never deleted. Errors:
+        `UserError` when it holds a run and neither flag is given.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"run.dir={self.path} is a file; name a directory")
-        holds_run = self.path.is_dir() and any(self.path.iterdir())
-        if holds_run and not (resume or overwrite):
+        entries = self._entries()
+        if entries and not (resume or overwrite):
             raise UserError(
                 f"run.dir={self.path} holds a run already; go on with --resume, replace it with "
                 "--overwrite, or name another directory"
             )
-        if holds_run and overwrite:
-            if not (self.path / "config.yaml").is_file():
+        if entries and overwrite:
+            if not (self.path / "manifest.json").is_file():
                 raise UserError(
-                    f"run.dir={self.path} holds files but no config.yaml of a run, so --overwrite "
-                    "will not delete it; name another directory"
+                    f"run.dir={self.path} holds {entries[0].name} but no manifest.json of a run, "
+                    "so --overwrite will not delete it; name another directory"
                 )
-            shutil.rmtree(self.path)
+            for entry in entries:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
 
+    def _entries(self) -> list[Path]:
+        """What a run wrote here; directories without a file do not count."""
+        written = [path for pattern in _ENTRIES for path in sorted(self.path.glob(pattern))]
+        return [
+            path
+            for path in written
+            if not path.is_dir() or any(child.is_file() for child in path.rglob("*"))
+        ]
+
     def truncate(self, after_step: int) -> None:
-        """Forget what was written after `after_step`, so that a resumed run writes it again just
-        once.
+        """Forget what came after `after_step`, so that a resumed run writes it just once.
 
         Also drops a last line that a kill left unfinished, and partial checkpoints.
         """
@@ -97,9 +122,12 @@ def _step_of(line: str) -> float:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write whole or not at all: a temporary file beside it, then a rename."""
+    """Write whole or not at all, even if the machine fails: a file beside it, then a rename."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(data)
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
 
 

@@ -1,4 +1,4 @@
-"""The sampler against exact probabilities, transformers' warpers and published SplitMix64 numbers."""
+"""The sampler against exact probabilities, transformers' warpers and SplitMix64."""
 
 import pytest
 import torch

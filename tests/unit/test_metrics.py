@@ -1,0 +1,88 @@
+"""The metrics log: exact floats in JSON lines, TensorBoard events, plain console lines."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from megatron_opsft.config import RunConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.metrics import MetricsLog
+from megatron_opsft.runtime.run_dir import RunDir
+
+
+def _step_metrics(step: int) -> dict[str, float | int]:
+    return {
+        "step": step,
+        "loss": 0.1 + 0.2 * step,
+        "grad_norm": 1 / 3,
+        "lr": 1e-7,
+        "num_rollouts": 16,
+        "num_accepted": 12,
+        "accept_rate": 0.75,
+        "accuracy": 0.8125,
+        "mean_response_tokens": 33.3,
+        "step_seconds": 0.5,
+    }
+
+
+def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
+    run_dir = RunDir(path)
+    run_dir.open(resume=True, overwrite=False)
+    return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **config), first_step=first_step)
+
+
+def test_json_lines_read_back_as_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _open(tmp_path, tensorboard=False)
+    for step in (1, 2):
+        log.step(_step_metrics(step))
+        # Each line is on disk before the next step begins.
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == [_step_metrics(n + 1) for n in range(step)]
+        assert list(json.loads(lines[-1])) == list(_step_metrics(step))
+    log.close()
+    console = capsys.readouterr().out.splitlines()
+    assert len(console) == 2
+    assert console[1].startswith("step 2/3  loss 0.5000  accuracy 0.812  tokens 33.3")
+
+
+def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
+    log = _open(tmp_path, tensorboard=False)
+    line = {
+        "step": 0,
+        "eval_accuracy": 0.9,
+        "eval_mean_response_tokens": 80.1,
+        "eval_samples": 512,
+    }
+    log.evaluation(line)
+    log.close()
+    assert json.loads((tmp_path / "evals.jsonl").read_text()) == line
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    log = _open(tmp_path)
+    for step in (1, 2, 3):
+        log.step(_step_metrics(step))
+    log.close()
+    log = _open(tmp_path, first_step=1)
+    for step in (2, 3):
+        log.step(_step_metrics(step))
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    losses = events.Scalars("loss")
+    assert [event.step for event in losses] == [1, 2, 3]
+    assert losses[2].value == pytest.approx(0.7)
+
+
+def test_missing_wandb_names_the_install_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"pip install wandb, or set run\.wandb=off"):
+        _open(tmp_path, tensorboard=False, wandb="offline")

@@ -1,0 +1,129 @@
+"""The run directory: nothing is lost, nothing of others is deleted, resumed files are exact."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.runtime.run_dir import RunDir, write_json
+
+
+def _finished_run(path: Path) -> RunDir:
+    run = RunDir(path)
+    run.open(resume=False, overwrite=False)
+    write_json(path / "manifest.json", {"versions": {}})
+    (path / "config.yaml").write_text("run: {}\n")
+    (path / "metrics.jsonl").write_text('{"step": 1}\n')
+    run.save_rollouts(1, [_pair(0)])
+    return run
+
+
+def _pair(index: int) -> tuple[Rollout, Verdict]:
+    rollout = Rollout(
+        problem_id="ä/1",
+        sample_index=index,
+        prompt_ids=(1, 2),
+        response_ids=(3, 4, 5),
+        text="2 + 2 = \\boxed{4} ✓",
+        finish_reason=FinishReason.STOP,
+        weight_version=7,
+    )
+    return rollout, Verdict(outcome=Outcome.CORRECT, answer="4")
+
+
+def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    with pytest.raises(UserError, match=r"--resume.*--overwrite"):
+        run.open(resume=False, overwrite=False)
+    run.open(resume=True, overwrite=False)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "slurm.out").write_text("log")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    run.open(resume=False, overwrite=True)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == {"slurm.out", "notes", "notes/a.txt", "rollouts", "checkpoints"}
+
+
+def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("of: another program\n")
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        RunDir(tmp_path).open(resume=False, overwrite=True)
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_start_beside_foreign_files_and_after_a_start_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "slurm.out").write_text("log")
+    for resume in (False, True, False):
+        RunDir(tmp_path).open(resume=resume, overwrite=False)
+    assert (tmp_path / "slurm.out").read_text() == "log"
+
+
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        RunDir(tmp_path / "run").open(resume=False, overwrite=True)
+
+
+def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    lines = [json.dumps({"step": n, "loss": 0.1 * n + 1e-17}) + "\n" for n in range(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines) + '{"step": 6, "lo')
+    evals = ['{"step": 0, "eval_accuracy": 0.5}\n', '{"step": 4, "eval_accuracy": 0.6}\n']
+    (tmp_path / "evals.jsonl").write_text("".join(evals))
+    for step in range(1, 6):
+        run.save_rollouts(step, [_pair(0)])
+    (tmp_path / "checkpoints" / ".partial_step_000004").mkdir()
+    run.truncate(after_step=3)
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:3])
+    assert (tmp_path / "evals.jsonl").read_text() == evals[0]
+    names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
+    assert names == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_truncate_drops_a_torn_line_whose_step_would_count(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
+    run.truncate(after_step=2)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "evals.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n')
+    run.truncate(after_step=0)
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert (tmp_path / "evals.jsonl").read_text() == ""
+    assert list((tmp_path / "rollouts").iterdir()) == []
+
+
+def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    pairs = [_pair(index) for index in range(3)]
+    path = tmp_path / "rollouts" / "step_000002.jsonl.gz"
+    run.save_rollouts(2, pairs)
+    first = path.read_bytes()
+    run.save_rollouts(2, pairs)
+    assert path.read_bytes() == first
+    assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
+    rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]
+    assert [row["sample_index"] for row in rows] == [0, 1, 2]
+    assert rows[0] == {
+        "problem_id": "ä/1",
+        "sample_index": 0,
+        "outcome": "correct",
+        "answer": "4",
+        "finish_reason": "stop",
+        "num_tokens": 3,
+        "weight_version": 7,
+        "text": "2 + 2 = \\boxed{4} ✓",
+        "response_ids": [3, 4, 5],
+    }
