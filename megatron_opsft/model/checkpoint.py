@@ -18,6 +18,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.model.optimizer import allocate_state, load_state
 from megatron_opsft.runtime.distributed import gather_from_all
 
 MANIFEST = "complete.json"
@@ -94,11 +95,12 @@ class Checkpointer:
                     f"checkpoint file {path / name} {what}; delete {path} to resume from the one "
                     "before"
                 )
+        allocate_state(self._optimizer)
         state = dist_checkpointing.load(self._state(is_loading=True), str(path))
         for number, model in enumerate(self._models):
             key = "model" if len(self._models) == 1 else f"model{number}"
             model.load_state_dict(state[key], strict=True)
-        self._optimizer.load_state_dict(state["optimizer"])
+        load_state(self._optimizer, state["optimizer"])
         return manifest
 
 

@@ -1,7 +1,9 @@
 """AdamW on Megatron's distributed optimizer; the learning rate as a function of the step."""
 
 import math
+from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
@@ -46,3 +48,34 @@ def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: flo
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+
+
+def allocate_state(optimizer: MegatronOptimizer) -> None:
+    """Give every parameter its (zero) moments and step count; weights do not change.
+
+    Needed before a checkpoint's state is described for loading: torch's AdamW makes them in its
+    first update, but Megatron reads the step count from them even then. TransformerEngine's and
+    Apex's AdamW keep the count elsewhere and are left alone.
+    """
+    (part,) = optimizer.chained_optimizers  # a dense model has one
+    if isinstance(part.optimizer, torch.optim.Adam):
+        part.init_state_fn(part.optimizer, part.config)
+        for state in part.optimizer.state.values():
+            state.setdefault("step", torch.tensor(0.0))
+
+
+def load_state(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
+    """Restore main weights, moments and step count from a loaded "fully_reshardable" state.
+
+    Megatron's `load_state_dict` would do, but for torch's AdamW: it looks among the loaded moments
+    for the step count, which is kept apart from them, and it hands all parameters the same count,
+    which each of them would then raise in place.
+    """
+    (part,) = optimizer.chained_optimizers
+    part.load_state_dict({key: value for key, value in state.items() if key != "param_state"})
+    states = part.optimizer.state.values()
+    steps = [moments.pop("step", None) for moments in states]
+    part.load_parameter_state_from_fully_reshardable(state["param_state"])
+    for moments, step in zip(states, steps, strict=True):
+        if step is not None:
+            moments["step"] = step.clone()
