@@ -13,7 +13,7 @@ from megatron_opsft.objective.batch import describe_rollouts
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
 from megatron_opsft.runtime.distributed import gather_to_main
 from megatron_opsft.runtime.metrics import MetricsLog
-from megatron_opsft.runtime.run_dir import RunDir, write_json
+from megatron_opsft.runtime.run_dir import RunDir, write_json, write_text
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
@@ -128,7 +128,11 @@ class Journal:
             overwrite=True,
         )
         write_json(self._dir.path / "summary.json", self._summary())
-        self._log.close()
+
+    def close(self) -> None:
+        """Flush the metrics writers, also when the run stops early."""
+        if self._log is not None:
+            self._log.close()
 
     def _summary(self) -> dict[str, object]:
         evaluations = _read_lines(self._dir.path / "evals.jsonl")
@@ -168,9 +172,13 @@ def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
-        (run_dir.path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        write_text(run_dir.path / "config.yaml", to_yaml(config))
         write_json(run_dir.path / "manifest.json", _manifest(session))
-    yield Journal(session, run_dir, last_step)
+    journal = Journal(session, run_dir, last_step)
+    try:
+        yield journal
+    finally:
+        journal.close()
 
 
 def _check_same_run(session: Session, directory: Path) -> None:
