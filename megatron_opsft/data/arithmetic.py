@@ -1,0 +1,116 @@
+"""The embedded task: seeded word problems whose answer is a sum or difference of two or three numbers.
+
+A problem is a tuple of signed terms told as a short story. A hash of the terms alone decides whether it
+belongs to training or to testing, so no sum of one split occurs in the other, whatever the names and objects.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Problem
+
+Split = Literal["train", "test"]
+
+SMALLEST, LARGEST = 2, 12
+TEST_SHARE = 8  # one tuple of terms in eight is a test problem
+MAX_PROBLEMS = 20_000  # per split; the test split has some 400 tuples of terms, each told in hundreds of ways
+DEFAULT_PROBLEMS = {"train": 8192, "test": 1024}
+
+NAMES = ("Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Lily", "Jack", "Emma")
+OBJECTS = ("apples", "books", "coins", "pens", "cards", "eggs", "shells", "stamps", "plums", "keys")
+GAINS = ("buys", "finds", "gets", "wins", "makes", "collects")
+LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordProblem:
+    """A story and the arithmetic under it: the answer is the sum of `terms` (the first is positive).
+
+    Every partial sum is at least 1, and the answer is none of the numbers in the story.
+    """
+
+    terms: tuple[int, ...]
+    text: str
+
+    @property
+    def partials(self) -> tuple[int, ...]:
+        """The running sums after each term; the last is the answer."""
+        return tuple(accumulate(self.terms))
+
+    @property
+    def answer(self) -> int:
+        return sum(self.terms)
+
+
+def split_of(terms: tuple[int, ...]) -> Split:
+    """The split that owns these terms: a fixed hash, independent of seeds, stories and Python versions."""
+    digest = hashlib.blake2b(",".join(map(str, terms)).encode(), digest_size=4).digest()
+    return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
+
+
+def draw_terms(rng: random.Random, split: Split) -> tuple[int, ...]:
+    """Two or three signed terms of the split that keep the promises of `WordProblem`."""
+    while True:
+        numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(rng.choice((2, 3)))]
+        terms = (numbers[0], *(rng.choice((1, -1)) * number for number in numbers[1:]))
+        partials = list(accumulate(terms))
+        if min(partials) >= 1 and partials[-1] not in numbers and split_of(terms) == split:
+            return terms
+
+
+def tell(rng: random.Random, terms: tuple[int, ...]) -> str:
+    """A story for the terms, in the order in which they are added."""
+    name, objects = rng.choice(NAMES), rng.choice(OBJECTS)
+    changes = [f"{rng.choice(GAINS if term > 0 else LOSSES)} {abs(term)}" for term in terms[1:]]
+    joint = rng.choice((" and then ", ", then "))
+    if rng.random() < 0.5:
+        story = f"{name} has {terms[0]} {objects} and {joint.join(changes)}."
+    else:
+        story = f"{name} starts with {terms[0]} {objects}. Then {name} {joint.join(changes)}."
+    questions = (
+        f"How many {objects} does {name} have now?",
+        f"How many {objects} are there now?",
+        "How many are there in the end?",
+    )
+    return f"{story} {rng.choice(questions)}"
+
+
+def draw_problems(split: Split, *, seed: int) -> Iterator[WordProblem]:
+    """An endless stream of problems of the split; the same for the same seed. Texts may repeat."""
+    rng = random.Random(f"{split}-{seed}")
+    while True:
+        terms = draw_terms(rng, split)
+        yield WordProblem(terms=terms, text=tell(rng, terms))
+
+
+def load_arithmetic(
+    split: Split, *, num_problems: int | None = None, seed: int = 0
+) -> list[Problem]:
+    """The first `num_problems` different problems of the split's stream (default: DEFAULT_PROBLEMS).
+
+    A shorter list is the beginning of a longer one with the same seed. Raises UserError for an unknown
+    split or a number outside 1..MAX_PROBLEMS.
+    """
+    if split not in DEFAULT_PROBLEMS:
+        raise UserError(f"arithmetic has no split '{split}': use train or test")
+    count = DEFAULT_PROBLEMS[split] if num_problems is None else num_problems
+    if not 1 <= count <= MAX_PROBLEMS:
+        raise UserError(
+            f"arithmetic {split}: num_problems={count} is outside 1..{MAX_PROBLEMS}; ask for fewer"
+        )
+    problems: dict[str, Problem] = {}
+    for word_problem in draw_problems(split, seed=seed):
+        if word_problem.text not in problems:
+            problems[word_problem.text] = Problem(
+                id=f"arithmetic-{split}-{len(problems)}",
+                text=word_problem.text,
+                answer=str(word_problem.answer),
+            )
+        if len(problems) == count:
+            return list(problems.values())
+    raise AssertionError("the stream of problems is endless")

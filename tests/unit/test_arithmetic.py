@@ -1,0 +1,99 @@
+"""The embedded task: what it promises of its problems and of its reference responses."""
+
+import random
+import re
+from itertools import islice
+
+import pytest
+
+from megatron_opsft.data.arithmetic import (
+    DEFAULT_PROBLEMS,
+    MAX_PROBLEMS,
+    draw_problems,
+    load_arithmetic,
+    split_of,
+)
+from megatron_opsft.data.arithmetic_solutions import (
+    Redundancy,
+    minimal_response,
+    verbose_response,
+)
+from megatron_opsft.errors import UserError
+
+
+def numbers_in(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def test_splits_share_no_problem_and_no_sum() -> None:
+    train, test = load_arithmetic("train"), load_arithmetic("test")
+    assert (len(train), len(test)) == (DEFAULT_PROBLEMS["train"], DEFAULT_PROBLEMS["test"])
+    assert len({problem.text for problem in train + test}) == len(train) + len(test)
+    terms = {
+        split: {problem.terms for problem in islice(draw_problems(split, seed=0), 5000)}
+        for split in ("train", "test")
+    }
+    assert not terms["train"] & terms["test"]
+    assert len(terms["train"]) > 1000 and len(terms["test"]) > 200
+
+
+def test_split_of_fixed_terms_never_changes() -> None:
+    assert {split_of(terms) for terms in ((3, 3), (4, 7), (5, -2))} == {"test"}
+    assert {split_of(terms) for terms in ((2, 3), (2, -2), (2, 7))} == {"train"}
+
+
+def test_same_seed_same_problems_and_shorter_is_prefix() -> None:
+    problems = load_arithmetic("test", num_problems=50, seed=3)
+    assert problems == load_arithmetic("test", num_problems=80, seed=3)[:50]
+    assert problems != load_arithmetic("test", num_problems=50, seed=4)
+    assert problems[17].id == "arithmetic-test-17"
+
+
+def test_answer_is_the_sum_and_is_not_in_the_prompt() -> None:
+    for problem in islice(draw_problems("train", seed=1), 2000):
+        assert numbers_in(problem.text) == [abs(term) for term in problem.terms]
+        assert sum(problem.terms) == problem.answer >= 1
+        assert problem.answer not in numbers_in(problem.text)
+        assert min(problem.partials) >= 1
+
+
+def test_every_equation_of_a_response_holds() -> None:
+    redundancy = Redundancy(stop_probability=0.1, max_checks=12, slip_probability=0.0)
+    rng = random.Random(0)
+    for problem in islice(draw_problems("train", seed=2), 500):
+        response = verbose_response(rng, problem, redundancy)
+        assert response.startswith(minimal_response(problem).split("\n</think>")[0])
+        assert response.endswith(f"\n</think>\n\\boxed{{{problem.answer}}}")
+        for left, sign, right, result in re.findall(r"(\d+)([+-])(\d+)=(\d+)", response):
+            signed = int(right) if sign == "+" else -int(right)
+            assert int(left) + signed == int(result)
+
+
+def test_number_of_checks_varies_and_is_bounded() -> None:
+    redundancy = Redundancy(stop_probability=0.1, max_checks=12, slip_probability=0.0)
+    rng = random.Random(0)
+    counts = [
+        verbose_response(rng, problem, redundancy).count("\n")
+        - minimal_response(problem).count("\n")
+        for problem in islice(draw_problems("train", seed=2), 1000)
+    ]
+    assert min(counts) == 0 and max(counts) == 12
+    assert 60 <= counts.count(0) <= 140
+
+
+def test_a_slip_makes_the_answer_wrong() -> None:
+    redundancy = Redundancy(stop_probability=0.0, max_checks=1, slip_probability=1.0)
+    problem = next(draw_problems("train", seed=0))
+    response = verbose_response(random.Random(0), problem, redundancy)
+    assert f"\\boxed{{{problem.answer}}}" not in response
+
+
+@pytest.mark.parametrize("count", [0, MAX_PROBLEMS + 1])
+def test_bad_number_of_problems_is_a_user_error(count: int) -> None:
+    with pytest.raises(UserError, match=f"num_problems={count}"):
+        load_arithmetic("train", num_problems=count)
+
+
+def test_unknown_split_is_a_user_error() -> None:
+    with pytest.raises(UserError, match="validation"):
+        load_arithmetic("validation")  # type: ignore[arg-type]
