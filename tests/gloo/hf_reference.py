@@ -7,6 +7,7 @@ from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.objective.normalization import Mode
 from megatron_opsft.records import Sample
 from megatron_opsft.weights.architectures import ARCHITECTURES
@@ -56,13 +57,10 @@ def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:
     return log_probs_T[-len(sample.response_ids) :].sum()
 
 
-@cache
-def hf_gradient(
-    name: str, num_samples: int, num_rollouts: int, mode: Mode = "batch_max"
-) -> tuple[float, dict[str, Tensor]]:
-    """The loss of Algorithm 1 (or of the other two normalizations) and its whole gradient by HF name."""
-    model = hf_model(name)
-    accepted = samples(num_samples)
+def backward(
+    model: PreTrainedModel, accepted: list[Sample], num_rollouts: int, mode: Mode
+) -> float:
+    """Add the gradient of the loss of Algorithm 1 (or of the other normalizations); that loss."""
     longest = max(len(sample.response_ids) for sample in accepted)
     total = sum(len(sample.response_ids) for sample in accepted)
     loss = 0.0
@@ -75,6 +73,43 @@ def hf_gradient(
         part = -response_log_prob(model, sample) / divisor
         part.backward()
         loss += part.item()
-    gradient = {hf_name: p.grad for hf_name, p in model.named_parameters()}
-    assert all(grad is not None for grad in gradient.values())
-    return loss, gradient  # type: ignore[return-value]
+    return loss
+
+
+@cache
+def hf_gradient(
+    name: str, num_samples: int, num_rollouts: int, mode: Mode = "batch_max"
+) -> tuple[float, dict[str, Tensor]]:
+    """The loss and its gradient by HF name."""
+    model = hf_model(name)
+    loss = backward(model, samples(num_samples), num_rollouts, mode)
+    gradient = {hf_name: p.grad for hf_name, p in model.named_parameters() if p.grad is not None}
+    return loss, gradient
+
+
+@cache
+def hf_training(
+    name: str, num_samples: int, num_rollouts: int, optimizer: OptimizerConfig, num_steps: int
+) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """Losses, gradient norms before clipping, and final weights with torch's own AdamW."""
+    model = hf_model(name)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    adamw = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": optimizer.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=optimizer.lr,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+    )
+    losses, norms = [], []
+    for step in range(num_steps):
+        adamw.zero_grad()
+        accepted = samples(num_samples, seed=step)
+        losses.append(backward(model, accepted, num_rollouts, "batch_max"))
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip_grad)
+        norms.append(float(norm))
+        adamw.step()
+    return losses, norms, {hf_name: p.detach() for hf_name, p in model.named_parameters()}

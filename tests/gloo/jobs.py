@@ -1,4 +1,4 @@
-"""What the workers run. Functions here are called on every rank, inside a process group of the job's size."""
+"""What the workers run: called on every rank, inside a process group of the job's size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +18,15 @@ from megatron_opsft.objective.packing import pack
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+from megatron_opsft.weights.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
 from megatron_opsft.weights.slicing import merge_shards, padding_start
 
 CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
 NUM_ROLLOUTS = 32
+# Clipping is always at work. A larger epsilon keeps entries without gradient from being noise.
+OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=0.05, weight_decay=0.1, eps=1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +91,11 @@ def build(case: Case) -> Built:
     chunks = wrap_for_training(models, config)
     trainer = Trainer(
         chunks,
-        build_optimizer(chunks, OptimizerConfig(lr=1e-3, clip_grad=0.05), bf16=config.bf16),
+        build_optimizer(chunks, OPTIMIZER, bf16=config.bf16),
         config,
         layout,
         vocab_size=shape.vocab_size,
-        weight_decay=0.01,
+        weight_decay=OPTIMIZER.weight_decay,
     )
     return Built(trainer=trainer, shards=ModelShards.of(models, table, layout), layout=layout)
 
@@ -128,7 +131,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
 
 
 def gradient(case: Case) -> Any:
-    """`Trainer.accumulate`, then the summed main gradients of all ranks: (loss, {hf_name: array})."""
+    """`Trainer.accumulate`; (loss, number of micro-batches, {hf_name: gradient of all ranks})."""
     built = build(case)
     batches, factor = batches_of(case, built.layout)
     counts = gather_from_all([len(batches)])
@@ -139,7 +142,7 @@ def gradient(case: Case) -> Any:
 
 
 def collect_reduced_parts(trainer: Trainer) -> None:
-    """Complete the gradient buffers: after the reduce-scatter a rank holds the sum of its own part alone."""
+    """Complete the gradient buffers: the reduce-scatter left each rank the sum of its own part."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     for chunk in trainer.chunks:
         for buffer in chunk.buffers:
@@ -193,11 +196,22 @@ def whole_gradient(built: Built) -> dict[str, Any]:
     return {name: value.numpy() for name, value in whole.items()}
 
 
-def train_steps(case: Case, num_steps: int) -> list[StepResult]:
-    """`Trainer.step` on other samples each time; the results are equal on all ranks."""
-    built = build(case)
+def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
+    """`Trainer.step` on other samples each time; checks that the results are equal on all ranks."""
     results = []
-    for step in range(num_steps):
+    for step in steps:
         batches, factor = batches_of(case, built.layout, seed=step)
-        results.append(built.trainer.step(batches, factor, lr=1e-3))
+        result = built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
+        assert set(gather_from_all([result])) == {result}
+        results.append(result)
     return results
+
+
+def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
+    """The whole model under its HF names, on every rank."""
+    return dict(Exporter(built.shards, bucket_bytes).stream())
+
+
+def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """For the way back to the test; bfloat16 becomes float32, which holds it exactly."""
+    return {name: tensor.float().numpy() for name, tensor in tensors.items()}

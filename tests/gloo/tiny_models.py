@@ -1,4 +1,4 @@
-"""Small models of every architecture, with weights and samples that depend on names and seeds alone.
+"""Small models of every architecture; weights and samples depend on names and seeds alone.
 
 Imported by the workers, so transformers is not needed here.
 """

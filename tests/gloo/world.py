@@ -1,8 +1,8 @@
 """Real worker processes over gloo, started once and used by many tests.
 
-Importing Megatron takes seconds, so the processes stay. Each job gets a process group of its own, of any size up to
-the number of workers, and leaves it again. Like the trainer, a rank that failed enters no collective any more: the
-whole world is killed then, and the next job starts a new one.
+Importing Megatron takes seconds, so the processes stay. Each job gets a process group of its own,
+of any size up to the number of workers, and leaves it again. Like the trainer, a rank that failed
+enters no collective any more: the whole world is killed then, and the next job starts a new one.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ class JobFailed(AssertionError):
 
 
 class World:
-    """`run` calls a function on the first `world_size` workers and returns their results by rank."""
+    """`run` calls a function on the first `world_size` workers and returns the results by rank."""
 
     def __init__(self) -> None:
         self._workers: list[tuple[Any, Connection]] = []
@@ -36,8 +36,9 @@ class World:
     ) -> list[Any]:
         """function: of a module, not nested; called as `function(*args)` inside a process group.
 
-        Arguments and results are pickled. Errors: `JobFailed` when a rank raises or does not end in time.
+        Arguments and results are pickled. Errors: `JobFailed` when a rank raises or is late.
         """
+        __tracebackhide__ = True
         if not self._workers:
             self._start()
         self._num_jobs += 1
@@ -69,7 +70,8 @@ class World:
         context = multiprocessing.get_context("spawn")
         for rank in range(NUM_WORKERS):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, there), daemon=True)
+            # Not a daemon: Megatron's checkpoint writer starts processes of its own.
+            process = context.Process(target=_serve, args=(rank, there), daemon=False)
             process.start()
             there.close()
             self._workers.append((process, here))

@@ -1,0 +1,127 @@
+"""Distributed checkpoints: the same run in another layout, and damage that is noticed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Built, Case, as_arrays, build, exported, train_steps
+from world import World
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.checkpoint import MANIFEST, Checkpointer, list_checkpoints
+from megatron_opsft.records import StepResult
+
+Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
+
+
+def checkpointer(built: Built, directory: Path, keep: int = 2) -> Checkpointer:
+    return Checkpointer(directory, built.trainer.models, built.trainer.optimizer, keep=keep)
+
+
+def save_after_two_steps(case: Case, directory: Path) -> Outcome:
+    """Two updates, a checkpoint, two more; their results, the weights saved and the last ones."""
+    built = build(case)
+    train_steps(built, case, range(2))
+    saved = as_arrays(exported(built))
+    checkpointer(built, directory).save(2, {"config_hash": "abc"})
+    results = train_steps(built, case, range(2, 4))
+    return results, saved, as_arrays(exported(built))
+
+
+def load_and_go_on(case: Case, directory: Path) -> Outcome:
+    """The same two further updates, in a fresh model."""
+    built = build(case)
+    manifest = checkpointer(built, directory).load(list_checkpoints(directory)[-1])
+    assert manifest["step"] == 2
+    assert manifest["config_hash"] == "abc"
+    loaded = as_arrays(exported(built))
+    results = train_steps(built, case, range(2, 4))
+    return results, loaded, as_arrays(exported(built))
+
+
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(
+        (first[name] == second[name]).all() for name in first
+    )
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(), Case(tp=2, pp=2), Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2, dtype="bfloat16")],
+    ids=str,
+)
+def test_resumed_run_is_bit_identical_in_the_same_layout(
+    world: World, case: Case, tmp_path: Path
+) -> None:
+    results, saved, last = world.run(save_after_two_steps, case.world_size, case, tmp_path)[0]
+    again, loaded, last_again = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
+    assert same(loaded, saved)
+    assert again == results
+    assert same(last_again, last)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied"])
+def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
+    world: World, model: str, dtype: str, tmp_path: Path
+) -> None:
+    first = Case(model=model, dtype=dtype, tp=2, pp=2)
+    results, saved, _ = world.run(save_after_two_steps, 4, first, tmp_path)[0]
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    for other in (Case(), Case(tp=2), Case(dp=4), Case(pp=2, dp=2), Case(tp=2, dp=2)):
+        case = replace(other, model=model, dtype=dtype)
+        again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
+        assert same(loaded, saved)
+        for before, now in zip(results, again, strict=True):
+            assert now.loss == pytest.approx(before.loss, rel=tolerance)
+            assert now.grad_norm == pytest.approx(before.grad_norm, rel=tolerance)
+
+
+def load_error(case: Case, path: Path) -> str:
+    built = build(case)
+    try:
+        checkpointer(built, path.parent).load(path)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+def test_damaged_checkpoint_file_is_named(world: World, damage: str, tmp_path: Path) -> None:
+    case = Case(dp=2)
+    world.run(save_after_two_steps, 2, case, tmp_path)
+    (path,) = list_checkpoints(tmp_path)
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != MANIFEST]
+    assert len(files) >= 3
+    for file in files:
+        content = file.read_bytes()
+        middle = len(content) // 2
+        if damage == "flip":
+            flipped = bytes([content[middle] ^ 1])
+            file.write_bytes(content[:middle] + flipped + content[middle + 1 :])
+        elif damage == "cut":
+            file.write_bytes(content[:middle])
+        else:
+            file.unlink()
+        for message in world.run(load_error, 2, case, path):
+            assert str(file) in message
+            assert "\n" not in message
+        file.write_bytes(content)
+    assert world.run(load_error, 2, case, path) == ["", ""]
+
+
+def save_many(case: Case, directory: Path) -> None:
+    built = build(case)
+    saver = checkpointer(built, directory)
+    for step in (1, 2, 3, 10, 10):
+        saver.save(step, {})
+
+
+def test_only_the_newest_checkpoints_are_kept(world: World, tmp_path: Path) -> None:
+    (tmp_path / ".partial_000002").mkdir()
+    (tmp_path / ".partial_000002" / "left_by_a_killed_run").touch()
+    (tmp_path / "step_000009").mkdir()  # a deletion that was interrupted: no manifest
+    world.run(save_many, 2, Case(dp=2), tmp_path)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000003", "step_000010"]
+    assert not list(tmp_path.glob(".partial_*"))

@@ -1,0 +1,147 @@
+"""`Trainer.step` over several updates, against Hugging Face with torch's AdamW, in every layout."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hf_reference import hf_training
+from jobs import (
+    NUM_ROLLOUTS,
+    OPTIMIZER,
+    Case,
+    as_arrays,
+    batches_of,
+    build,
+    exported,
+    gather_from_all,
+    train_steps,
+)
+from world import World
+
+from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.records import StepResult
+
+STEPS = 3
+LAYOUTS = [
+    Case(),
+    Case(tp=2),
+    Case(pp=2),
+    Case(dp=2),
+    Case(tp=2, pp=2),
+    Case(tp=2, dp=2),
+    Case(pp=2, dp=2),
+    Case(dp=4),
+    Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
+    Case(model="qwen2_tied", pp=2, dp=2),
+    Case(model="qwen3", tp=2, dp=2, sequence_parallel=True),
+    Case(model="llama3", tp=2, pp=2),
+]
+
+
+def train(case: Case) -> tuple[list[StepResult], dict[str, Any]]:
+    built = build(case)
+    results = train_steps(built, case, range(STEPS))
+    return results, as_arrays(exported(built))
+
+
+def worst_difference(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
+    assert found.keys() == expected.keys()
+    return max(
+        float((torch.from_numpy(found[name]) - want).abs().max()) for name, want in expected.items()
+    )
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_losses_norms_and_weights_match_hf_with_torch_adamw(world: World, case: Case) -> None:
+    results, found = world.run(train, case.world_size, case)[0]
+    losses, norms, expected = hf_training(
+        case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS
+    )
+    assert min(norms) > 2 * OPTIMIZER.clip_grad
+    assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
+    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
+    # An entry moves by up to the learning rate in each of the steps.
+    assert worst_difference(found, expected) < 0.02 * OPTIMIZER.lr
+    assert all(r.applied and r.lr == OPTIMIZER.lr for r in results)
+
+
+@pytest.mark.parametrize("budget", [1, 100, 10_000])
+def test_losses_and_norms_do_not_depend_on_the_token_budget(world: World, budget: int) -> None:
+    case = Case(tp=2, dp=2, budget=budget)
+    results, _ = world.run(train, case.world_size, case)[0]
+    losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
+    assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
+    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
+    assert all(0 < r.packing_efficiency <= 1 for r in results)
+
+
+def test_trained_tokens_are_counted_once(world: World) -> None:
+    counts = set()
+    for case in (Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)):
+        results, _ = world.run(train, case.world_size, case)[0]
+        counts.add(tuple(r.trained_tokens for r in results))
+    assert len(counts) == 1
+    assert min(counts.pop()) > 13
+
+
+@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+def test_bfloat16_is_close_to_float32(world: World, case: Case) -> None:
+    results, _ = world.run(train, case.world_size, replace(case, dtype="bfloat16"))[0]
+    losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
+    assert [r.loss for r in results] == pytest.approx(losses, rel=0.01)
+    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=0.03)
+
+
+def skip_between_updates(case: Case) -> tuple[StepResult, bool, list[StepResult]]:
+    """An update, a step with nothing accepted, another update."""
+    built = build(case)
+    first = train_steps(built, case, range(1))
+    before = exported(built)
+    batches, factor = batches_of(replace(case, num_samples=0), built.layout)
+    skipped = built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
+    assert set(gather_from_all([skipped])) == {skipped}
+    after = exported(built)
+    unchanged = all(torch.equal(before[name], after[name]) for name in before)
+    return skipped, unchanged, first + train_steps(built, case, range(1, 2))
+
+
+@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+def test_nothing_accepted_changes_nothing_on_any_rank(world: World, case: Case) -> None:
+    skipped, unchanged, updates = world.run(skip_between_updates, case.world_size, case)[0]
+    assert not skipped.applied and skipped.trained_tokens == 0
+    assert unchanged
+    undisturbed, _ = world.run(train, case.world_size, case)[0]
+    assert updates == undisturbed[:2]
+
+
+def spoil(case: Case, what: str) -> tuple[str, bool]:
+    """A step that is not finite because of one rank: message, and whether the weights stayed."""
+    built = build(case)
+    train_steps(built, case, range(1))
+    last = built.layout.rank == dist.get_world_size() - 1
+    parameter = built.trainer.models[-1].decoder.layers[0].mlp.linear_fc2.weight
+    if last and what == "weight":
+        parameter.data[0, 0] = math.inf
+    if last and what == "gradient":
+        parameter.register_hook(lambda gradient: gradient * math.nan)
+    before = exported(built)
+    batches, factor = batches_of(case, built.layout, seed=1)
+    try:
+        built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
+    except NonFiniteError as error:
+        after = exported(built)
+        return str(error), all(torch.equal(before[name], after[name]) for name in before)
+    raise AssertionError("the step was applied")
+
+
+@pytest.mark.parametrize("what", ["weight", "gradient"])
+@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+def test_a_step_that_is_not_finite_on_one_rank_is_applied_on_none(
+    world: World, case: Case, what: str
+) -> None:
+    for message, unchanged in world.run(spoil, case.world_size, case, what):
+        assert "the step was not applied" in message
+        assert unchanged

@@ -1,0 +1,98 @@
+"""Weights out of the shards and back, bit for bit, and into a real rollout engine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hf_reference import hf_model, response_log_prob
+from jobs import NUM_ROLLOUTS, Case, build, exported, train_steps
+from tiny_models import samples, weights
+from world import World
+
+from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.weights.sync import WeightSync
+
+LAYOUTS = [
+    Case(),
+    Case(tp=2),
+    Case(pp=2),
+    Case(dp=2),
+    Case(tp=2, pp=2),
+    Case(pp=2, dp=2),
+    Case(tp=2, dp=2),
+    Case(pp=2, vpp=2),
+    Case(tp=2, pp=2, vpp=2),
+    Case(model="llama_mha", tp=4),
+    Case(model="qwen2_tied", tp=2, pp=2),
+    Case(model="qwen2_tied", pp=2, vpp=2),
+    Case(model="qwen3", tp=2, pp=2),
+    Case(model="llama3", pp=4),
+]
+
+
+def export_after_load(case: Case, bucket_bytes: int) -> tuple[list[str], bool]:
+    """Names in the order of the stream, and whether every value is the loaded one."""
+    built = build(case)
+    found = exported(built, bucket_bytes)
+    dtype = built.shards.parameters[0][1].dtype
+    expected = weights(case.model)
+    return list(found), all(
+        found[name].dtype == dtype and torch.equal(found[name], expected[name].to(dtype))
+        for name in expected
+    )
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_exported_weights_are_the_loaded_ones_bit_for_bit(world: World, case: Case) -> None:
+    for names, equal in world.run(export_after_load, case.world_size, case, 2**28):
+        assert names == list(weights(case.model))
+        assert equal
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 30_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exported_weights_do_not_depend_on_the_bucket_size(
+    world: World, bucket_bytes: int, dtype: str
+) -> None:
+    case = Case(model="qwen2_tied", tp=2, pp=2, dtype=dtype)
+    for names, equal in world.run(export_after_load, case.world_size, case, bucket_bytes):
+        assert names == list(weights(case.model))
+        assert equal
+
+
+def push_and_pull(case: Case) -> tuple[float, float]:
+    """Train, push, spoil the shards, pull; the loss of the trainer and that of the engine."""
+    built = build(case)
+    train_steps(built, case, range(2))
+    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    sync = WeightSync(built.shards, engine)
+    pushed = sync.push(version=2)
+    expected = exported(built)
+    assert pushed.num_tensors == len(expected)
+    assert pushed.num_bytes == sum(t.numel() * t.itemsize for t in expected.values())
+    assert engine.version == pushed.version == sync.version == 2
+    for name, value in engine.named_weights():
+        assert torch.equal(value, expected[name]), name
+
+    (result,) = train_steps(built, case, range(2, 3))
+    for _, parameter in built.shards.parameters:
+        parameter.fill_(7.0)
+    sync.pull()
+    pulled = exported(built)
+    for name, value in expected.items():
+        assert torch.equal(pulled[name], value), name
+
+    accepted = samples(case.num_samples, seed=2)
+    with torch.inference_mode():
+        total = sum(float(response_log_prob(engine.model, sample)) for sample in accepted)
+    longest = max(len(sample.response_ids) for sample in accepted)
+    return result.loss, -total / (NUM_ROLLOUTS * longest)
+
+
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied"])
+@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)], ids=str)
+def test_push_reaches_the_engine_and_pull_brings_it_back(
+    world: World, case: Case, model: str
+) -> None:
+    for loss, engine_loss in world.run(push_and_pull, case.world_size, replace(case, model=model)):
+        assert engine_loss == pytest.approx(loss, rel=1e-5)
