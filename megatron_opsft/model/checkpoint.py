@@ -8,6 +8,7 @@ it all the same, since disks and people damage files.
 
 import json
 import os
+import queue
 import shutil
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
@@ -49,11 +51,12 @@ class Checkpointer:
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         state: dict[str, Any] = {}
+        metadata = dict(_FORMAT)  # a copy: Megatron adds its process groups to it
         for number, model in enumerate(self._models):
             key = "model" if len(self._models) == 1 else f"model{number}"
-            state[key] = model.sharded_state_dict(metadata=_FORMAT)
+            state[key] = model.sharded_state_dict(metadata=metadata)
         state["optimizer"] = self._optimizer.sharded_state_dict(
-            state, is_loading=is_loading, metadata=_FORMAT
+            state, is_loading=is_loading, metadata=metadata
         )
         return state
 
@@ -62,18 +65,22 @@ class Checkpointer:
 
         A checkpoint of the same step is replaced. Older ones beyond `keep` are deleted afterwards.
         """
+        # An update that never came (nothing accepted so far) leaves no moments to save.
+        allocate_state(self._optimizer)
         final = self.directory / f"step_{step:06d}"
         partial = self.directory / f".partial_{step:06d}"
         if dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
+        _keep_write_results_here()
         dist_checkpointing.save(self._state(is_loading=False), str(partial))
         files = _checksums(partial, sync=True)
         if dist.get_rank() == 0:
             manifest = {"step": step, **about, "files": files}
             _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
             _sync_directory(partial)
+            (final / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(partial, final)
             _sync_directory(self.directory)
@@ -102,6 +109,16 @@ class Checkpointer:
             model.load_state_dict(state[key], strict=True)
         load_state(self._optimizer, state["optimizer"])
         return manifest
+
+
+def _keep_write_results_here() -> None:
+    """Give Megatron's writer a queue of this process for its results.
+
+    By default it starts a manager process for them, for saves in the background. Ours are not, so
+    that process would only cost seconds and memory, and outlive a run that is killed.
+    """
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()
 
 
 def _checksums(directory: Path, *, sync: bool) -> dict[str, list[int]]:
