@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -94,6 +95,7 @@ def _receive(connection: Connection) -> tuple[bool, Any]:
 
 def _serve(rank: int, connection: Connection) -> None:
     """A worker's life: jobs until the parent is gone."""
+    warnings.simplefilter("ignore")  # Megatron and torch deprecate much: four times each is noise
     import torch
 
     torch.set_num_threads(1)

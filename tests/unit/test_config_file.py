@@ -1,0 +1,135 @@
+"""Config files: every mistake is one line that names the key, the value and the fix."""
+
+from pathlib import Path
+
+import pytest
+
+from megatron_opsft.config_file import (
+    check_resumable,
+    config_hash,
+    load_config,
+    reference_table,
+    to_yaml,
+)
+from megatron_opsft.errors import UserError
+
+MINIMAL = "model: {path: m}\ndata: {train: d}\n"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def error_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(path, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_defaults_are_the_papers(path: Path) -> None:
+    config = load_config(path)
+    assert config.optimizer.lr == 1e-7
+    assert (config.data.prompts_per_step, config.rollout.group_size) == (64, 8)
+    assert config.rollout.max_response_tokens == 3500
+    assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 0.95)
+    assert config.train.normalization == "batch_max"
+
+
+def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
+    path.write_text(MINIMAL + "optimizer: {lr: 1.0e-3}\n")
+    config = load_config(
+        path, ["optimizer.lr=2e-6", "parallel.vpp=2", "run.tensorboard=false", "model.path=a/b"]
+    )
+    assert config.optimizer.lr == 2e-6
+    assert config.parallel.vpp == 2
+    assert config.run.tensorboard is False
+    assert config.model.path == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("optimizer.lrr=1e-6", ["optimizer.lrr", "did you mean optimizer.lr?"]),
+        ("optimiser.lr=1e-6", ["optimiser", "did you mean optimizer?"]),
+        ("rollout.max_respons_tokens=5", ["did you mean rollout.max_response_tokens?"]),
+        ("train.zzz=5", ["train.zzz", "normalization"]),
+        ("run.steps=-1", ["run.steps=-1", "greater than or equal to 0"]),
+        ("run.steps=many", ["run.steps='many'", "integer"]),
+        ("rollout.top_p=1.5", ["rollout.top_p=1.5", "less than or equal to 1"]),
+        ("train.normalization=mean", ["train.normalization='mean'", "'batch_max'"]),
+        ("parallel.sequence_parallel=7", ["parallel.sequence_parallel=7", "boolean"]),
+        ("parallel.tp=0", ["parallel.tp=0"]),
+        ("optimizer.lr", ["optimizer.lr", "section.key=value"]),
+        ("lr=1", ["section.key=value"]),
+        ("optimizer.lr=[", ["optimizer.lr=["]),
+    ],
+)
+def test_wrong_override_is_named(path: Path, override: str, parts: list[str]) -> None:
+    message = error_of(path, override)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("data: {train: d}\n", "model"),
+        ("model: {}\ndata: {train: d}\n", "model.path"),
+        ("model: {path: m}\ndata: [d]\n", "data"),
+        ("- 1\n", "sections"),
+        ("model: {path: m\n", "cannot be read"),
+        (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
+        (MINIMAL + "optimizer:\n", "optimizer"),
+        (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun"),
+        (MINIMAL + "1: 2\n", "1"),
+    ],
+)
+def test_wrong_file_is_named(path: Path, text: str, part: str) -> None:
+    path.write_text(text)
+    assert part in error_of(path)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    assert "nowhere.yaml does not exist" in error_of(tmp_path / "nowhere.yaml")
+
+
+def test_resolved_file_loads_to_the_same_config(path: Path, tmp_path: Path) -> None:
+    config = load_config(path, ["optimizer.lr=3e-7", "parallel.vpp=2", "run.dir=runs/ü"])
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(resolved) == config
+
+
+def test_hash_is_of_the_numbers_not_of_the_place(path: Path) -> None:
+    base = config_hash(load_config(path))
+    assert config_hash(load_config(path, ["run.dir=elsewhere", "checkpoint.every=7"])) == base
+    assert config_hash(load_config(path, ["optimizer.lr=1e-6"])) != base
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["parallel.tp=2", "run.steps=900", "checkpoint.keep=9", "train.max_tokens_per_microbatch=5"],
+)
+def test_what_may_change_on_resume(path: Path, override: str) -> None:
+    check_resumable(load_config(path), load_config(path, [override]), path.parent)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["optimizer.lr=1", "run.seed=4", "rollout.group_size=2", "train.normalization=response"],
+)
+def test_what_may_not_change_on_resume(path: Path, override: str) -> None:
+    with pytest.raises(UserError, match=override.split("=")[0].replace(".", r"\.")):
+        check_resumable(load_config(path), load_config(path, [override]), path.parent)
+
+
+def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:
+    table = reference_table()
+    tree = load_config(path).model_dump()
+    for section, keys in tree.items():
+        for key in keys:
+            assert f"| `{section}.{key}` |" in table
