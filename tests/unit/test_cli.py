@@ -1,0 +1,147 @@
+"""The command line: every mistake is one line on stderr and exit code 2, without a traceback."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT, Finished, ForkedCli
+
+QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
+ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+
+
+def train(cli: ForkedCli, run_dir: Path, *overrides: str) -> Finished:
+    return cli.run(["train", QUICKSTART, f"run.dir={run_dir}", "run.device=cpu", *overrides])
+
+
+def error_of(ended: Finished) -> str:
+    """The one error line; what else is on stderr are warnings of libraries."""
+    assert ended.exit_code == 2, ended.stderr
+    assert "Traceback" not in ended.stderr + ended.stdout
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ended.stderr.rstrip().endswith(line)
+    return line
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the tiny reasoner, to be spoilt."""
+    return Path(shutil.copytree(ASSET, tmp_path / "model"))
+
+
+def edit_config(model: Path, **changes: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_unknown_key_names_the_nearest(cli: ForkedCli, tmp_path: Path) -> None:
+    line = error_of(train(cli, tmp_path / "r", "rollout.temprature=1"))
+    assert "rollout.temprature" in line
+    assert "did you mean rollout.temperature?" in line
+
+
+def test_wrong_type_names_key_and_value(cli: ForkedCli, tmp_path: Path) -> None:
+    assert "run.steps='ten'" in error_of(train(cli, tmp_path / "r", "run.steps=ten"))
+
+
+def test_missing_config_file(cli: ForkedCli, tmp_path: Path) -> None:
+    assert "no.yaml does not exist" in error_of(cli.run(["train", tmp_path / "no.yaml"]))
+
+
+def test_resume_and_overwrite_exclude_each_other(cli: ForkedCli) -> None:
+    assert "--resume" in error_of(cli.run(["train", QUICKSTART, "--resume", "--overwrite"]))
+
+
+def test_missing_tokenizer_file(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
+    assert str(model) in line
+    assert "tokenizer.json" in line
+
+
+def test_unsupported_architecture_lists_the_supported(
+    cli: ForkedCli, tmp_path: Path, model: Path
+) -> None:
+    edit_config(model, architectures=["Gemma3ForCausalLM"])
+    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
+    assert "Gemma3ForCausalLM" in line
+    for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"):
+        assert name in line
+
+
+def test_missing_weights(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    assert str(model) in error_of(train(cli, tmp_path / "r", f"model.path={model}"))
+
+
+def test_weights_that_do_not_fit_the_config(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
+    edit_config(model, num_hidden_layers=5, layer_types=["full_attention"] * 5)
+    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
+    assert "model.layers.4" in line
+
+
+def test_model_that_is_nowhere(cli: ForkedCli, tmp_path: Path) -> None:
+    assert "./no/model" in error_of(train(cli, tmp_path / "r", "model.path=./no/model"))
+
+
+def test_tensor_parallel_size_that_does_not_divide_the_heads(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    line = error_of(train(cli, tmp_path / "r", "parallel.tp=3"))
+    assert "parallel.tp=3 does not divide" in line
+    assert "heads" in line
+
+
+def test_pipeline_size_that_does_not_divide_the_layers(cli: ForkedCli, tmp_path: Path) -> None:
+    assert "parallel.pp=3" in error_of(train(cli, tmp_path / "r", "parallel.pp=3"))
+
+
+def test_wrong_world_size(cli: ForkedCli, tmp_path: Path) -> None:
+    line = error_of(train(cli, tmp_path / "r", "parallel.tp=2"))
+    assert "world size 1" in line
+    assert "torchrun --nproc-per-node" in line
+
+
+def test_empty_data_file(cli: ForkedCli, tmp_path: Path) -> None:
+    data = tmp_path / "empty.jsonl"
+    data.touch()
+    assert str(data) in error_of(train(cli, tmp_path / "r", f"data.train={data}"))
+
+
+def test_data_without_a_usable_row(cli: ForkedCli, tmp_path: Path) -> None:
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"problem": "1+1?"}\n{"answer": "2"}\n')
+    line = error_of(train(cli, tmp_path / "r", f"data.train={data}"))
+    assert str(data) in line
+
+
+def test_existing_run_directory_is_not_touched(cli: ForkedCli, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "metrics.jsonl").write_text("mine\n")
+    line = error_of(train(cli, run_dir))
+    assert str(run_dir) in line
+    assert "--resume" in line and "--overwrite" in line
+    assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
+    assert (run_dir / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_report_without_a_run(cli: ForkedCli, tmp_path: Path) -> None:
+    assert str(tmp_path) in error_of(cli.run(["report", tmp_path]))
+
+
+def test_config_prints_what_loads_again(cli: ForkedCli, tmp_path: Path) -> None:
+    first = cli.run(["config", QUICKSTART, "optimizer.lr=1e-5"])
+    assert first.exit_code == 0
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(first.stdout)
+    assert "lr: 1.0e-05" in first.stdout
+    assert cli.run(["config", resolved]).stdout == first.stdout
+
+
+def test_help_of_every_command(cli: ForkedCli) -> None:
+    for command in ("train", "config", "report"):
+        ended = cli.run([command, "--help"])
+        assert ended.exit_code == 0
+        assert "Usage" in ended.stdout
