@@ -24,7 +24,7 @@ from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_token
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
-from megatron_opsft.model.build import DTYPES
+from megatron_opsft.model.build import DTYPES, check_layout
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.load import build_trainer
@@ -85,7 +85,9 @@ def open_session(config: Config) -> Iterator[Session]:
     model_dir = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
-    _check_lengths(config, read_model_shape(model_dir).max_position_embeddings)
+    shape = read_model_shape(model_dir)
+    check_layout(shape, config.parallel)
+    _check_lengths(config, shape.max_position_embeddings)
     problems = _load_problems(config, encoder)
     layout = start_distributed(device, config.parallel)
     _warn(config, problems, layout)
