@@ -1,7 +1,8 @@
-"""The embedded task: seeded word problems whose answer is a sum or difference of two or three numbers.
+"""The embedded task: seeded word problems that add and subtract two or three small numbers.
 
-A problem is a tuple of signed terms told as a short story. A hash of the terms alone decides whether it
-belongs to training or to testing, so no sum of one split occurs in the other, whatever the names and objects.
+A problem is a tuple of signed terms told as a short story. A hash of the terms alone decides
+whether it belongs to training or to testing, so the splits share no problem, whatever the names and
+objects of the story.
 """
 
 import hashlib
@@ -16,9 +17,9 @@ from megatron_opsft.records import Problem
 
 Split = Literal["train", "test"]
 
-SMALLEST, LARGEST = 2, 12
+SMALLEST, LARGEST = 2, 9
 TEST_SHARE = 8  # one tuple of terms in eight is a test problem
-MAX_PROBLEMS = 20_000  # per split; the test split has some 400 tuples of terms, each told in hundreds of ways
+MAX_PROBLEMS = 20_000  # per split; testing has some 400 tuples of terms, told in hundreds of ways
 DEFAULT_PROBLEMS = {"train": 8192, "test": 1024}
 
 NAMES = ("Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Lily", "Jack", "Emma")
@@ -29,7 +30,7 @@ LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WordProblem:
-    """A story and the arithmetic under it: the answer is the sum of `terms` (the first is positive).
+    """A story and its arithmetic: the answer is the sum of `terms`, the first of which is positive.
 
     Every partial sum is at least 1, and the answer is none of the numbers in the story.
     """
@@ -48,7 +49,7 @@ class WordProblem:
 
 
 def split_of(terms: tuple[int, ...]) -> Split:
-    """The split that owns these terms: a fixed hash, independent of seeds, stories and Python versions."""
+    """The split that owns these terms: a fixed hash, the same for all seeds and stories."""
     digest = hashlib.blake2b(",".join(map(str, terms)).encode(), digest_size=4).digest()
     return "test" if int.from_bytes(digest, "big") % TEST_SHARE == 0 else "train"
 
@@ -91,10 +92,10 @@ def draw_problems(split: Split, *, seed: int) -> Iterator[WordProblem]:
 def load_arithmetic(
     split: Split, *, num_problems: int | None = None, seed: int = 0
 ) -> list[Problem]:
-    """The first `num_problems` different problems of the split's stream (default: DEFAULT_PROBLEMS).
+    """The first `num_problems` different problems of the split's stream (see DEFAULT_PROBLEMS).
 
-    A shorter list is the beginning of a longer one with the same seed. Raises UserError for an unknown
-    split or a number outside 1..MAX_PROBLEMS.
+    A shorter list is the beginning of a longer one with the same seed. Raises UserError for an
+    unknown split or a number outside 1..MAX_PROBLEMS.
     """
     if split not in DEFAULT_PROBLEMS:
         raise UserError(f"arithmetic has no split '{split}': use train or test")

@@ -1,7 +1,8 @@
-"""Reference responses to the embedded task, in R1's manner: a short computation, then many needless checks.
+"""Reference responses to the embedded task, in R1's manner: a computation, then needless checks.
 
 The tiny reasoner is trained on them. Whether to stop is drawn anew after every line with the same
-probability, so short correct answers occur, seldom, among long ones: on-policy SFT needs that spread.
+probability, so short correct answers occur, seldom, among long ones: on-policy SFT needs that
+spread.
 """
 
 import random
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 from megatron_opsft.data.arithmetic import WordProblem
 
-# Each opener is rarer than stopping. Nucleus sampling therefore cuts openers, never the end of the thought.
+# Each opener is rarer than stopping, so nucleus sampling cuts openers, never the end of thought.
 OPENERS = (
     "Wait,",
     "Hmm,",
@@ -34,8 +35,8 @@ OPENERS = (
 class Redundancy:
     """How wordy the responses are.
 
-    stop_probability: of ending the thought after a line; max_checks: the thought ends after so many;
-    slip_probability: of getting the last sum wrong by one in a check, and keeping the wrong result.
+    stop_probability: of ending the thought after a line; max_checks: it ends after so many;
+    slip_probability: of getting the result wrong by one in a check, and keeping the wrong result.
     """
 
     stop_probability: float
@@ -55,16 +56,18 @@ def compute(problem: WordProblem) -> str:
 
 
 def check(rng: random.Random, problem: WordProblem, result: int) -> str:
-    """One needless line about `result`: the last step again, its inverse, all steps, or just a claim."""
+    """One needless line; its last number is always `result`."""
     before, term = problem.partials[-2], problem.terms[-1]
-    bodies = (
-        f"{equation(before, term, result)}.",
-        f"{equation(result, -term, before)}.",
-        f"is it {result}? Yes.",
-        f"the answer should be {result}.",
-        f"let me see: {equation(before, term, result)}.",
-    )
-    return f"{rng.choice(OPENERS)} {rng.choice(bodies)}"
+    again = equation(before, term, result)
+    bodies = {
+        f"{again}.": 3,
+        f"is it {result}? Yes.": 3,
+        f"the answer should be {result}.": 3,
+        f"let me see: {again}.": 3,
+        f"{equation(result, -term, before)}, so {again}.": 1,
+    }
+    (body,) = rng.choices(list(bodies), weights=list(bodies.values()))
+    return f"{rng.choice(OPENERS)} {body}"
 
 
 def finish(lines: list[str], answer: int) -> str:
