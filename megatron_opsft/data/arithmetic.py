@@ -1,4 +1,4 @@
-"""The embedded task: seeded word problems that add and subtract two or three small numbers.
+"""The embedded task: seeded word problems that add and subtract two to four small numbers.
 
 A problem is a tuple of signed terms told as a short story. A hash of the terms alone decides
 whether it belongs to training or to testing, so the splits share no problem, whatever the names and
@@ -17,9 +17,10 @@ from megatron_opsft.records import Problem
 
 Split = Literal["train", "test"]
 
-SMALLEST, LARGEST = 2, 9
+SMALLEST, LARGEST = 2, 9  # terms; partial sums are in 1..LARGEST, one digit like every number
+NUM_TERMS = (2, 3, 3, 4, 4)  # one is drawn
 TEST_SHARE = 8  # one tuple of terms in eight is a test problem
-MAX_PROBLEMS = 20_000  # per split; testing has some 400 tuples of terms, told in hundreds of ways
+MAX_PROBLEMS = 20_000  # per split; testing has 216 tuples of terms, told in hundreds of ways
 DEFAULT_PROBLEMS = {"train": 8192, "test": 1024}
 
 NAMES = ("Tom", "Mia", "Ben", "Ana", "Leo", "Eva", "Sam", "Zoe", "Max", "Lily", "Jack", "Emma")
@@ -32,7 +33,7 @@ LOSSES = ("loses", "sells", "drops", "breaks", "lends", "mails")
 class WordProblem:
     """A story and its arithmetic: the answer is the sum of `terms`, the first of which is positive.
 
-    Every partial sum is at least 1, and the answer is none of the numbers in the story.
+    Every partial sum is in 1..LARGEST, and the answer is none of the numbers in the story.
     """
 
     terms: tuple[int, ...]
@@ -55,12 +56,13 @@ def split_of(terms: tuple[int, ...]) -> Split:
 
 
 def draw_terms(rng: random.Random, split: Split) -> tuple[int, ...]:
-    """Two or three signed terms of the split that keep the promises of `WordProblem`."""
+    """Signed terms of the split that keep the promises of `WordProblem`."""
     while True:
-        numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(rng.choice((2, 3)))]
+        numbers = [rng.randint(SMALLEST, LARGEST) for _ in range(rng.choice(NUM_TERMS))]
         terms = (numbers[0], *(rng.choice((1, -1)) * number for number in numbers[1:]))
         partials = list(accumulate(terms))
-        if min(partials) >= 1 and partials[-1] not in numbers and split_of(terms) == split:
+        in_range = min(partials) >= 1 and max(partials) <= LARGEST
+        if in_range and partials[-1] not in numbers and split_of(terms) == split:
             return terms
 
 

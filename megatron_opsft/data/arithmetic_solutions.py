@@ -35,13 +35,11 @@ OPENERS = (
 class Redundancy:
     """How wordy the responses are.
 
-    stop_probability: of ending the thought after a line; max_checks: it ends after so many;
-    slip_probability: of getting the result wrong by one in a check, and keeping the wrong result.
+    stop_probability: of ending the thought after a line; max_checks: it ends after so many.
     """
 
     stop_probability: float
     max_checks: int
-    slip_probability: float
 
 
 def equation(left: int, term: int, result: int) -> str:
@@ -49,25 +47,24 @@ def equation(left: int, term: int, result: int) -> str:
 
 
 def compute(problem: WordProblem) -> str:
-    """The least that solves the problem, one line a step: `12+7=19.` and `19-5=14.`"""
+    """The least that solves the problem, one line a step: `2+7=9.` and `9-5=4.`"""
     partials = problem.partials
     steps = zip(partials, problem.terms[1:], partials[1:], strict=False)
     return "\n".join(f"{equation(left, term, result)}." for left, term, result in steps)
 
 
-def check(rng: random.Random, problem: WordProblem, result: int) -> str:
-    """One needless line; its last number is always `result`."""
-    before, term = problem.partials[-2], problem.terms[-1]
-    again = equation(before, term, result)
-    bodies = {
-        f"{again}.": 3,
-        f"is it {result}? Yes.": 3,
-        f"the answer should be {result}.": 3,
-        f"let me see: {again}.": 3,
-        f"{equation(result, -term, before)}, so {again}.": 1,
-    }
-    (body,) = rng.choices(list(bodies), weights=list(bodies.values()))
-    return f"{rng.choice(OPENERS)} {body}"
+def check(rng: random.Random, problem: WordProblem) -> str:
+    """One needless line about the last step; it repeats the right result."""
+    result = problem.answer
+    again = equation(problem.partials[-2], problem.terms[-1], result)
+    bodies = (
+        f"{again}.",
+        f"{again}. Yes.",
+        f"is it {result}? {again}. Yes.",
+        f"the answer should be {result}.",
+        f"let me see: {again}. So it is {result}.",
+    )
+    return f"{rng.choice(OPENERS)} {rng.choice(bodies)}"
 
 
 def finish(lines: list[str], answer: int) -> str:
@@ -81,12 +78,8 @@ def minimal_response(problem: WordProblem) -> str:
 
 
 def verbose_response(rng: random.Random, problem: WordProblem, redundancy: Redundancy) -> str:
-    """A response with a random number of checks; correct unless a check slipped."""
-    lines, result = [compute(problem)], problem.answer
-    for _ in range(redundancy.max_checks):
-        if rng.random() < redundancy.stop_probability:
-            break
-        if rng.random() < redundancy.slip_probability:
-            result = max(1, result + rng.choice((1, -1)))
-        lines.append(check(rng, problem, result))
-    return finish(lines, result)
+    """A correct response with a random number of checks."""
+    lines = [compute(problem)]
+    while len(lines) <= redundancy.max_checks and rng.random() >= redundancy.stop_probability:
+        lines.append(check(rng, problem))
+    return finish(lines, problem.answer)

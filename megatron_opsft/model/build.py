@@ -27,6 +27,7 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.utils import is_te_min_version
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
@@ -37,13 +38,26 @@ from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+# Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
+# which made trainings diverge (Megatron-LM pull requests 5115 and 7339).
+_TE_WITH_EXACT_CROSS_ENTROPY = "2.20"
+
+
+def uses_transformer_engine(device: Device, dtype: str) -> bool:
+    """Whether the layers are TransformerEngine's: in bfloat16, where it can be imported.
+
+    Not in float32: it multiplies that in TF32 and has no fused attention for it. A float32 run is
+    there to be compared, so it takes the modules that a CPU takes.
+    """
+    return dtype == "bfloat16" and has_transformer_engine(device)
+
 
 def transformer_config(
     shape: ModelShape, *, dtype: str, parallel: ParallelConfig, train: TrainConfig, device: Device
 ) -> TransformerConfig:
     """Megatron's description of the model and of how this run computes it."""
     params_dtype = DTYPES[dtype]
-    with_te = has_transformer_engine(device)
+    with_te = uses_transformer_engine(device, dtype)
     recompute: dict[str, Any] = {}
     if train.recompute == "full":
         recompute = {
@@ -91,11 +105,11 @@ def transformer_config(
         perform_initialization=False,
         gradient_accumulation_fusion=device.is_cuda and has_fused_weight_gradient(),
         bias_activation_fusion=with_te,
+        apply_rope_fusion=with_te,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        persist_layer_norm=with_te,
-        cross_entropy_loss_fusion=with_te,
-        cross_entropy_fusion_impl="te" if with_te else "native",
+        # Read by `token_losses` alone: Megatron never sees the labels.
+        cross_entropy_loss_fusion=with_te and is_te_min_version(_TE_WITH_EXACT_CROSS_ENTROPY),
         **recompute,
     )
 
@@ -104,7 +118,7 @@ def layer_spec(
     shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Which module does what in each layer of this stage."""
-    if has_transformer_engine(device):
+    if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
         return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
     spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
     layer = spec.submodules
@@ -180,6 +194,7 @@ def build_model(shape: ModelShape, config: TransformerConfig, device: Device) ->
             rotary_base=shape.rope_theta,
             vp_stage=vp_stage,
         )
+        chunk.to(device.torch_device)  # Megatron's own modules are there already
         chunk.rotary_pos_emb.inv_freq = scaled_rope_frequencies(shape).to(device.torch_device)
         mark_tensor_parallel(chunk)
         chunks.append(chunk)

@@ -1,18 +1,20 @@
 """From a Hugging Face directory to a trainer on this rank: shape, shards, optimizer."""
 
 from pathlib import Path
+from typing import Literal
 
 from megatron_opsft.config import Config
 from megatron_opsft.model.build import (
     build_model,
     check_layout,
     transformer_config,
+    uses_transformer_engine,
     wrap_for_training,
 )
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.runtime.device import Device, has_transformer_engine
+from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.weights.rules import WeightTable
@@ -38,9 +40,10 @@ def build_trainer(
         train=config.train,
         device=device,
     )
-    table = WeightTable(
-        shape, "te" if has_transformer_engine(device) else "local", config.parallel.tp
+    norm_names: Literal["te", "local"] = (
+        "te" if uses_transformer_engine(device, config.model.dtype) else "local"
     )
+    table = WeightTable(shape, norm_names, config.parallel.tp)
     if layout.is_main:
         check_checkpoint(tensors, table)
     models = build_model(shape, megatron, device)

@@ -1,7 +1,8 @@
 """Token losses from tensor-parallel logits.
 
-TransformerEngine's fused kernel where the model config says so (CUDA), Megatron's
-vocabulary-parallel cross-entropy elsewhere. Columns that only pad the vocabulary get no
+TransformerEngine's fused kernel where the model config says so (CUDA, bfloat16), Megatron's
+vocabulary-parallel cross-entropy elsewhere; both compute in float32. Megatron's own fused variant
+is not used: it rounds every gradient to bfloat16. Columns that only pad the vocabulary get no
 probability and no gradient, so the loss is the one of the unpadded Hugging Face model.
 """
 
@@ -35,7 +36,7 @@ def token_losses(
     """
     tp_group = parallel_state.get_tensor_model_parallel_group()
     logits_1TV = mask_vocabulary_padding(logits_1TV, vocab_size, tp_group.rank())
-    if config.cross_entropy_loss_fusion and config.cross_entropy_fusion_impl == "te":
+    if config.cross_entropy_loss_fusion:
         from megatron.core.extensions.transformer_engine import te_parallel_cross_entropy
 
         return te_parallel_cross_entropy(logits_1TV, labels_1T, tp_group)

@@ -25,7 +25,7 @@ def numbers_in(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def test_splits_share_no_problem_and_no_sum() -> None:
+def test_splits_share_no_problem_and_no_terms() -> None:
     train, test = load_arithmetic("train"), load_arithmetic("test")
     assert (len(train), len(test)) == (DEFAULT_PROBLEMS["train"], DEFAULT_PROBLEMS["test"])
     assert len({problem.text for problem in train + test}) == len(train) + len(test)
@@ -34,7 +34,7 @@ def test_splits_share_no_problem_and_no_sum() -> None:
         for split in ("train", "test")
     }
     assert not terms["train"] & terms["test"]
-    assert len(terms["train"]) > 1000 and len(terms["test"]) > 200
+    assert len(terms["train"]) > 800 and len(terms["test"]) > 100
 
 
 def test_split_of_fixed_terms_never_changes() -> None:
@@ -58,7 +58,7 @@ def test_answer_is_the_sum_and_is_not_in_the_prompt() -> None:
 
 
 def test_every_equation_of_a_response_holds() -> None:
-    redundancy = Redundancy(stop_probability=0.1, max_checks=12, slip_probability=0.0)
+    redundancy = Redundancy(stop_probability=0.1, max_checks=12)
     rng = random.Random(0)
     for problem in islice(draw_problems("train", seed=2), 500):
         response = verbose_response(rng, problem, redundancy)
@@ -70,7 +70,7 @@ def test_every_equation_of_a_response_holds() -> None:
 
 
 def test_number_of_checks_varies_and_is_bounded() -> None:
-    redundancy = Redundancy(stop_probability=0.1, max_checks=12, slip_probability=0.0)
+    redundancy = Redundancy(stop_probability=0.1, max_checks=12)
     rng = random.Random(0)
     counts = [
         verbose_response(rng, problem, redundancy).count("\n")
@@ -79,13 +79,6 @@ def test_number_of_checks_varies_and_is_bounded() -> None:
     ]
     assert min(counts) == 0 and max(counts) == 12
     assert 60 <= counts.count(0) <= 140
-
-
-def test_a_slip_makes_the_answer_wrong() -> None:
-    redundancy = Redundancy(stop_probability=0.0, max_checks=1, slip_probability=1.0)
-    problem = next(draw_problems("train", seed=0))
-    response = verbose_response(random.Random(0), problem, redundancy)
-    assert f"\\boxed{{{problem.answer}}}" not in response
 
 
 @pytest.mark.parametrize("count", [0, MAX_PROBLEMS + 1])

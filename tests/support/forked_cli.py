@@ -1,8 +1,8 @@
 """Runs of the command line, each in a process of its own, without paying for the imports each time.
 
 A server process imports the trainer once and forks for each run. The runs are complete: their own
-process, output and exit code. `python tests/forked_cli.py` is the server; requests and answers are
-JSON lines on its standard input and output.
+process, output and exit code. The server is this file as a script; requests and answers are JSON
+lines on its standard input and output.
 """
 
 import json
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

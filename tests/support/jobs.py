@@ -9,21 +9,25 @@ from megatron.core import parallel_state
 from tiny_models import SHAPES, samples, weights
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.build import (
+    build_model,
+    transformer_config,
+    uses_transformer_engine,
+    wrap_for_training,
+)
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.objective.batch import in_problem_order
 from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.objective.packing import pack
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
-from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 from megatron_opsft.weights.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
 from megatron_opsft.weights.slicing import merge_shards, padding_start
 
-CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
 NUM_ROLLOUTS = 32
 # Clipping is always at work. A larger epsilon keeps entries without gradient from being noise.
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=0.05, weight_decay=0.1, eps=1e-6)
@@ -44,12 +48,17 @@ class Case:
     mode: Mode = "batch_max"
     recompute: str = "none"
     dtype: str = "float32"
+    device_name: str = "cpu"
     # The rank that sampled each response; by default they are dealt out unevenly.
     all_on_rank: int | None = None
 
     @property
     def world_size(self) -> int:
         return self.tp * self.pp * self.dp
+
+    @property
+    def device(self) -> Device:
+        return select_device(self.device_name)
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -73,17 +82,18 @@ class Built:
 
 def build(case: Case) -> Built:
     """Join the groups of the case and build its model with the weights of `tiny_models`."""
-    layout = start_distributed(CPU, case.parallel)
+    layout = start_distributed(case.device, case.parallel)
     shape = SHAPES[case.model]
     config = transformer_config(
         shape,
         dtype=case.dtype,
         parallel=case.parallel,
         train=TrainConfig.model_validate({"recompute": case.recompute}),
-        device=CPU,
+        device=case.device,
     )
-    table = WeightTable(shape, "local", case.tp)
-    models = build_model(shape, config, CPU)
+    names = "te" if uses_transformer_engine(case.device, case.dtype) else "local"
+    table = WeightTable(shape, names, case.tp)
+    models = build_model(shape, config, case.device)
     values = weights(case.model)
     ModelShards.of(models, table, layout).fill(
         lambda name, axis, start, stop: values[name].narrow(axis, start, stop - start)
@@ -125,7 +135,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         dp_size=layout.dp_size,
         multiple=case.pp if case.vpp else 1,
         align=case.tp if case.sequence_parallel else 1,
-        device=CPU.torch_device,
+        device=case.device.torch_device,
     )
     return batches, normalization.factor
 
@@ -159,7 +169,7 @@ def main_gradients(built: Built) -> dict[str, Any]:
         for parameter in model.parameters()
     }
     return {
-        rule.mcore_name: by_storage[data.data_ptr()].numpy().copy()
+        rule.mcore_name: by_storage[data.data_ptr()].cpu().numpy().copy()
         for rule, data in built.shards.parameters
     }
 

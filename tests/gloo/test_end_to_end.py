@@ -1,0 +1,208 @@
+"""Whole runs of the shipped model on the embedded task: same numbers in every layout, through
+kills, and after SIGTERM.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT, ForkedCli
+
+from megatron_opsft.report.differences import compare_runs, read_lines
+
+QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
+SMALL = [
+    "run.steps=3",
+    "run.eval_every=0",
+    "run.device=cpu",
+    "run.tensorboard=false",
+    "data.prompts_per_step=6",
+    "rollout.group_size=4",
+    "rollout.batch_size=8",
+    "eval.num_problems=4",
+    "eval.samples_per_problem=1",
+    "verify.workers=1",
+    "checkpoint.every=1",
+]
+
+
+def train_args(run_dir: Path, *more: str) -> list[str]:
+    return ["train", str(QUICKSTART), *SMALL, f"run.dir={run_dir}", *more]
+
+
+def torchrun(ranks: int, args: Sequence[str]) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    ended = subprocess.run(
+        [sys.executable, *launcher, "-m", "megatron_opsft", *args],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=500,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+def rollouts_of(run_dir: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (run_dir / "rollouts").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps on one rank."""
+    run_dir = tmp_path_factory.mktemp("run") / "undisturbed"
+    ended = cli.run(train_args(run_dir))
+    assert ended.exit_code == 0, ended.stderr
+    return run_dir
+
+
+def test_run_directory_of_one_rank(undisturbed: Path) -> None:
+    metrics = read_lines(undisturbed / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    for line in metrics:
+        assert line["num_rollouts"] == 24
+        assert 0 < line["num_accepted"] <= 24
+        assert line["loss"] > 0 and line["grad_norm"] > 0
+        assert line["max_accepted_tokens"] <= 200
+    full = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[0])
+    for phase in ("rollout", "verify", "train", "sync", "step"):
+        assert full[f"{phase}_seconds"] > 0
+    assert [line["step"] for line in read_lines(undisturbed / "evals.jsonl")] == [0, 3]
+    checkpoints = sorted(path.name for path in (undisturbed / "checkpoints").iterdir())
+    assert checkpoints == ["step_000002", "step_000003"]
+    summary = json.loads((undisturbed / "summary.json").read_text())
+    assert summary.keys() >= {"base", "final", "steps", "seconds", "config_hash"}
+
+
+def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(undisturbed / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(undisturbed / "hf")
+    ids = tokenizer("1 + 2", return_tensors="pt").input_ids
+    assert math.isfinite(float(model(input_ids=ids, labels=ids).loss))
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "ranks", "budget"), [(1, 1, 2, 300), (2, 2, 4, 4096), (2, 1, 4, 1000)]
+)
+def test_same_rollouts_losses_and_norms_in_layout(
+    undisturbed: Path, tmp_path: Path, tp: int, pp: int, ranks: int, budget: int
+) -> None:
+    run_dir = tmp_path / "run"
+    layout = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.sequence_parallel={tp > 1}"]
+    budgets = [f"train.max_tokens_per_microbatch={budget}"]
+    torchrun(ranks, train_args(run_dir, *layout, *budgets))
+    assert rollouts_of(run_dir) == rollouts_of(undisturbed)
+    expected, found = (read_lines(d / "metrics.jsonl") for d in (undisturbed, run_dir))
+    for one, other in zip(expected, found, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+        for key in ("num_accepted", "accuracy", "trained_tokens", "max_accepted_tokens"):
+            assert other[key] == one[key]
+
+
+def test_sigterm_checkpoints_and_resume_goes_on(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    run = cli.start(train_args(run_dir, "checkpoint.every=0"))
+    deadline = time.monotonic() + 200
+    while not (run_dir / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait().exit_code == 75
+    steps = len(read_lines(run_dir / "metrics.jsonl"))
+    assert 1 <= steps < 3
+    (checkpoint,) = (run_dir / "checkpoints").iterdir()
+    assert checkpoint.name == f"step_{steps:06d}"
+    assert not (run_dir / "summary.json").exists()
+    ended = cli.run([*train_args(run_dir), "--resume"])
+    assert ended.exit_code == 0, ended.stderr
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+NOT_FINITE = """
+from megatron_opsft.model import step
+losses, calls = step.token_losses, []
+def spoilt(*args):
+    calls.append(1)
+    return losses(*args) * (float("nan") if len(calls) > 1 else 1.0)
+step.token_losses = spoilt
+"""
+
+
+def test_loss_that_is_not_finite_stops_with_the_batch_saved(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    ended = cli.run(train_args(run_dir), prelude=NOT_FINITE)
+    assert ended.exit_code == 3
+    assert "Traceback" not in ended.stderr
+    assert "the step was not applied" in ended.stderr
+    failed = json.loads((run_dir / "failed_step_000002.json").read_text())
+    expected = read_lines(undisturbed / "metrics.jsonl")[1]
+    assert len(failed["samples"]) == expected["num_accepted"]
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
+    assert not (run_dir / "hf").exists()
+    assert cli.run([*train_args(run_dir), "--resume"]).exit_code == 0
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    ended = cli.run(train_args(run_dir, "rollout.max_response_tokens=3", "run.steps=2"))
+    assert ended.exit_code == 0, ended.stderr
+    for line in read_lines(run_dir / "metrics.jsonl"):
+        assert (line["num_accepted"], line["loss"], line["grad_norm"]) == (0, 0.0, 0.0)
+    assert json.loads((run_dir / "summary.json").read_text())["skipped_steps"] == 2
+    shipped = ROOT / "megatron_opsft/assets/tiny_reasoner/model.safetensors"
+    from safetensors.torch import load_file
+
+    before, after = load_file(shipped), load_file(run_dir / "hf/model.safetensors")
+    assert all((after[name] == before[name]).all() for name in after)
+
+
+def test_damaged_checkpoint_is_named_on_resume(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    file = max((run_dir / "checkpoints/step_000003").iterdir(), key=lambda p: p.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    ended = cli.run([*train_args(run_dir), "--resume"])
+    assert ended.exit_code == 2
+    assert str(file) in ended.stderr
+    assert "Traceback" not in ended.stderr
+    shutil.rmtree(file.parent)
+    assert cli.run([*train_args(run_dir), "--resume"]).exit_code == 0
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: Path) -> None:
+    ended = cli.run([*train_args(undisturbed, "optimizer.lr=1e-3"), "--resume"])
+    assert ended.exit_code == 2
+    assert "optimizer.lr" in ended.stderr
+
+
+def test_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
+    tool = [sys.executable, str(ROOT / "tools/kill_and_resume.py"), str(QUICKSTART)]
+    ended = subprocess.run(
+        [*tool, *SMALL, "run.steps=4", "--kills", "2"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=550,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads(ended.stdout)["identical"] is True
+    assert "while a checkpoint was being written" in ended.stderr
