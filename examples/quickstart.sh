@@ -4,5 +4,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash tools/make_venv.sh cpu
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # so small a model is slower on two threads than on one
 .venv/bin/megatron-opsft train examples/configs/quickstart.yaml "$@" --overwrite
 .venv/bin/megatron-opsft report runs/quickstart

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -84,6 +85,9 @@ def report(
 
 def main() -> None:
     """Entry point: errors a user can mend are one line and exit code 2, without a traceback."""
+    if not sys.warnoptions:
+        # Deprecations inside Megatron and torch: many on every rank, none for the user to mend.
+        warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:

@@ -114,6 +114,34 @@ def transformer_config(
     )
 
 
+def describe_parts(config: TransformerConfig, device: Device) -> str:
+    """Which fast parts this run takes, and why it goes without the others: one line for the log."""
+    dtype = "bfloat16" if config.bf16 else "float32"
+    fused_loss = config.cross_entropy_loss_fusion
+    if uses_transformer_engine(device, dtype):
+        layers = "TransformerEngine"
+        loss_reason = f"TransformerEngine is older than {_TE_WITH_EXACT_CROSS_ENTROPY}"
+    else:
+        reason = (
+            "no CUDA"
+            if not device.is_cuda
+            else "TransformerEngine cannot be imported"
+            if dtype == "bfloat16"
+            else "float32 is for comparisons"
+        )
+        layers, loss_reason = f"plain torch ({reason})", reason
+    loss = "TransformerEngine" if fused_loss else f"Megatron, not fused ({loss_reason})"
+    accumulation = (
+        "fused by Apex"
+        if config.gradient_accumulation_fusion
+        else "not fused (no Apex, or no CUDA)"
+    )
+    return (
+        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss}; "
+        f"weight gradients: {accumulation}"
+    )
+
+
 def layer_spec(
     shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
 ) -> ModuleSpec | TransformerBlockSubmodules:

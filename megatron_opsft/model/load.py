@@ -1,5 +1,6 @@
 """From a Hugging Face directory to a trainer on this rank: shape, shards, optimizer."""
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -7,6 +8,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.model.build import (
     build_model,
     check_layout,
+    describe_parts,
     transformer_config,
     uses_transformer_engine,
     wrap_for_training,
@@ -19,6 +21,8 @@ from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
+
+log = logging.getLogger("megatron_opsft")
 
 
 def build_trainer(
@@ -45,6 +49,7 @@ def build_trainer(
     )
     table = WeightTable(shape, norm_names, config.parallel.tp)
     if layout.is_main:
+        log.info(describe_parts(megatron, device))
         check_checkpoint(tensors, table)
     models = build_model(shape, megatron, device)
     ModelShards.of(models, table, layout).fill(tensors.read)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from forked_cli import ROOT, ForkedCli
+from jobs import run_training
+from world import World
 
 from megatron_opsft.report.differences import compare_runs, read_lines
 
@@ -28,6 +30,7 @@ SMALL = [
     "rollout.batch_size=8",
     "eval.num_problems=4",
     "eval.samples_per_problem=1",
+    "eval.max_response_tokens=64",
     "verify.workers=1",
     "checkpoint.every=1",
 ]
@@ -89,16 +92,35 @@ def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
     assert math.isfinite(float(model(input_ids=ids, labels=ids).loss))
 
 
+def in_layout(tp: int, pp: int, budget: int) -> list[str]:
+    return [
+        f"parallel.tp={tp}",
+        f"parallel.pp={pp}",
+        f"parallel.sequence_parallel={tp > 1}",
+        f"train.max_tokens_per_microbatch={budget}",
+    ]
+
+
 @pytest.mark.parametrize(
-    ("tp", "pp", "ranks", "budget"), [(1, 1, 2, 300), (2, 2, 4, 4096), (2, 1, 4, 1000)]
+    ("tp", "pp", "ranks", "budget"),
+    [(1, 1, 2, 300), (2, 1, 2, 64), (1, 2, 2, 1000), (2, 1, 4, 1000), (2, 2, 4, 4096)],
 )
 def test_same_rollouts_losses_and_norms_in_layout(
-    undisturbed: Path, tmp_path: Path, tp: int, pp: int, ranks: int, budget: int
+    world: World, undisturbed: Path, tmp_path: Path, tp: int, pp: int, ranks: int, budget: int
 ) -> None:
     run_dir = tmp_path / "run"
-    layout = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.sequence_parallel={tp > 1}"]
-    budgets = [f"train.max_tokens_per_microbatch={budget}"]
-    torchrun(ranks, train_args(run_dir, *layout, *budgets))
+    overrides = [*SMALL, f"run.dir={run_dir}", *in_layout(tp, pp, budget)]
+    assert world.run(run_training, ranks, str(QUICKSTART), overrides) == [0] * ranks
+    assert_same_training(undisturbed, run_dir)
+
+
+def test_same_under_torchrun(undisturbed: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    torchrun(2, train_args(run_dir, *in_layout(tp=2, pp=1, budget=500)))
+    assert_same_training(undisturbed, run_dir)
+
+
+def assert_same_training(undisturbed: Path, run_dir: Path) -> None:
     assert rollouts_of(run_dir) == rollouts_of(undisturbed)
     expected, found = (read_lines(d / "metrics.jsonl") for d in (undisturbed, run_dir))
     for one, other in zip(expected, found, strict=True):

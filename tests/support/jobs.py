@@ -1,6 +1,7 @@
 """What the workers run: called on every rank, inside a process group of the job's size."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from megatron.core import parallel_state
 from tiny_models import SHAPES, samples, weights
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.config_file import load_config
 from megatron_opsft.model.build import (
     build_model,
     transformer_config,
@@ -23,6 +25,7 @@ from megatron_opsft.objective.packing import pack
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+from megatron_opsft.train import train
 from megatron_opsft.weights.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
@@ -215,6 +218,11 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
         assert set(gather_from_all([result])) == {result}
         results.append(result)
     return results
+
+
+def run_training(config_file: str, overrides: list[str]) -> int:
+    """`megatron-opsft train` inside the job's process group; its exit code."""
+    return train(load_config(Path(config_file), overrides))
 
 
 def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
