@@ -30,11 +30,11 @@ def test_splits_share_no_problem_and_no_terms() -> None:
     assert (len(train), len(test)) == (DEFAULT_PROBLEMS["train"], DEFAULT_PROBLEMS["test"])
     assert len({problem.text for problem in train + test}) == len(train) + len(test)
     terms = {
-        split: {problem.terms for problem in islice(draw_problems(split, seed=0), 5000)}
+        split: {problem.terms for problem in islice(draw_problems(split, seed=0), 20_000)}
         for split in ("train", "test")
     }
     assert not terms["train"] & terms["test"]
-    assert len(terms["train"]) > 800 and len(terms["test"]) > 100
+    assert len(terms["train"]) > 1000 and len(terms["test"]) > 200
 
 
 def test_split_of_fixed_terms_never_changes() -> None:
