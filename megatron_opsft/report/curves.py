@@ -122,10 +122,13 @@ def _draw(
         [line["step"] for line in evaluations],
         [scale * line[f"eval_{key}"] for line in evaluations],
         color=color,
-        linestyle="none",
+        linestyle=":",
+        linewidth=1.0,
         marker="o",
         markersize=7,
         markeredgecolor="white",
+        clip_on=False,
+        zorder=3,
         label="held-out problems",
     )
     for place in (0, -1) if len(evaluations) > 1 else ():
@@ -135,7 +138,8 @@ def _draw(
             f"{value:.1f}",
             (line["step"], value),
             textcoords="offset points",
-            xytext=(8 if place == 0 else -8, 7),
+            # Away from the rollouts: they are cut off, so they end longer and less often right.
+            xytext=(8, 7) if place == 0 else (0, 7 if key == "accuracy" else -16),
             ha="left" if place == 0 else "right",
             color=color,
             fontweight="bold",
