@@ -23,6 +23,7 @@ from megatron.core.tensor_parallel.layers import (
     set_tensor_model_parallel_attributes,
 )
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -33,7 +34,7 @@ from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
 from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
-from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,6 +68,9 @@ def transformer_config(
         }
     elif train.recompute == "selective":
         recompute = {"recompute_granularity": "selective"}
+    experts: dict[str, Any] = {}
+    if shape.moe is not None:
+        experts = _expert_settings(shape.moe, grouped=with_te)
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
@@ -92,7 +96,7 @@ def transformer_config(
         virtual_pipeline_model_parallel_size=parallel.vpp,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that
-        # only with this dispatcher, although a dense model has no experts to dispatch to.
+        # only with this dispatcher, even where there are no experts to dispatch to.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         # Interleaved stages of two ranks send to each other in both directions at once: only the
@@ -111,7 +115,27 @@ def transformer_config(
         # Read by `token_losses` alone: Megatron never sees the labels.
         cross_entropy_loss_fusion=with_te and is_te_min_version(_TE_WITH_EXACT_CROSS_ENTROPY),
         **recompute,
+        **experts,
     )
+
+
+def _expert_settings(moe: MoeShape, *, grouped: bool) -> dict[str, Any]:
+    """The part of Megatron's config that a mixture of experts adds.
+
+    The router computes as Hugging Face's: its linear in the model's dtype, its softmax in float32.
+    A softmax over the chosen experts' logits alone is the same as dividing their probabilities by
+    their sum. Nothing balances the load: on-policy SFT has the one loss.
+    """
+    return {
+        "num_moe_experts": moe.num_experts,
+        "moe_ffn_hidden_size": moe.ffn_size,
+        "moe_router_topk": moe.top_k,
+        "moe_router_score_function": "softmax",
+        "moe_router_pre_softmax": not moe.normalize_top_k,
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": grouped,
+    }
 
 
 def describe_parts(config: TransformerConfig, device: Device) -> str:
@@ -147,9 +171,23 @@ def layer_spec(
 ) -> ModuleSpec | TransformerBlockSubmodules:
     """Which module does what in each layer of this stage."""
     if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
-        return get_gpt_layer_with_transformer_engine_spec(qk_layernorm=shape.qk_norm)
-    spec = get_gpt_layer_local_spec(qk_layernorm=shape.qk_norm, normalization="RMSNorm")
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=shape.qk_norm,
+        )
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
+    )
     layer = spec.submodules
+    if shape.moe is not None:
+        # The router's product: Megatron 0.16 leaves this name undefined without TransformerEngine,
+        # and with it would multiply in TF32.
+        router: Any = moe_utils
+        router.te_general_gemm = None
+        # In a checkpoint Megatron calls a norm as if it were fused into the linear that follows.
+        # TransformerEngine's spec fuses none before a router: keep its name here too.
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = PackedAttention
@@ -182,13 +220,18 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
     for name, value in (
         ("attention heads", shape.num_heads),
         ("key/value heads", shape.num_kv_heads),
-        ("feed-forward size", shape.ffn_size),
+        ("feed-forward size", shape.shard_ffn[1]),
     ):
         if value % parallel.tp:
             raise UserError(
                 f"parallel.tp={parallel.tp} does not divide the model's {value} {name}; "
                 f"use a divisor of {value}"
             )
+    if shape.moe is not None and parallel.tp > 1 and not parallel.sequence_parallel:
+        raise UserError(
+            f"parallel.tp={parallel.tp} with a mixture of experts needs "
+            "parallel.sequence_parallel=true"
+        )
     stages = parallel.pp * (parallel.vpp or 1)
     if shape.num_layers % stages:
         raise UserError(

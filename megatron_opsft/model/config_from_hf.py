@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.weights.architectures.template import Architecture
 
 # Fields whose other values mean a model that is computed differently; absent or null is fine.
@@ -23,10 +23,9 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("final_logit_softcapping", None),
     ("logits_soft_cap", None),
     ("quantization_config", None),
-    ("num_experts", None),
-    ("num_local_experts", None),
     ("n_routed_experts", None),
 )
+EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")  # transformers 5 writes the second
 LLAMA3_FIELDS = (
     "factor",
     "low_freq_factor",
@@ -47,6 +46,12 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     architecture = _architecture(config, path)
     for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
         _check_fixed(config, name, value, path)
+    for name in architecture.null_fields:
+        if name not in config:
+            raise UserError(
+                f"{path}: {name} is missing, which means a value; only null is supported"
+            )
+        _check_fixed(config, name, None, path)
     layer_types = config.get("layer_types")
     if layer_types is not None and set(layer_types) != {"full_attention"}:
         raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
@@ -77,6 +82,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
         max_position_embeddings=_positive_int(config, "max_position_embeddings", path),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
+        moe=_moe(config, architecture, path),
     )
 
 
@@ -133,6 +139,35 @@ def _head_dim(
             "and there is no head_dim"
         )
     return hidden_size // num_heads
+
+
+def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeShape | None:
+    """The experts of a mixture; a dense architecture must not name any."""
+    if not architecture.expert_rows:
+        for name in EXPERT_COUNT_FIELDS:
+            _check_fixed(config, name, None, path)
+        return None
+    counts = {name: config[name] for name in EXPERT_COUNT_FIELDS if config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"{path}: {' and '.join(counts)} differ; keep one of them")
+    num_experts = _positive_int(counts, next(iter(counts), EXPERT_COUNT_FIELDS[0]), path)
+    top_k = _positive_int(config, "num_experts_per_tok", path)
+    normalize_top_k = _bool(config, "norm_topk_prob", path)
+    if top_k > num_experts:
+        raise UserError(
+            f"{path}: num_experts_per_tok={top_k} is more than num_experts={num_experts}"
+        )
+    if top_k == 1 and normalize_top_k:
+        raise UserError(
+            f"{path}: num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
+            "would have no effect on the chosen expert's weight"
+        )
+    return MoeShape(
+        num_experts=num_experts,
+        top_k=top_k,
+        ffn_size=_positive_int(config, "moe_intermediate_size", path),
+        normalize_top_k=normalize_top_k,
+    )
 
 
 def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None]:

@@ -48,11 +48,18 @@ class _CudaMeansCpu(TorchFunctionMode):
 class _NoStream:
     """Stands for a CUDA stream: a CPU has one queue, and it is always done."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Whatever a stream is asked for by."""
+
     def wait_stream(self, other: Any) -> None:
         """Nothing to wait for."""
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+    def record_event(self, *args: Any) -> "_NoStream":
+        """An event that is over, too."""
+        return self
 
 
 def _get_cpu_rng_state(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -73,7 +80,7 @@ def install() -> None:
     cuda.current_device = lambda: _CPU
     cuda.synchronize = lambda *args: None
     cuda.empty_cache = lambda: None
-    cuda.current_stream = cuda.default_stream = lambda *args: _NoStream()
+    cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
     cuda.get_rng_state, cuda.set_rng_state = _get_cpu_rng_state, _set_cpu_rng_state
     cuda.manual_seed = torch.manual_seed
     random: Any = megatron_random

@@ -6,7 +6,7 @@ both ways.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -34,7 +34,11 @@ BUFFER_SUFFIX = ".rotary_emb.inv_freq"  # old checkpoints save this constant of 
 
 def axis_sizes(shape: ModelShape) -> dict[str, int]:
     """The sizes behind the axis names of the templates."""
+    experts = {}
+    if shape.moe is not None:
+        experts = {"experts": shape.moe.num_experts, "expert_ffn": shape.moe.ffn_size}
     return {
+        **experts,
         "vocab": shape.vocab_size,
         "hidden": shape.hidden_size,
         "ffn": shape.ffn_size,
@@ -66,29 +70,45 @@ class WeightTable:
         self.padded_vocab = padded_vocab_size(shape.vocab_size, tp_size)
         self._te = norm_names == "te"
         self._sizes = axis_sizes(shape)
-        self._layer_rows = ARCHITECTURES[shape.architecture].layer_rows
+        self._architecture = ARCHITECTURES[shape.architecture]
         last = [self._rule(FINAL_NORM)]
         if shape.tied_embeddings:
             tied = Template(HEAD.mcore_name, HEAD.fusion, EMBEDDING.hf_tensors)
             last.append(self._rule(tied, replica=True))
         else:
             last.append(self._rule(HEAD))
-        layers = [self._rule(row, i) for i in range(shape.num_layers) for row in self._layer_rows]
+        layers = [
+            self._rule(row, layer, expert)
+            for layer in range(shape.num_layers)
+            for row, expert in self._rows_of_layer()
+        ]
         self.rules: tuple[Rule, ...] = (self._rule(EMBEDDING), *layers, *last)
 
-    def _mcore_name(self, template: Template, layer: int = 0) -> str:
-        name = template.te_name if self._te and template.te_name else template.mcore_name
-        return name.format(layer=layer)
+    def _rows_of_layer(self) -> Iterator[tuple[Template, int]]:
+        """Rows of one layer, each with the expert it is for (0 where it is for none)."""
+        for row in self._architecture.layer_rows:
+            yield row, 0
+        for expert in range(self.shape.moe.num_experts if self.shape.moe else 0):
+            for row in self._architecture.expert_rows:
+                yield row, expert
 
-    def _rule(self, template: Template, layer: int = 0, replica: bool = False) -> Rule:
+    def _mcore_name(self, template: Template, layer: int = 0, expert: int = 0) -> str:
+        name = template.te_name if self._te and template.te_name else template.mcore_name
+        return name.format(layer=layer, expert=expert)
+
+    def _rule(
+        self, template: Template, layer: int = 0, expert: int = 0, *, replica: bool = False
+    ) -> Rule:
         shapes = tuple(tuple(self._sizes[a] for a in axes) for _, axes in template.hf_tensors)
         rows = sum(s[0] for s in shapes)
         if template.fusion is Fusion.VOCABULARY:
             rows = self.padded_vocab
         return Rule(
-            mcore_name=self._mcore_name(template, layer),
+            mcore_name=self._mcore_name(template, layer, expert),
             fusion=template.fusion,
-            hf_names=tuple(name.format(layer=layer) for name, _ in template.hf_tensors),
+            hf_names=tuple(
+                name.format(layer=layer, expert=expert) for name, _ in template.hf_tensors
+            ),
             hf_shapes=shapes,
             mcore_shape=(rows, *shapes[0][1:]),
             num_groups=self.shape.num_kv_heads if template.fusion is Fusion.QKV else 1,
@@ -136,7 +156,11 @@ class WeightTable:
         A tied head is a parameter of its own only on a stage that has the output but not the
         embedding.
         """
-        wanted = {self._mcore_name(row, layer) for layer in layers for row in self._layer_rows}
+        wanted = {
+            self._mcore_name(row, layer, expert)
+            for layer in layers
+            for row, expert in self._rows_of_layer()
+        }
         if has_embedding:
             wanted.add(EMBEDDING.mcore_name)
         if has_output:

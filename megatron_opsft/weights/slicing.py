@@ -49,7 +49,8 @@ def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128
 def check_tp_size(shape: ModelShape, tp_size: int) -> None:
     """UserError if `tp_size` cannot cut this model; the padded vocabulary fits any."""
     _divide(shape.num_kv_heads, tp_size, "num_key_value_heads")
-    _divide(shape.ffn_size, tp_size, "intermediate_size")
+    name, size = shape.shard_ffn
+    _divide(size, tp_size, name)
 
 
 def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:

@@ -35,6 +35,16 @@ MODELS = [
     for model in ("qwen2_tied", "qwen3", "llama3")
     for tp, pp, dp, sp in ((1, 1, 1, False), (2, 1, 2, True), (2, 2, 1, False), (1, 2, 2, False))
 ] + [Case(model="llama_mha", tp=4), Case(model="qwen2_tied", pp=2, vpp=2)]
+MODELS += [
+    Case(model="mistral"),
+    Case(model="mistral", tp=2, pp=2),
+    Case(model="qwen3_moe"),
+    Case(model="qwen3_moe", pp=2),
+    Case(model="qwen3_moe", dp=2),
+    Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
+    Case(model="qwen3_moe_unnormalized", tp=2, dp=2, sequence_parallel=True),
+]
 
 
 def check(world: World, case: Case) -> int:

@@ -27,6 +27,9 @@ LAYOUTS = [
     Case(model="qwen2_tied", pp=2, vpp=2),
     Case(model="qwen3", tp=2, pp=2),
     Case(model="llama3", pp=4),
+    Case(model="mistral", tp=2),
+    Case(model="qwen3_moe"),
+    Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
 ]
 
 

@@ -25,6 +25,14 @@ def hf_model(name: str) -> PreTrainedModel:
             "high_freq_factor": shape.rope_scaling.high_freq_factor,
             "original_max_position_embeddings": shape.rope_scaling.original_max_position,
         }
+    experts: dict[str, object] = {}
+    if shape.moe is not None:
+        experts = {
+            "num_experts": shape.moe.num_experts,
+            "num_experts_per_tok": shape.moe.top_k,
+            "moe_intermediate_size": shape.moe.ffn_size,
+            "norm_topk_prob": shape.moe.normalize_top_k,
+        }
     config = AutoConfig.for_model(
         ARCHITECTURES[shape.architecture].model_type,
         num_hidden_layers=shape.num_layers,
@@ -38,15 +46,39 @@ def hf_model(name: str) -> PreTrainedModel:
         rms_norm_eps=shape.norm_eps,
         max_position_embeddings=shape.max_position_embeddings,
         rope_parameters=rope,
+        sliding_window=None,
+        **experts,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    parameters = dict(model.named_parameters())
+    parameters = by_disk_name(model)
     values = weights(name)
     assert parameters.keys() == values.keys()
-    with torch.no_grad():
-        for hf_name, value in values.items():
-            parameters[hf_name].copy_(value)
+    for hf_name, value in values.items():
+        parameters[hf_name].copy_(value)
     return model
+
+
+def by_disk_name(model: PreTrainedModel, *, gradients: bool = False) -> dict[str, Tensor]:
+    """Name in a model directory -> the parameter, or its gradient where there is one.
+
+    transformers 5 holds the experts of a layer in two tensors and writes each expert's own three;
+    those are views here.
+    """
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        value = parameter.grad if gradients else parameter.data
+        if value is None:
+            continue
+        layer, fused, projection = name.partition("mlp.experts.")
+        if not fused:
+            found[name] = value
+            continue
+        for expert, matrix in enumerate(value):
+            parts = {"down": matrix}
+            if projection == "gate_up_proj":
+                parts = dict(zip(("gate", "up"), matrix.chunk(2), strict=True))
+            found |= {f"{layer}{fused}{expert}.{key}_proj.weight": v for key, v in parts.items()}
+    return found
 
 
 def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:
@@ -83,8 +115,7 @@ def hf_gradient(
     """The loss and its gradient by HF name."""
     model = hf_model(name)
     loss = backward(model, samples(num_samples), num_rollouts, mode)
-    gradient = {hf_name: p.grad for hf_name, p in model.named_parameters() if p.grad is not None}
-    return loss, gradient
+    return loss, by_disk_name(model, gradients=True)
 
 
 @cache
@@ -112,4 +143,4 @@ def hf_training(
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip_grad)
         norms.append(float(norm))
         adamw.step()
-    return losses, norms, {hf_name: p.detach() for hf_name, p in model.named_parameters()}
+    return losses, norms, by_disk_name(model)

@@ -1,12 +1,16 @@
 """What the workers run: called on every rank, inside a process group of the job's size."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from tiny_models import SHAPES, samples, weights
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
@@ -18,7 +22,7 @@ from megatron_opsft.model.build import (
     wrap_for_training,
 )
 from megatron_opsft.model.optimizer import build_optimizer
-from megatron_opsft.model.step import Trainer
+from megatron_opsft.model.step import Trainer, packed_params
 from megatron_opsft.objective.batch import in_problem_order
 from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.objective.packing import pack
@@ -152,6 +156,43 @@ def gradient(case: Case) -> Any:
     loss = built.trainer.accumulate(batches, factor)
     collect_reduced_parts(built.trainer)
     return loss, len(batches), whole_gradient(built)
+
+
+def logits(case: Case) -> list[tuple[list[int], list[int], Any]]:
+    """A forward pass of the schedule; (tokens, cu_seqlens, logits [T, vocabulary]) by micro-batch.
+
+    Empty on ranks other than the first of the last pipeline stage.
+    """
+    built = build(case)
+    batches, _ = batches_of(case, built.layout)
+    chunks = built.trainer.chunks
+    vocab_size = SHAPES[case.model].vocab_size
+
+    def forward(own: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
+        batch = next(own)
+        output = model(
+            input_ids=batch.tokens_T[None],
+            position_ids=batch.positions_T[None],
+            attention_mask=None,
+            packed_seq_params=packed_params(batch),
+        )
+        return output, partial(collect, batch)
+
+    def collect(batch: MicroBatch, logits_1TV: torch.Tensor, non_loss_data: bool) -> Any:
+        whole_TV = gather_from_tensor_model_parallel_region(logits_1TV)[0, :, :vocab_size]
+        return batch.tokens_T.tolist(), batch.cu_seqlens.tolist(), whole_TV.detach().cpu().numpy()
+
+    found = get_forward_backward_func()(
+        forward_step_func=forward,
+        data_iterator=iter(batches),
+        model=chunks[0].eval(),
+        num_microbatches=len(batches),
+        seq_length=max(batch.tokens_T.numel() for batch in batches),
+        micro_batch_size=1,
+        forward_only=True,
+        collect_non_loss_data=True,
+    )
+    return found if built.layout.counts_loss else []
 
 
 def collect_reduced_parts(trainer: Trainer) -> None:

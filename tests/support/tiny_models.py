@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.records import Sample
-from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.weights.rules import WeightTable
 
 QWEN2 = ModelShape(
@@ -29,6 +29,14 @@ QWEN2 = ModelShape(
     norm_eps=1e-6,
     max_position_embeddings=256,
     rope_theta=10000.0,
+)
+QWEN3_MOE = replace(
+    QWEN2,
+    architecture="Qwen3MoeForCausalLM",
+    qkv_bias=False,
+    qk_norm=True,
+    head_dim=24,
+    moe=MoeShape(num_experts=8, top_k=2, ffn_size=40, normalize_top_k=True),
 )
 SHAPES = {
     "qwen2": QWEN2,
@@ -48,6 +56,12 @@ SHAPES = {
     # At TP 4 the last rank's rows of the padded vocabulary are all padding.
     "llama_mha": replace(
         QWEN2, architecture="LlamaForCausalLM", qkv_bias=False, num_kv_heads=4, vocab_size=257
+    ),
+    "mistral": replace(QWEN2, architecture="MistralForCausalLM", qkv_bias=False, head_dim=24),
+    # The experts are narrower than `ffn_size`, which nothing has; not all are chosen by every pack.
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe_unnormalized": replace(
+        QWEN3_MOE, moe=MoeShape(num_experts=6, top_k=3, ffn_size=40, normalize_top_k=False)
     ),
 }
 

@@ -1,15 +1,16 @@
 """`config.json` -> ModelShape: both spellings, defaults as in transformers, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
-from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape, RopeScaling
 
 QWEN2: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -35,6 +36,24 @@ LLAMA = QWEN2 | {
     "attention_bias": False,
     "mlp_bias": False,
     "pretraining_tp": 1,
+}
+MISTRAL = {k: v for k, v in QWEN2.items() if k != "use_sliding_window"} | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "sliding_window": None,
+}
+QWEN3_MOE = QWEN2 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 32,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
 }
 LLAMA3_ROPE = {
     "factor": 8.0,
@@ -70,6 +89,22 @@ def test_qwen2_of_transformers_4(tmp_path: Path) -> None:
     )
 
 
+def test_qwen3_moe_of_transformers_4(tmp_path: Path) -> None:
+    expected = MoeShape(num_experts=8, top_k=2, ffn_size=48, normalize_top_k=True)
+    shape = read(tmp_path, QWEN3_MOE)
+    assert (shape.moe, shape.head_dim, shape.qk_norm) == (expected, 32, True)
+    absent = {k: v for k, v in QWEN3_MOE.items() if k not in ("norm_topk_prob", "head_dim")}
+    shape = read(tmp_path, absent)
+    assert shape.moe == replace(expected, normalize_top_k=Qwen3MoeConfig().norm_topk_prob)
+    assert shape.head_dim == 16
+
+
+def test_mistral_is_dense_and_may_give_its_head_size(tmp_path: Path) -> None:
+    shape = read(tmp_path, MISTRAL)
+    assert (shape.moe, shape.head_dim, shape.qkv_bias, shape.qk_norm) == (None, 16, False, False)
+    assert read(tmp_path, MISTRAL | {"head_dim": 32}).head_dim == 32
+
+
 @pytest.mark.parametrize("rope_field", ["rope_scaling", "rope_parameters"])
 def test_llama3_rope_in_both_spellings(tmp_path: Path, rope_field: str) -> None:
     config = {k: v for k, v in LLAMA.items() if k != "rope_theta"}
@@ -84,7 +119,9 @@ def test_llama3_rope_in_both_spellings(tmp_path: Path, rope_field: str) -> None:
     )
 
 
-@pytest.mark.parametrize("config_class", [Qwen2Config, Qwen3Config, LlamaConfig])
+@pytest.mark.parametrize(
+    "config_class", [Qwen2Config, Qwen3Config, LlamaConfig, MistralConfig, Qwen3MoeConfig]
+)
 def test_what_transformers_saves_is_read(tmp_path: Path, config_class: type) -> None:
     saved = config_class(
         hidden_size=64,
@@ -95,14 +132,20 @@ def test_what_transformers_saves_is_read(tmp_path: Path, config_class: type) -> 
         vocab_size=77,
         rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
         tie_word_embeddings=False,
+        sliding_window=None,
     )
+    saved.architectures = [config_class.__name__.replace("Config", "ForCausalLM")]
     saved.save_pretrained(tmp_path)
     shape = read_model_shape(tmp_path)
     assert shape.head_dim == (getattr(saved, "head_dim", None) or 16)
     assert (shape.rope_theta, shape.rope_scaling) == (5000.0, None)
     assert (shape.vocab_size, shape.tied_embeddings) == (77, False)
     assert shape.norm_eps == saved.rms_norm_eps
-    assert shape.qk_norm is (config_class is Qwen3Config)
+    assert shape.qk_norm is (config_class in (Qwen3Config, Qwen3MoeConfig))
+    if config_class is Qwen3MoeConfig:
+        assert shape.moe == MoeShape(num_experts=128, top_k=8, ffn_size=768, normalize_top_k=False)
+    else:
+        assert shape.moe is None
 
 
 def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> None:
@@ -125,6 +168,20 @@ def test_defaults_of_absent_fields_are_those_of_transformers(tmp_path: Path) -> 
         (QWEN2, {"quantization_config": {"bits": 4}}, "quantization_config=.*unset"),
         (QWEN2, {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
         (QWEN2, {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        (QWEN2, {"num_experts": 8}, "num_experts=8 .*unset"),
+        (QWEN2, {"num_local_experts": 8}, "num_local_experts=8 .*unset"),
+        (MISTRAL, {"sliding_window": 4096}, "sliding_window=4096 .*unset"),
+        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step=2 .*=1"),
+        (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\] .*=\[\]"),
+        (QWEN3_MOE, {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size=64"),
+        (QWEN3_MOE, {"n_shared_experts": 1}, "n_shared_experts=1"),
+        (QWEN3_MOE, {"attention_bias": True}, "attention_bias=true"),
+        (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window=true"),
+        (QWEN3_MOE, {"num_experts": None}, "num_experts must be a positive whole number"),
+        (QWEN3_MOE, {"num_local_experts": 9}, "num_experts and num_local_experts differ"),
+        (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more than .*=8"),
+        (QWEN3_MOE, {"num_experts_per_tok": 1}, "num_experts_per_tok=1 with norm_topk_prob=true"),
+        (QWEN3_MOE, {"moe_intermediate_size": None}, "moe_intermediate_size must be a positive"),
         (LLAMA, {"attention_bias": True}, "attention_bias=true"),
         (LLAMA, {"mlp_bias": True}, "mlp_bias=true"),
         (LLAMA, {"pretraining_tp": 2}, "pretraining_tp=2"),
@@ -154,7 +211,7 @@ def test_unsupported_settings_name_file_and_field(
 @pytest.mark.parametrize(
     "change",
     [
-        {"architectures": ["Qwen3MoeForCausalLM"]},
+        {"architectures": ["MixtralForCausalLM"]},
         {"architectures": ["Qwen2ForSequenceClassification"]},
         {"architectures": None, "model_type": "mamba"},
         {"architectures": None, "model_type": None},
@@ -165,6 +222,13 @@ def test_unsupported_architecture_lists_the_supported(
 ) -> None:
     with pytest.raises(UserError, match="Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM"):
         read(tmp_path, QWEN2 | change)
+
+
+def test_mistral_without_a_sliding_window_field_has_one(tmp_path: Path) -> None:
+    assert MistralConfig().sliding_window == 4096
+    absent = {k: v for k, v in MISTRAL.items() if k != "sliding_window"}
+    with pytest.raises(UserError, match=r"config\.json: sliding_window is missing.* only null"):
+        read(tmp_path, absent)
 
 
 def test_missing_or_broken_config(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import (
     check_tp_size,
@@ -22,6 +22,7 @@ from megatron_opsft.weights.slicing import (
 
 HEADS, GROUPS, HEAD, HIDDEN, FFN, VOCAB = 8, 4, 16, 24, 40, 300
 TP_SIZES = (1, 2, 4)
+MOE = MoeShape(num_experts=3, top_k=2, ffn_size=20, normalize_top_k=True)
 
 
 def make_table(
@@ -42,6 +43,7 @@ def make_table(
         norm_eps=1e-6,
         max_position_embeddings=128,
         rope_theta=10000.0,
+        moe=MOE if ARCHITECTURES[architecture].expert_rows else None,
     )
     return WeightTable(shape, tp_size=tp)
 
@@ -203,6 +205,9 @@ def test_tp_that_does_not_divide_is_named_with_its_key() -> None:
     odd_ffn = replace(table.shape, num_kv_heads=8, ffn_size=36)
     with pytest.raises(UserError, match=r"parallel\.tp=8 .*intermediate_size=36"):
         check_tp_size(odd_ffn, 8)
+    experts = make_table("Qwen3MoeForCausalLM", groups=8).shape
+    with pytest.raises(UserError, match=r"parallel\.tp=8 .*moe_intermediate_size=20"):
+        check_tp_size(experts, 8)
 
 
 def test_shard_of_the_wrong_shape_is_refused() -> None:

@@ -5,7 +5,7 @@ from megatron_opsft.weights.architectures.template import Architecture, Fusion, 
 MCORE = "decoder.layers.{layer}."
 HF = "model.layers.{layer}."
 
-LAYER_ROWS = (
+ATTENTION_ROWS = (
     Template(
         MCORE + "input_layernorm.weight",
         Fusion.COPY,
@@ -26,6 +26,9 @@ LAYER_ROWS = (
         Fusion.ROW,
         ((HF + "self_attn.o_proj.weight", ("hidden", "q")),),
     ),
+)
+
+MLP_ROWS = (
     Template(
         MCORE + "pre_mlp_layernorm.weight",
         Fusion.COPY,
@@ -46,6 +49,8 @@ LAYER_ROWS = (
         ((HF + "mlp.down_proj.weight", ("hidden", "ffn")),),
     ),
 )
+
+LAYER_ROWS = (*ATTENTION_ROWS, *MLP_ROWS)
 
 LLAMA = Architecture(
     hf_name="LlamaForCausalLM",

@@ -14,12 +14,28 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """SwiGLU experts in place of every layer's MLP; each token goes to the `top_k` most probable.
+
+    ffn_size: of one expert.
+    normalize_top_k: the weights of a token's experts are their router probabilities divided by
+    those probabilities' sum; otherwise as the softmax over all experts gave them.
+    """
+
+    num_experts: int
+    top_k: int
+    ffn_size: int
+    normalize_top_k: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A dense decoder with grouped-query attention, RMSNorm, rotary positions and a SwiGLU MLP.
+    """A decoder with grouped-query attention, RMSNorm, rotary positions and SwiGLU MLPs.
 
     architecture: the Hugging Face class name, a key of `weights.architectures.ARCHITECTURES`.
     qkv_bias: biases on q, k, v (and on nothing else); qk_norm: RMSNorm over each head of q and k.
     vocab_size: rows of the Hugging Face embedding, without any padding of ours.
+    moe: None for a dense model; otherwise no layer has an MLP of `ffn_size`.
     """
 
     architecture: str
@@ -37,3 +53,11 @@ class ModelShape:
     max_position_embeddings: int
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    moe: MoeShape | None = None
+
+    @property
+    def shard_ffn(self) -> tuple[str, int]:
+        """The feed-forward size that tensor parallelism cuts, after its config field."""
+        if self.moe is None:
+            return "intermediate_size", self.ffn_size
+        return "moe_intermediate_size", self.moe.ffn_size

@@ -26,10 +26,11 @@ class Fusion(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One row. `{layer}` in a name stands for the layer's global index.
+    """One row. `{layer}` and `{expert}` in a name stand for the global indices.
 
     mcore_name: as the local layer spec (plain norm modules) calls it; te_name: as the Transformer
-    Engine spec does, where that differs (norms fused into the linear that follows).
+    Engine spec does, where that differs (norms fused into the linear that follows, grouped
+    experts).
     hf_tensors: (name, axes) in the order in which they are fused; an axis is a key of
     `rules.axis_sizes`.
     """
@@ -42,9 +43,9 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A row for one layer of one model: a Megatron parameter and the HF tensors it is made of.
+    """A row for one layer (and expert) of one model: a Megatron parameter and its HF tensors.
 
-    mcore_name: with the layer's global index.
+    mcore_name: with the global index of layer and expert.
     mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
     num_groups: query groups (k/v heads); 1 unless the fusion is QKV.
     replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
@@ -64,11 +65,14 @@ class Architecture:
     """One Hugging Face model class: its rows, and the switches its config leaves implicit.
 
     layer_rows: repeated for each layer. The embedding, the final norm and the head are the same for
-    all dense decoders and live in `rules`.
+    all decoders and live in `rules`.
+    expert_rows: repeated for each expert of each layer, after the layer's rows.
     default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
     default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
     fixed_fields: config fields that may be absent, but must have this value if present and not
     null.
+    null_fields: config fields that must be there and null: the class takes another value for an
+    absent one.
     """
 
     hf_name: str
@@ -79,3 +83,5 @@ class Architecture:
     default_head_dim: int | None = None
     default_kv_heads_to_heads: bool = False
     fixed_fields: tuple[tuple[str, object], ...] = ()
+    null_fields: tuple[str, ...] = ()
+    expert_rows: tuple[Template, ...] = ()
