@@ -20,6 +20,7 @@ from transformers.initialization import no_init_weights
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.attention import GROUPED_SDPA
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, split_batches
+from megatron_opsft.rollout.fused_experts import by_disk_name
 from megatron_opsft.rollout.kv_cache import make_room
 from megatron_opsft.rollout.sampling import sample_tokens, uniforms
 
@@ -45,7 +46,9 @@ class HfEngine:
         self.batch_size = batch_size
         self.version = version
         # Tied weights are one parameter under several names.
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._parameters: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._parameters.update(by_disk_name(name, parameter))
 
     @classmethod
     def from_config(
@@ -128,8 +131,11 @@ class HfEngine:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `RolloutEngine.named_weights`."""
-        for hf_name, parameter in self.model.named_parameters():
-            yield hf_name, parameter.data
+        seen: set[int] = set()
+        for hf_name, parameter in self._parameters.items():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield hf_name, parameter.data
 
     def close(self) -> None:
         """Drop the model."""

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from jobs import Built, Case, as_arrays, build, exported, train_steps
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import apply_factories
 from world import World
 
 from megatron_opsft.errors import UserError
@@ -48,7 +51,14 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     "case",
-    [Case(), Case(tp=2, pp=2), Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2, dtype="bfloat16")],
+    [
+        Case(),
+        Case(tp=2, pp=2),
+        Case(dp=4),
+        Case(pp=2, vpp=2),
+        Case(tp=2, dp=2, dtype="bfloat16"),
+        Case(model="qwen3_moe", tp=2, dp=2, sequence_parallel=True),
+    ],
     ids=str,
 )
 def test_resumed_run_is_bit_identical_in_the_same_layout(
@@ -76,6 +86,48 @@ def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=tolerance)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=tolerance)
+
+
+def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: Path) -> None:
+    first = Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True)
+    results, saved, _ = world.run(save_after_two_steps, 4, first, tmp_path)[0]
+    for case in (replace(first, tp=1, pp=1), replace(first, tp=1, dp=2), replace(first, pp=1)):
+        again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
+        assert same(loaded, saved)
+        for before, now in zip(results, again, strict=True):
+            assert now.loss == pytest.approx(before.loss, rel=1e-5)
+            assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
+
+
+def saved_tensors(case: Case) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Key of each tensor in a checkpoint -> its whole shape, and how many axes stack modules."""
+    (model,) = build(case).trainer.models
+    state = model.sharded_state_dict(metadata={})
+    apply_factories(state)
+    tensors = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
+    return {value.key: (value.global_shape, value.prepend_axis_num) for value in tensors}
+
+
+def test_checkpoint_of_experts_has_the_names_of_megatrons_fused_layers(world: World) -> None:
+    # As TransformerEngine's layer spec names them: the norm before a router is not fused.
+    layer = "decoder.layers."
+    expected = {
+        "embedding.word_embeddings.weight": ((384, 64), 0),
+        layer + "self_attention.linear_qkv.layer_norm_weight": ((4, 64), 1),
+        layer + "self_attention.linear_qkv.weight": ((4, 192, 64), 1),
+        layer + "self_attention.linear_proj.weight": ((4, 64, 96), 1),
+        layer + "self_attention.q_layernorm.weight": ((4, 24), 1),
+        layer + "self_attention.k_layernorm.weight": ((4, 24), 1),
+        layer + "pre_mlp_layernorm.weight": ((4, 64), 1),
+        layer + "mlp.router.weight": ((4, 8, 64), 1),
+        layer + "mlp.experts.experts.linear_fc1.weight": ((4, 8, 80, 64), 2),
+        layer + "mlp.experts.experts.linear_fc2.weight": ((4, 8, 64, 40), 2),
+        "decoder.final_layernorm.weight": ((64,), 0),
+        "output_layer.weight": ((384, 64), 0),
+    }
+    for case in (Case(model="qwen3_moe"), Case(model="qwen3_moe", tp=2, sequence_parallel=True)):
+        for found in world.run(saved_tensors, case.world_size, case):
+            assert found == expected
 
 
 def load_error(case: Case, path: Path) -> str:

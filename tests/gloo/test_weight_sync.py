@@ -92,10 +92,11 @@ def push_and_pull(case: Case) -> tuple[float, float]:
     return result.loss, -total / (NUM_ROLLOUTS * longest)
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied"])
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied", "qwen3_moe"])
 @pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)], ids=str)
 def test_push_reaches_the_engine_and_pull_brings_it_back(
     world: World, case: Case, model: str
 ) -> None:
-    for loss, engine_loss in world.run(push_and_pull, case.world_size, replace(case, model=model)):
+    case = replace(case, model=model, sequence_parallel=model == "qwen3_moe" and case.tp > 1)
+    for loss, engine_loss in world.run(push_and_pull, case.world_size, case):
         assert engine_loss == pytest.approx(loss, rel=1e-5)

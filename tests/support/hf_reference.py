@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.objective.normalization import Mode
 from megatron_opsft.records import Sample
+from megatron_opsft.rollout.fused_experts import by_disk_name
 from megatron_opsft.weights.architectures import ARCHITECTURES
 
 
@@ -50,7 +51,7 @@ def hf_model(name: str) -> PreTrainedModel:
         **experts,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    parameters = by_disk_name(model)
+    parameters = hf_weights(model)
     values = weights(name)
     assert parameters.keys() == values.keys()
     for hf_name, value in values.items():
@@ -58,26 +59,13 @@ def hf_model(name: str) -> PreTrainedModel:
     return model
 
 
-def by_disk_name(model: PreTrainedModel, *, gradients: bool = False) -> dict[str, Tensor]:
-    """Name in a model directory -> the parameter, or its gradient where there is one.
-
-    transformers 5 holds the experts of a layer in two tensors and writes each expert's own three;
-    those are views here.
-    """
+def hf_weights(model: PreTrainedModel, *, gradients: bool = False) -> dict[str, Tensor]:
+    """Name in a model directory -> the parameter, or its gradient where there is one."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         value = parameter.grad if gradients else parameter.data
-        if value is None:
-            continue
-        layer, fused, projection = name.partition("mlp.experts.")
-        if not fused:
-            found[name] = value
-            continue
-        for expert, matrix in enumerate(value):
-            parts = {"down": matrix}
-            if projection == "gate_up_proj":
-                parts = dict(zip(("gate", "up"), matrix.chunk(2), strict=True))
-            found |= {f"{layer}{fused}{expert}.{key}_proj.weight": v for key, v in parts.items()}
+        if value is not None:
+            found |= by_disk_name(name, value)
     return found
 
 
@@ -115,7 +103,7 @@ def hf_gradient(
     """The loss and its gradient by HF name."""
     model = hf_model(name)
     loss = backward(model, samples(num_samples), num_rollouts, mode)
-    return loss, by_disk_name(model, gradients=True)
+    return loss, hf_weights(model, gradients=True)
 
 
 @cache
@@ -143,4 +131,4 @@ def hf_training(
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip_grad)
         norms.append(float(norm))
         adamw.step()
-    return losses, norms, by_disk_name(model)
+    return losses, norms, hf_weights(model)

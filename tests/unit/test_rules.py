@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hf_reference import by_disk_name
+from hf_reference import hf_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from megatron_opsft.errors import UserError
@@ -55,7 +55,7 @@ def test_hf_shapes_equal_those_of_transformers(architecture: str, tied: bool) ->
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert type(model).__name__ == architecture
-    expected = {name: tuple(p.shape) for name, p in by_disk_name(model).items()}
+    expected = {name: tuple(p.shape) for name, p in hf_weights(model).items()}
     assert WeightTable(shape).hf_shapes() == expected
 
 
