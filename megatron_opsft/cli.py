@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, UserError
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(convert_app, name="convert")
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
 Overrides = Annotated[
@@ -84,14 +87,19 @@ def report(
 
 
 def main() -> None:
-    """Entry point: errors a user can mend are one line and exit code 2, without a traceback."""
+    """Entry point of the console script."""
+    run(app)
+
+
+def run(commands: typer.Typer) -> None:
+    """Call the commands: errors a user can mend are one line and exit code 2, no traceback."""
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to mend.
         warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
-        app()
+        commands()
     except UserError as error:
         _exit(f"error: {error}", 2)
     except NonFiniteError as error:

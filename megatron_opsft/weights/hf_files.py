@@ -4,14 +4,17 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.hf_shards import read_regions
+from megatron_opsft.weights.regions import Region
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+INDEX_NAMES = (INDEX_NAME, "pytorch_model.bin.index.json")
+SINGLE_NAMES = (SINGLE_NAME, "pytorch_model.bin")
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
@@ -53,90 +56,85 @@ def resolve_model(name: str) -> Path:
 class HfTensors:
     """The tensors of a Hugging Face directory; only headers are read until a slice is wanted.
 
-    Either `model.safetensors.index.json` with its shards or a single `model.safetensors`. A file is
-    mapped only while a tensor read from it lives, so resident memory stays at what the caller
-    holds.
+    safetensors, or torch archives (.bin), each as one file or as shards with their index.
     """
 
     def __init__(self, model_dir: Path) -> None:
         """UserError, naming file and tensor, unless every shard is whole and fits the index."""
         self.model_dir = Path(model_dir)
-        self._files = self._read_index()
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
-        for file in dict.fromkeys(self._files.values()):
-            self._read_header(file)
-        for name, file in self._files.items():
-            if name not in self._shapes:
-                raise UserError(
-                    f"{self.model_dir / INDEX_NAME} says that tensor {name} is in {file}, but it "
-                    "is not"
-                )
+        self._regions: dict[str, Region] = {}
+        single = next((n for n in SINGLE_NAMES if (self.model_dir / n).exists()), None)
+        index = next((n for n in INDEX_NAMES if (self.model_dir / n).exists()), None)
+        if index is not None:
+            self._read_indexed(self.model_dir / index)
+        elif single is not None:
+            self._regions = read_regions(self.model_dir / single)
+        else:
+            raise UserError(
+                f"{self.model_dir} holds neither {' nor '.join(SINGLE_NAMES)}, nor an index of "
+                f"shards ({', '.join(INDEX_NAMES)})"
+            )
 
     def names(self) -> tuple[str, ...]:
-        return tuple(self._files)
+        return tuple(self._regions)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[self._known(name)]
+        return self.region(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._dtypes[self._known(name)]
+        return self.region(name).dtype
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        return dict(self._shapes)
+        return {name: region.shape for name, region in self._regions.items()}
+
+    def files(self) -> tuple[Path, ...]:
+        """The weight files, each once."""
+        return tuple(dict.fromkeys(region.path for region in self._regions.values()))
+
+    def region(self, name: str) -> Region:
+        """Where a tensor lies; UserError for a name that is not there."""
+        if name not in self._regions:
+            raise UserError(f"{self.model_dir} holds no tensor {name}")
+        return self._regions[name]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
         """`tensor[start:stop]` along axis 0 or 1, whole along the other; file's dtype, CPU.
 
         The result is a view of the mapped file (not contiguous for axis 1): copy it, do not write
-        to it.
+        to it. Only what is touched gets into memory.
         """
-        path = self.model_dir / self._files[self._known(name)]
-        try:
-            with safe_open(path, framework="pt") as file:
-                part = file.get_slice(name)
-                return part[start:stop] if axis == 0 else part[:, start:stop]
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"tensor {name} cannot be read from {path}: {error}") from None
+        region = self.region(name)
+        if axis == 0:
+            return region.rows(start, min(stop, region.shape[0]))
+        return region.rows(0, region.shape[0])[:, start:stop]
 
-    def _known(self, name: str) -> str:
-        if name not in self._files:
-            raise UserError(f"{self.model_dir} holds no tensor {name}")
-        return name
-
-    def _read_index(self) -> dict[str, str]:
-        """Tensor name -> file name; for a single file from its header."""
-        index, single = self.model_dir / INDEX_NAME, self.model_dir / SINGLE_NAME
-        if not index.exists():
-            if single.exists():
-                return dict.fromkeys(_header_names(single), SINGLE_NAME)
-            raise UserError(
-                f"{self.model_dir} holds neither {SINGLE_NAME} nor {INDEX_NAME}; weights must be "
-                "in safetensors format, and several shards need their index"
-            )
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{index} is not an index with a weight_map: {error!r}") from None
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise UserError(f"{index}: weight_map must be a non-empty object")
+    def _read_indexed(self, index: Path) -> None:
+        weight_map = _read_weight_map(index)
+        for file in dict.fromkeys(weight_map.values()):
+            path = self.model_dir / file
+            for name, region in read_regions(path).items():
+                if weight_map.get(name) != file:
+                    raise UserError(
+                        f"{path} holds tensor {name}, which {index.name} does not list for it"
+                    )
+                self._regions[name] = region
         for name, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file:
-                raise UserError(f"{index}: tensor {name} is mapped to {file!r}, not to a file name")
-        return weight_map
+            if name not in self._regions:
+                raise UserError(f"{index} says that tensor {name} is in {file}, but it is not")
 
-    def _read_header(self, file: str) -> None:
-        path = self.model_dir / file
-        for name in _header_names(path):
-            if self._files.get(name) != file:
-                raise UserError(
-                    f"{path} holds tensor {name}, which {INDEX_NAME} does not list for it"
-                )
-        with safe_open(path, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - a safetensors handle is no mapping
-                part = opened.get_slice(name)
-                self._shapes[name] = tuple(part.get_shape())
-                self._dtypes[name] = _torch_dtype(part.get_dtype(), name, path)
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is not an index with a weight_map: {error!r}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: weight_map must be a non-empty object")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{index}: tensor {name} is mapped to {file!r}, not to a file name")
+    return weight_map
 
 
 def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
@@ -160,26 +158,3 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
                 "differs "
                 f"from {embedding}; set tie_word_embeddings to false if the head is meant to differ"
             )
-
-
-SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-def _torch_dtype(name: str, tensor_name: str, path: Path) -> torch.dtype:
-    if name not in SAFETENSORS_DTYPES:
-        raise UserError(
-            f"{path}: tensor {tensor_name} has dtype {name}; supported: "
-            f"{', '.join(SAFETENSORS_DTYPES)} (quantised checkpoints are not)"
-        )
-    return SAFETENSORS_DTYPES[name]
-
-
-def _header_names(path: Path) -> list[str]:
-    """Tensor names in a file; UserError if it is missing, cut short or no safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return list(file.keys())
-    except FileNotFoundError:
-        raise UserError(f"shard {path} is missing; {INDEX_NAME} lists it") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged or cut short: {error}") from None

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.hf_files import INDEX_NAME, SAFETENSORS_DTYPES, SINGLE_NAME
+from megatron_opsft.weights.hf_files import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
 COPIED_PATTERNS = (

@@ -1,0 +1,149 @@
+"""Seconds of a conversion, against loading and saving the same tensors with safetensors.
+
+    python benchmarks/convert.py [--config CONFIG_JSON]
+
+Makes a model of random bfloat16 weights (by default of the shape of
+R1-Distill-Qwen-1.5B, about 3.5 GB), converts it both ways, each time in a process of its own, and
+copies its shards with `load_file` and `save_file`, disk sync included in all. The three take turns.
+Prints one JSON line: medians of the seconds, the ratio of each direction, peak memory.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from megatron_opsft.convert.layout import plan_hf
+from megatron_opsft.model.config_from_hf import read_model_shape
+from megatron_opsft.weights.rules import WeightTable
+
+ROOT = Path(__file__).parents[1]
+R1_DISTILL_QWEN_1P5B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+
+def make_model(directory: Path, config_file: Path | None, shard_bytes: int) -> None:
+    """Random weights under the names and shapes of the config."""
+    directory.mkdir()
+    text = config_file.read_text() if config_file else json.dumps(R1_DISTILL_QWEN_1P5B)
+    (directory / "config.json").write_text(text)
+    table = WeightTable(read_model_shape(directory))
+    plan = plan_hf(table, torch.bfloat16, shard_bytes)
+    shapes = table.hf_shapes()
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.randn(2**24, generator=generator).bfloat16()
+    for file in plan.files:
+        tensors = {}
+        for number, target in enumerate(plan.targets):
+            if target.file_name == file.name:
+                shape = torch.Size(shapes[target.name])
+                turned = pool.roll(number * 7919)
+                flat = turned.repeat(-(-shape.numel() // turned.numel()))[: shape.numel()]
+                tensors[target.name] = flat.view(shape).clone()
+        save_file(tensors, directory / file.name, metadata={"format": "pt"})
+    for name, content in plan.small_files.items():
+        (directory / name).write_bytes(content)
+
+
+def floor_seconds(source: Path, out: Path) -> float:
+    """Load and save the shards with safetensors, sync included."""
+    out.mkdir()
+    started = time.perf_counter()
+    for file in sorted(source.glob("*.safetensors")):
+        save_file(load_file(file), out / file.name, metadata={"format": "pt"})
+        handle = os.open(out / file.name, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    return time.perf_counter() - started
+
+
+def run_conversion(arguments: list[str]) -> dict[str, float]:
+    """The figures that the converter prints."""
+    command = [sys.executable, str(ROOT / "tools/convert_hf.py"), *arguments, "--json"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    return json.loads(ended.stdout)
+
+
+def own_rss_mb() -> float:
+    """Peak memory of an interpreter with the same imports that converts nothing."""
+    code = "import torch; from megatron_opsft.convert.run import peak_rss_mb; print(peak_rss_mb())"
+    return float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, help="config.json of another model")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shard-bytes", type=int, default=2_000_000_000)
+    parser.add_argument("--skip-floor", action="store_true", help="only convert: large models")
+    args = parser.parse_args()
+    seconds: dict[str, list[float]] = {"floor": [], "to-megatron": [], "to-hf": []}
+    peaks: list[float] = []
+    num_bytes = 0
+    with tempfile.TemporaryDirectory() as name:
+        hf, megatron, back = (Path(name) / part for part in ("hf", "megatron", "back"))
+        make_model(hf, args.config, args.shard_bytes)
+        for _ in range(args.repeats):
+            for path in (megatron, back, Path(name) / "floor"):
+                shutil.rmtree(path, ignore_errors=True)
+            if not args.skip_floor:
+                os.sync()
+                seconds["floor"].append(floor_seconds(hf, Path(name) / "floor"))
+                shutil.rmtree(Path(name) / "floor")
+            for direction, source, source_dir, out in (
+                ("to-megatron", "--hf", hf, megatron),
+                ("to-hf", "--megatron", megatron, back),
+            ):
+                os.sync()
+                figures = run_conversion(
+                    [direction, source, str(source_dir), "--out", str(out)]
+                    + ["--workers", str(args.workers)]
+                )
+                seconds[direction].append(figures["seconds"])
+                peaks.append(figures["peak_rss_mb"])
+                num_bytes = int(figures["bytes"])
+    median = {key: statistics.median(values) for key, values in seconds.items() if values}
+    slower = max(median["to-megatron"], median["to-hf"])
+    floor = median.get("floor")
+    result = {
+        "benchmark": "convert",
+        "bytes": num_bytes,
+        "seconds": slower,
+        "floor_seconds": floor and round(floor, 3),
+        "ratio": floor and round(slower / floor, 3),
+        "to_megatron_seconds": median["to-megatron"],
+        "to_hf_seconds": median["to-hf"],
+        "peak_rss_mb": max(peaks),
+        "interpreter_rss_mb": round(own_rss_mb(), 1),
+        "repeats": args.repeats,
+        "workers": args.workers,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""`megatron-opsft convert`: the commands, as users call them."""
+
+import dataclasses
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megatron_opsft.errors import UserError
+
+app = typer.Typer(
+    help="Convert checkpoints between Hugging Face and Megatron-Core.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+class DtypeName(StrEnum):
+    """Values of --dtype."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+
+Dtype = Annotated[DtypeName | None, typer.Option(help="Cast to it; by default as in the source.")]
+ShardSize = Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Verify = Annotated[
+    bool,
+    typer.Option("--verify", help="Read everything back and compare hashes, tensor by tensor."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of figures as JSON.")]
+Workers = Annotated[int, typer.Option(min=1, help="Threads that copy.")]
+ConfigFrom = Annotated[
+    Path | None,
+    typer.Option(help="Hugging Face directory of config and tokenizer, if --megatron has none."),
+]
+
+
+@app.command(name="to-megatron")
+def to_megatron(
+    hf: Annotated[Path, typer.Option(help="Hugging Face directory.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    dtype: Dtype = None,
+    shard_size: ShardSize = "5GB",
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    as_json: Json = False,
+    workers: Workers = 1,
+) -> None:
+    """Hugging Face directory -> Megatron-Core distributed checkpoint (torch_dist).
+
+    It loads at any TP x PP x VPP (x EP). The same command continues a killed conversion.
+    """
+    _convert(hf, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
+
+
+@app.command(name="to-hf")
+def to_hf(
+    megatron: Annotated[Path, typer.Option(help="Megatron-Core distributed checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    config_from: ConfigFrom = None,
+    dtype: Dtype = None,
+    shard_size: ShardSize = "5GB",
+    overwrite: Overwrite = False,
+    verify: Verify = False,
+    as_json: Json = False,
+    workers: Workers = 1,
+) -> None:
+    """Megatron-Core distributed checkpoint (torch_dist) -> Hugging Face directory.
+
+    The checkpoint may be one of a training run, at any parallel layout. The same command continues
+    a killed conversion.
+    """
+    _convert(
+        megatron, config_from, out, "hf", dtype, shard_size, overwrite, verify, as_json, workers
+    )
+
+
+@app.command()
+def check(
+    first: Annotated[Path, typer.Argument(help="Either format.")],
+    second: Annotated[Path, typer.Argument(help="Either format.")],
+    config_from: ConfigFrom = None,
+    workers: Workers = 1,
+) -> None:
+    """Compare the weights of two models; exit code 1 when any differs."""
+    from megatron_opsft.convert.compare import differing_tensors
+
+    sources = [_open(path, config_from) for path in (first, second)]
+    if lines := differing_tensors(sources[0], sources[1], workers=workers):
+        typer.echo("\n".join(lines))
+        raise typer.Exit(1)
+    typer.echo(f"equal: {len(list(sources[0].names()))} tensors")
+
+
+def _convert(
+    directory: Path,
+    config_from: Path | None,
+    out: Path,
+    to: str,
+    dtype: DtypeName | None,
+    shard_size: str,
+    overwrite: bool,
+    verify: bool,
+    as_json: bool,
+    workers: int,
+) -> None:
+    import torch
+
+    from megatron_opsft.convert.run import Settings, convert
+
+    source = _open(directory, config_from)
+    if source.is_megatron == (to == "megatron"):
+        kind = "Megatron checkpoint" if source.is_megatron else "Hugging Face directory"
+        raise UserError(f"{directory} is a {kind} already; convert it the other way")
+    settings = Settings(
+        dtype=getattr(torch, dtype.value) if dtype else None,
+        max_shard_bytes=parse_size(shard_size),
+        workers=workers,
+        overwrite=overwrite,
+    )
+    figures = convert(source, out, "hf" if to == "hf" else "megatron", settings)
+    if verify:
+        from megatron_opsft.convert.compare import differing_tensors
+
+        wanted = settings.dtype or source.only_dtype()
+        if lines := differing_tensors(source, _open(out, None), dtype=wanted, workers=workers):
+            raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
+        figures = dataclasses.replace(figures, verified=True)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(figures)))
+    elif figures.already_complete:
+        typer.echo(f"{out} is already the result of this conversion")
+    else:
+        checked = ", verified" if verify else ""
+        typer.echo(
+            f"wrote {out}: {figures.tensors} tensors, {figures.bytes / 1e9:.2f} GB in "
+            f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
+        )
+
+
+def _open(directory: Path, config_from: Path | None):  # type: ignore[no-untyped-def]
+    from megatron_opsft.convert.source import open_source
+
+    return open_source(directory, config_from)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `5GB`, `500MB` or a plain number. Errors: `UserError`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    size = float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
+    if size < 1:
+        raise UserError(f"--shard-size={text} is no size; write for example 5GB")
+    return int(size)

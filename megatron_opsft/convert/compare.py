@@ -1,0 +1,54 @@
+"""Whether two models, in either format, hold the same weights: a hash per tensor on both sides."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+
+import torch
+
+from megatron_opsft.convert.progress import Progress
+from megatron_opsft.convert.source import Source
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.regions import row_chunks
+
+
+def tensor_hash(source: Source, name: str, dtype: torch.dtype, progress: Progress) -> str:
+    """SHA-256 of an HF tensor's values in row-major order, cast to `dtype` first."""
+    shape = source.table.hf_shapes()[name]
+    row_bytes = prod(shape[1:]) * dtype.itemsize
+    digest = hashlib.sha256()
+    for start, stop in row_chunks(0, shape[0], row_bytes):
+        rows = source.read_rows(name, start, stop).to(dtype).contiguous()
+        digest.update(rows.reshape(-1).view(torch.uint8).numpy().data)
+        progress.advance((stop - start) * row_bytes)
+    return digest.hexdigest()
+
+
+def differing_tensors(
+    first: Source, second: Source, *, dtype: torch.dtype | None = None, workers: int = 1
+) -> list[str]:
+    """One line for each tensor that differs; empty for equal models.
+
+    dtype: compare after a cast of both to it; None: dtypes must be equal too. Errors: `UserError`
+    when the models have different tensors altogether.
+    """
+    shapes = first.table.hf_shapes()
+    if shapes != second.table.hf_shapes():
+        raise UserError(
+            f"{first.directory} and {second.directory} are models of different architecture or size"
+        )
+    sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
+    with Progress("comparing", 2 * sum(sizes.values())) as progress:
+
+        def difference(name: str) -> str | None:
+            dtypes = [source.tensors.dtype(name) for source in (first, second)]
+            if dtype is None and dtypes[0] is not dtypes[1]:
+                return f"{name}: {dtypes[0]} against {dtypes[1]}"
+            hashes = [
+                tensor_hash(source, name, dtype or dtypes[0], progress)
+                for source in (first, second)
+            ]
+            return None if hashes[0] == hashes[1] else f"{name}: other values"
+
+        with ThreadPoolExecutor(workers) as pool:
+            return [line for line in pool.map(difference, shapes) if line is not None]

@@ -1,0 +1,217 @@
+"""A directory that is written over any number of tries, and seen only when it is whole.
+
+Beside the directory stands `.NAME.partial/` while it is being written: `data/` becomes the
+directory, `plan.json` says of which conversion it is, and `journal` names the tensors that are
+written. A try that is killed is continued by the next one; another conversion starts anew.
+
+What a killed process wrote is safe with the kernel, but not on disk before the final sync. So the
+journal holds only until the machine starts anew (or another machine looks at it).
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.convert.layout import OutputPlan, Target
+from megatron_opsft.errors import UserError
+
+RECORD_NAME = "conversion.json"
+_SYNC_BYTES = 512 * 2**20  # written between two syncs in the background
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Output:
+    """Context manager of one try. `write` and `done` may be called by several threads."""
+
+    def __init__(
+        self, out_dir: Path, plan: OutputPlan, record: dict[str, object], *, overwrite: bool
+    ) -> None:
+        """record: identifies the conversion; two with equal records write the same bytes.
+
+        Errors: `UserError` when `out_dir` exists (and is not this conversion's result) without
+        `overwrite`, when another process is writing it, or when the disk has too little room.
+        """
+        self.out_dir, self._plan = Path(out_dir), plan
+        self._record = json.dumps(record, indent=1) + "\n"
+        self._overwrite = overwrite
+        self._partial = partial_dir(self.out_dir)
+        self._data = self._partial / "data"
+        self.finished: set[str] = set()
+        self._files: dict[str, int] = {}
+        self._lock_file: int | None = None
+        self._journal: int | None = None
+        self._mutex = Lock()
+        self._unsynced = 0
+        self._syncer = ThreadPoolExecutor(1)
+
+    def is_complete(self) -> bool:
+        """Whether `out_dir` is already the result of this very conversion."""
+        record = self.out_dir / RECORD_NAME
+        return record.is_file() and record.read_text(encoding="utf-8") == self._record
+
+    def __enter__(self) -> Self:
+        if self.out_dir.exists() and not self._overwrite:
+            raise UserError(f"{self.out_dir} already exists; choose another, or give --overwrite")
+        try:
+            self._partial.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            self._continue_or_begin()
+            self._check_room()
+            self._open_files()
+        except OSError as error:
+            self._close()
+            raise self._unwritable(error) from None
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def write(self, target: Target, row: int, rows: Tensor) -> None:
+        """Put rows of a target in their place. rows: contiguous, of the output's dtype, on CPU."""
+        data = rows.reshape(-1).view(torch.uint8).numpy().data
+        try:
+            _write_at(self._files[target.file_name], data, target.offset + row * target.row_bytes)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def done(self, target: Target) -> None:
+        """All rows of the target are written."""
+        line = f"{target.name}\n".encode()
+        assert self._journal is not None
+        os.write(self._journal, line)  # appends whole: lines of several threads do not mix
+        with self._mutex:
+            self._unsynced += target.num_bytes
+            if self._unsynced < _SYNC_BYTES:
+                return
+            self._unsynced = 0
+        # Beside the copying: the disk has work early, and the kernel need not slow the writers.
+        self._syncer.submit(self._sync_files)
+
+    def _sync_files(self) -> None:
+        for file in self._files.values():
+            os.fdatasync(file)
+
+    def finish(self, side_files: dict[str, bytes]) -> None:
+        """Everything is written: complete the directory and let it appear.
+
+        side_files: name -> content of what comes along, such as tokenizer files.
+        """
+        try:
+            self._syncer.shutdown()
+            for file in self._files.values():
+                os.fsync(file)
+            small = side_files | self._plan.small_files | {RECORD_NAME: self._record.encode()}
+            for name, content in small.items():
+                _write_whole(self._data / name, content)
+            _sync_directory(self._data)
+            if self.out_dir.exists():
+                shutil.rmtree(self._partial / "replaced", ignore_errors=True)
+                self.out_dir.rename(self._partial / "replaced")
+            self._data.rename(self.out_dir)
+            _sync_directory(self.out_dir.parent)
+            shutil.rmtree(self._partial)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def discard(self) -> None:
+        """Remove what was written: it came from a source that turned out to be unusable."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _close(self) -> None:
+        self._syncer.shutdown(cancel_futures=True)
+        for file in (*self._files.values(), self._lock_file, self._journal):
+            if file is not None:
+                os.close(file)
+
+    def _lock(self) -> None:
+        self._lock_file = os.open(self._partial / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.out_dir} is being written by another process") from None
+
+    def _continue_or_begin(self) -> None:
+        """Read the journal of a killed try of the same conversion, or clear what is there."""
+        plan_file, journal = self._partial / "plan.json", self._partial / "journal"
+        now = self._record + _BOOT_ID.read_text() if _BOOT_ID.is_file() else self._record
+        if plan_file.is_file() and plan_file.read_text(encoding="utf-8") == now:
+            self._data.mkdir(exist_ok=True)
+            lines = journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []
+            self.finished = {line[:-1].decode() for line in lines if line.endswith(b"\n")}
+        else:
+            shutil.rmtree(self._data, ignore_errors=True)
+            journal.unlink(missing_ok=True)
+            self._data.mkdir()
+            _write_whole(plan_file, now.encode())
+        self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._journal, b"\n")  # ends a line that a kill cut
+
+    def _check_room(self) -> None:
+        there = sum(p.stat().st_blocks * 512 for p in self._data.iterdir())
+        needed = sum(file.num_bytes for file in self._plan.files) - there
+        free = shutil.disk_usage(self._partial).free
+        if needed > free:
+            raise UserError(
+                f"{self.out_dir} needs {needed / 1e9:.2f} GB more, but its disk has "
+                f"{free / 1e9:.2f} GB left; free some or choose another place"
+            )
+
+    def _open_files(self) -> None:
+        """Existing files are kept; sizes and the bytes between the tensors are written again."""
+        for planned in self._plan.files:
+            file = os.open(self._data / planned.name, os.O_WRONLY | os.O_CREAT, 0o644)
+            self._files[planned.name] = file
+            os.ftruncate(file, planned.num_bytes)
+            for offset, content in planned.constants:
+                _write_at(file, content, offset)
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.out_dir} could not be written: {error.strerror or error}; mend it and give the "
+            f"same command to go on (what is done is kept in {self._partial})"
+        )
+
+
+def partial_dir(out_dir: Path) -> Path:
+    """Where an output is written before it appears."""
+    return out_dir.parent / f".{out_dir.name}.partial"
+
+
+def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

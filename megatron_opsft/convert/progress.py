@@ -1,0 +1,68 @@
+"""Bytes done, rate and time left: a bar on a terminal, a line now and then elsewhere."""
+
+import sys
+import time
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as RichProgress
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Context manager; `advance` may be called by several threads. Writes to standard error."""
+
+    def __init__(self, label: str, total_bytes: int, *, done: int = 0) -> None:
+        self._label, self._total, self._done, self._first = label, total_bytes, done, done
+        self._mutex = Lock()
+        self._started = self._last_line = time.monotonic()
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._bar = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self._label, total=self._total, completed=self._done)
+        return self
+
+    def advance(self, num_bytes: int) -> None:
+        with self._mutex:
+            self._done += num_bytes
+            if self._bar is not None:
+                self._bar.advance(self._task, num_bytes)
+            elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
+                self._last_line = time.monotonic()
+                rate = (self._done - self._first) / (self._last_line - self._started)
+                left = (self._total - self._done) / max(rate, 1)
+                print(
+                    f"{self._label}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, "
+                    f"{rate / 1e6:.0f} MB/s, about {left:.0f} s left",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

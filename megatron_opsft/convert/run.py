@@ -1,0 +1,155 @@
+"""Convert a model from one format to the other: plan, copy, let the result appear."""
+
+import shutil
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from megatron_opsft.convert.layout import OutputPlan, Target, plan_hf, plan_megatron
+from megatron_opsft.convert.output import Output
+from megatron_opsft.convert.progress import Progress
+from megatron_opsft.convert.source import Source
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.regions import row_chunks
+
+Format = Literal["megatron", "hf"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a conversion did; bytes are those of the output's tensors."""
+
+    out: str
+    tensors: int
+    bytes: int
+    resumed_bytes: int
+    seconds: float
+    bytes_per_second: float
+    peak_rss_mb: float
+    already_complete: bool = False
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to write: dtype None keeps the source's; bytes of a file; threads."""
+
+    dtype: torch.dtype | None = None
+    max_shard_bytes: int = 5_000_000_000
+    workers: int = 1
+    overwrite: bool = False
+
+
+def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Figures:
+    """Write `source` to `out_dir` in the other format; goes on where a killed try stopped.
+
+    Errors: `UserError`; after one about the source nothing is left, after one about the output what
+    is written stays for the next try, out of sight.
+    """
+    started = time.monotonic()
+    dtype = settings.dtype or source.only_dtype()
+    record: dict[str, object] = {
+        "format": "hf" if to == "hf" else "megatron torch_dist",
+        "architecture": source.table.shape.architecture,
+        "dtype": str(dtype).removeprefix("torch."),
+        "max_shard_bytes": settings.max_shard_bytes,
+        "source": source.identity(),
+    }
+    plan = _plan(source, to, dtype, settings.max_shard_bytes)
+    output = Output(out_dir, plan, record, overwrite=settings.overwrite)
+    complete = output.is_complete() and not settings.overwrite
+    resumed = 0
+    if not complete:
+        with output:
+            resumed = sum(t.num_bytes for t in plan.targets if t.name in output.finished)
+            try:
+                _copy_all(source, plan, output, dtype, settings.workers, resumed)
+            except SourceError:
+                output.discard()
+                raise
+            output.finish(source.side_files(dtype))
+    seconds = time.monotonic() - started
+    written = 0 if complete else plan.num_bytes - resumed
+    return Figures(
+        out=str(out_dir),
+        tensors=len(plan.targets),
+        bytes=plan.num_bytes,
+        resumed_bytes=resumed,
+        seconds=round(seconds, 3),
+        bytes_per_second=round(written / seconds),
+        peak_rss_mb=round(peak_rss_mb(), 1),
+        already_complete=complete,
+    )
+
+
+class SourceError(UserError):
+    """The source turned out to be unusable while it was read."""
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process, in MiB; 0 where the kernel does not tell."""
+    # Not getrusage: a child begins with its parent's peak there.
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(x.split()[1]) / 1024 for x in lines if x.startswith("VmHWM")), 0.0)
+
+
+def _plan(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> OutputPlan:
+    if to == "hf":
+        return plan_hf(source.table, dtype, max_bytes)
+    scratch = Path(tempfile.mkdtemp(prefix="megatron-opsft-"))
+    try:
+        return plan_megatron(source.table, dtype, max_bytes, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _copy_all(
+    source: Source,
+    plan: OutputPlan,
+    output: Output,
+    dtype: torch.dtype,
+    workers: int,
+    resumed: int,
+) -> None:
+    pending = [target for target in plan.targets if target.name not in output.finished]
+    with Progress("converting", plan.num_bytes, done=resumed) as progress:
+
+        def copy(target: Target) -> None:
+            copy_target(source, target, output, dtype, progress)
+
+        if workers == 1:
+            for target in pending:
+                copy(target)
+            return
+        with ThreadPoolExecutor(workers) as pool:
+            futures = [pool.submit(copy, target) for target in pending]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+def copy_target(
+    source: Source, target: Target, output: Output, dtype: torch.dtype, progress: Progress
+) -> None:
+    """All steps of one tensor, a chunk at a time."""
+    row_bytes = target.row_bytes
+    for step in target.steps:
+        for start, stop in row_chunks(step.start, step.stop, row_bytes):
+            try:
+                rows = source.read_rows(step.hf_name, start, stop)
+            except UserError as error:
+                raise SourceError(str(error)) from None
+            output.write(target, step.row + start - step.start, rows.to(dtype))
+            progress.advance((stop - start) * row_bytes)
+    filled = sum(step.stop - step.start for step in target.steps) * row_bytes
+    progress.advance(target.num_bytes - filled)
+    output.done(target)

@@ -1,0 +1,113 @@
+"""A model on disk in either format: its weights under HF names, and the small files around them."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.config_from_hf import read_model_shape
+from megatron_opsft.weights.dist_metadata import METADATA_NAME, is_dist_checkpoint
+from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.weights.hf_writer import COPIED_PATTERNS
+from megatron_opsft.weights.megatron_files import MegatronTensors
+from megatron_opsft.weights.rules import WeightTable
+
+
+class Tensors(Protocol):
+    """What `HfTensors` and `MegatronTensors` have in common."""
+
+    def dtype(self, name: str) -> torch.dtype: ...
+    def files(self) -> tuple[Path, ...]: ...
+    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An opened model. `table` has TransformerEngine's names, which checkpoints use."""
+
+    directory: Path
+    config_dir: Path
+    table: WeightTable
+    tensors: Tensors
+    is_megatron: bool
+
+    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self.tensors.read(name, 0, start, stop)
+
+    def names(self) -> Iterable[str]:
+        """HF names, in the order of the model."""
+        return self.table.hf_shapes()
+
+    def only_dtype(self) -> torch.dtype:
+        """The dtype of all weights. Errors: `UserError` naming one that has another."""
+        names = list(self.names())
+        first = self.tensors.dtype(names[0])
+        for name in names:
+            if self.tensors.dtype(name) is not first:
+                raise UserError(
+                    f"{self.directory}: tensor {name} is {self.tensors.dtype(name)}, but "
+                    f"{names[0]} is {first}; give --dtype to convert all to one"
+                )
+        if first not in SAFETENSORS_DTYPES.values():
+            raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
+        return first
+
+    def identity(self) -> str:
+        """A digest that changes when a file of the source does (names, sizes, times, config)."""
+        digest = hashlib.sha256()
+        extra = [self.directory / METADATA_NAME] if self.is_megatron else []
+        for path in [*self.tensors.files(), *extra]:
+            stat = path.stat()
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        for name, content in sorted(self.side_files(None).items()):
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        return digest.hexdigest()
+
+    def side_files(self, dtype: torch.dtype | None) -> dict[str, bytes]:
+        """Config, generation config, tokenizer, chat template: name -> content.
+
+        dtype: what config.json should say; None leaves it as it is.
+        """
+        files = {
+            str(path.relative_to(self.config_dir)): path.read_bytes()
+            for found in {p for pattern in COPIED_PATTERNS for p in self.config_dir.glob(pattern)}
+            for path in (found.rglob("*") if found.is_dir() else [found])
+            if path.is_file()
+        }
+        content = (self.config_dir / "config.json").read_bytes()
+        if dtype is not None:
+            config = json.loads(content)
+            key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
+            config[key] = str(dtype).removeprefix("torch.")
+            content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+        return files | {"config.json": content}
+
+
+def open_source(directory: Path, config_dir: Path | None = None) -> Source:
+    """Open a Hugging Face directory or a Megatron checkpoint and check it without reading weights.
+
+    config_dir: Hugging Face directory of the configuration and tokenizer, where the checkpoint does
+    not hold them itself. Errors: `UserError` naming what is missing, unexpected or damaged.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    is_megatron = is_dist_checkpoint(directory)
+    if is_megatron and config_dir is None and not (directory / "config.json").is_file():
+        raise UserError(
+            f"{directory} holds no config.json; give --config-from with the Hugging Face directory "
+            "that the model came from"
+        )
+    config_dir = config_dir or directory
+    table = WeightTable(read_model_shape(config_dir), "te")
+    if is_megatron:
+        return Source(directory, config_dir, table, MegatronTensors(directory, table), True)
+    tensors = HfTensors(directory)
+    check_checkpoint(tensors, table)
+    return Source(directory, config_dir, table, tensors, False)

@@ -1,0 +1,13 @@
+"""Convert checkpoints between Hugging Face and Megatron-Core.
+
+    python tools/convert_hf.py to-megatron --hf DIR --out DIR
+    python tools/convert_hf.py to-hf --megatron DIR --out DIR
+
+The same as `megatron-opsft convert`.
+"""
+
+from megatron_opsft.cli import run
+from megatron_opsft.convert.commands import app
+
+if __name__ == "__main__":
+    run(app)
