@@ -57,7 +57,7 @@ def allocate_state(optimizer: MegatronOptimizer) -> None:
     first update, but Megatron reads the step count from them even then. TransformerEngine's and
     Apex's AdamW keep the count elsewhere and are left alone.
     """
-    (part,) = optimizer.chained_optimizers  # a dense model has one
+    (part,) = optimizer.chained_optimizers  # one, without expert parallelism
     if isinstance(part.optimizer, torch.optim.Adam):
         part.init_state_fn(part.optimizer, part.config)
         for state in part.optimizer.state.values():

@@ -180,7 +180,11 @@ def logits(case: Case) -> list[tuple[list[int], list[int], Any]]:
 
     def collect(batch: MicroBatch, logits_1TV: torch.Tensor, non_loss_data: bool) -> Any:
         whole_TV = gather_from_tensor_model_parallel_region(logits_1TV)[0, :, :vocab_size]
-        return batch.tokens_T.tolist(), batch.cu_seqlens.tolist(), whole_TV.detach().cpu().numpy()
+        return (
+            batch.tokens_T.tolist(),
+            batch.cu_seqlens.tolist(),
+            whole_TV.detach().float().cpu().numpy(),
+        )
 
     found = get_forward_backward_func()(
         forward_step_func=forward,
