@@ -35,7 +35,7 @@ def archive_of(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path) -> Arc
         with opened(path) as file:
             stored = load_without_data(cast(IO[bytes], file), str(path))
             assert isinstance(stored, torch.Tensor)
-            start = data_offset(stored, str(path))
+            start = data_offset(stored, cast(IO[bytes], file), str(path))
             file.seek(0)
             before = file.read(start)
             file.seek(start + tensor.nbytes)

@@ -9,6 +9,7 @@ journal holds only until the machine starts anew (or another machine looks at it
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from megatron_opsft.convert.layout import OutputPlan, Target
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.dist_metadata import RECORD_NAME
 
-RECORD_NAME = "conversion.json"
 _SYNC_BYTES = 512 * 2**20  # written between two syncs in the background
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -42,6 +43,10 @@ class Output:
         """
         self.out_dir, self._plan = Path(out_dir), plan
         self._record = json.dumps(record, indent=1) + "\n"
+        digests = {
+            n: hashlib.sha256(content).hexdigest() for n, content in plan.small_files.items()
+        }
+        self._final_record = json.dumps(record | {"sha256": digests}, indent=1) + "\n"
         self._overwrite = overwrite
         self._partial = partial_dir(self.out_dir)
         self._data = self._partial / "data"
@@ -56,7 +61,7 @@ class Output:
     def is_complete(self) -> bool:
         """Whether `out_dir` is already the result of this very conversion."""
         record = self.out_dir / RECORD_NAME
-        return record.is_file() and record.read_text(encoding="utf-8") == self._record
+        return record.is_file() and record.read_text(encoding="utf-8") == self._final_record
 
     def __enter__(self) -> Self:
         if self.out_dir.exists() and not self._overwrite:
@@ -109,7 +114,7 @@ class Output:
             self._syncer.shutdown()
             for file in self._files.values():
                 os.fsync(file)
-            small = side_files | self._plan.small_files | {RECORD_NAME: self._record.encode()}
+            small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
             for name, content in small.items():
                 _write_whole(self._data / name, content)
             _sync_directory(self._data)

@@ -57,6 +57,7 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
         "format": "hf" if to == "hf" else "megatron torch_dist",
         "architecture": source.table.shape.architecture,
         "dtype": str(dtype).removeprefix("torch."),
+        "vocab_size": source.table.shape.vocab_size,
         "max_shard_bytes": settings.max_shard_bytes,
         "source": source.identity(),
     }

@@ -13,10 +13,9 @@ from torch import Tensor
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.weights.dist_metadata import METADATA_NAME, is_dist_checkpoint
-from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
 from megatron_opsft.weights.hf_writer import COPIED_PATTERNS
-from megatron_opsft.weights.megatron_files import MegatronTensors
+from megatron_opsft.weights.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -106,8 +105,4 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
         )
     config_dir = config_dir or directory
     table = WeightTable(read_model_shape(config_dir), "te")
-    if is_megatron:
-        return Source(directory, config_dir, table, MegatronTensors(directory, table), True)
-    tensors = HfTensors(directory)
-    check_checkpoint(tensors, table)
-    return Source(directory, config_dir, table, tensors, False)
+    return Source(directory, config_dir, table, open_weights(directory, table), is_megatron)

@@ -1,4 +1,4 @@
-"""From a Hugging Face directory to a trainer on this rank: shape, shards, optimizer."""
+"""From a model directory to a trainer on this rank: shape, shards, optimizer."""
 
 import logging
 from pathlib import Path
@@ -18,7 +18,7 @@ from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.weights.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
 
@@ -36,7 +36,7 @@ def build_trainer(
     """
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
-    tensors = HfTensors(model_dir)
+    tensors = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
     megatron = transformer_config(
         shape,
         dtype=config.model.dtype,
@@ -50,7 +50,6 @@ def build_trainer(
     table = WeightTable(shape, norm_names, config.parallel.tp)
     if layout.is_main:
         log.info(describe_parts(megatron, device))
-        check_checkpoint(tensors, table)
     models = build_model(shape, megatron, device)
     ModelShards.of(models, table, layout).fill(tensors.read)
     chunks = wrap_for_training(models, megatron)

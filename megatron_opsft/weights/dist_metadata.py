@@ -4,7 +4,9 @@ It is a pickle. Only the classes that torch puts into it are let in, so a damage
 an error and nothing else.
 """
 
+import hashlib
 import io
+import json
 import pickle
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +20,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.weights.regions import FileSlice, Region, data_offset, load_without_data, opened
 
 METADATA_NAME = ".metadata"
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: how it was made, and SHA-256s
 _MODULES = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed.checkpoint.planner",
@@ -74,8 +77,10 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
     be read, chunks that do not cover their tensor, or files that are missing or too short.
     """
     path = directory / METADATA_NAME
+    content = path.read_bytes()
+    _check_digest(directory, content)
     try:
-        metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = _Unpickler(io.BytesIO(content)).load()
         if not isinstance(metadata, Metadata):
             raise TypeError(f"it holds a {type(metadata).__name__}")
         storage = {
@@ -94,6 +99,27 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
         raise UserError(f"{path} is damaged: {type(error).__name__}: {reason}") from None
     _check_files(tensors)
     return {tensor.key: tensor for tensor in tensors}
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """What a converted checkpoint says of itself; None for one that was not converted."""
+    path = directory / RECORD_NAME
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["sha256"][METADATA_NAME], record["vocab_size"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error!r}") from None
+    return record
+
+
+def _check_digest(directory: Path, metadata: bytes) -> None:
+    record = read_record(directory)
+    if record and hashlib.sha256(metadata).hexdigest() != record["sha256"][METADATA_NAME]:
+        raise UserError(
+            f"{directory / METADATA_NAME} is damaged: it is not what {RECORD_NAME} says"
+        )
 
 
 def _stored_tensor(
@@ -146,6 +172,15 @@ def _check_files(tensors: list[StoredTensor]) -> None:
             raise UserError(f"{path} is cut short: it should hold tensor {key}")
 
 
+def _is_one_zip(archive: FileSlice, length: int) -> bool:
+    """Whether a zip file fills the slice. A reader alone would find one that is shifted, too."""
+    first = archive.read(4)
+    archive.seek(max(0, length - 22))
+    last = archive.read(4)
+    archive.seek(0)
+    return first == b"PK\x03\x04" and last == b"PK\x05\x06"
+
+
 def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
     """The bytes of a chunk, behind the header of its archive.
 
@@ -154,15 +189,17 @@ def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
     what = f"{chunk.path}: tensor {tensor.key} at {list(chunk.offsets)}"
     with opened(chunk.path) as file:
         archive = FileSlice(file, chunk.file_offset, chunk.length)
+        if not _is_one_zip(archive, chunk.length):
+            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
         stored = load_without_data(cast(IO[bytes], archive), what)
-    if not isinstance(stored, torch.Tensor):
-        raise UserError(f"{what} is damaged: no tensor is stored there")
+        if not isinstance(stored, torch.Tensor):
+            raise UserError(f"{what} is damaged: no tensor is stored there")
+        offset = data_offset(stored, cast(IO[bytes], archive), what)
     if tuple(stored.shape) != chunk.sizes or stored.dtype is not tensor.dtype:
         raise UserError(
             f"{what} holds {stored.dtype} {list(stored.shape)}, but {METADATA_NAME} says "
             f"{tensor.dtype} {list(chunk.sizes)}"
         )
-    offset = data_offset(stored, what)
     region = Region(chunk.path, chunk.file_offset + offset, chunk.sizes, tensor.dtype)
     if offset + region.num_bytes > chunk.length:
         raise UserError(f"{what} is damaged: its bytes end behind the archive")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import IO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,19 +63,18 @@ def _torch_archive(path: Path) -> dict[str, Region]:
             )
         file.seek(0)
         state = load_without_data(file, str(path))
-    if not isinstance(state, dict):
-        raise UserError(f"{path} holds a {type(state).__name__}, not a state dict")
-    regions = {}
-    for name, tensor in state.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise UserError(f"{path}: entry {name!r} is no tensor; give a plain state dict")
-        if tensor.dtype not in SAFETENSORS_DTYPES.values():
-            raise _unsupported(path, name, str(tensor.dtype))
-        offset = data_offset(tensor, f"{path}: tensor {name}")
-        regions[name] = Region(
-            path=path, offset=offset, shape=tuple(tensor.shape), dtype=tensor.dtype
-        )
-    return regions
+        if not isinstance(state, dict):
+            raise UserError(f"{path} holds a {type(state).__name__}, not a state dict")
+        return {name: _archive_region(path, file, name, state[name]) for name in state}
+
+
+def _archive_region(path: Path, file: IO[bytes], name: object, tensor: object) -> Region:
+    if not isinstance(name, str) or not isinstance(tensor, Tensor):
+        raise UserError(f"{path}: entry {name!r} is no tensor; give a plain state dict")
+    if tensor.dtype not in SAFETENSORS_DTYPES.values():
+        raise _unsupported(path, name, str(tensor.dtype))
+    offset = data_offset(tensor, file, f"{path}: tensor {name}")
+    return Region(path=path, offset=offset, shape=tuple(tensor.shape), dtype=tensor.dtype)
 
 
 def _unsupported(path: Path, name: str, dtype: str) -> UserError:

@@ -20,7 +20,13 @@ from megatron_opsft.weights.checkpoint_keys import (
     other_places,
     place_of,
 )
-from megatron_opsft.weights.dist_metadata import Chunk, StoredTensor, locate, read_metadata
+from megatron_opsft.weights.dist_metadata import (
+    Chunk,
+    StoredTensor,
+    locate,
+    read_metadata,
+    read_record,
+)
 from megatron_opsft.weights.regions import Region
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_blocks
@@ -74,6 +80,13 @@ class MegatronTensors:
 
     def _match(self) -> None:
         """Give every parameter its place; strict both ways."""
+        record, vocab_size = read_record(self.model_dir), self._table.shape.vocab_size
+        if record is not None and record["vocab_size"] != vocab_size:
+            # The padding hides it: the padded embedding could be one of either size.
+            raise UserError(
+                f"{self.model_dir}: config.json says vocab_size={vocab_size}, but the checkpoint "
+                f"was made with {record['vocab_size']}"
+            )
         used: set[str] = set()
         for rule in exported_rules(self._table):
             candidates = (place_of(rule.mcore_name), *other_places(rule.mcore_name))

@@ -109,15 +109,22 @@ def load_without_data(file: IO[bytes], what: str) -> object:
         raise UserError(f"{what} is damaged or not a torch archive: {reason[:200]}") from None
 
 
-def data_offset(tensor: Tensor, what: str) -> int:
+def data_offset(tensor: Tensor, file: IO[bytes], what: str) -> int:
     """Where the bytes of a tensor of `load_without_data` begin in its file.
 
-    Errors: `UserError` for a tensor whose bytes are not one row-major run.
+    Errors: `UserError` for a tensor whose bytes are not one row-major run, or not where the archive
+    says.
     """
-    offset: int | None = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
-    if offset is None or not tensor.is_contiguous():
+    storage = tensor.untyped_storage()
+    offset: int | None = getattr(storage, "_checkpoint_offset", None)
+    skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    if offset is None or not tensor.is_contiguous() or skipped + tensor.nbytes > storage.nbytes():
         raise UserError(f"{what} is not stored in one piece; save it again with clone()")
-    return offset + int(tensor.storage_offset()) * tensor.dtype.itemsize
+    # The next part of the zip must follow: readers take any length of a header for granted.
+    file.seek(offset + int(storage.nbytes()))
+    if file.read(2) != b"PK":
+        raise UserError(f"{what} is damaged: its bytes are not where the archive says")
+    return offset + skipped
 
 
 @contextmanager
