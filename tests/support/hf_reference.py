@@ -1,8 +1,10 @@
 """What the gradient must be: Hugging Face's model and plain autograd, one response at a time."""
 
 from functools import cache
+from itertools import pairwise
 
 import torch
+from jobs import Logits
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -67,6 +69,29 @@ def hf_weights(model: PreTrainedModel, *, gradients: bool = False) -> dict[str, 
         if value is not None:
             found |= by_disk_name(name, value)
     return found
+
+
+@cache
+def evaluated_hf_model(name: str) -> PreTrainedModel:
+    """`hf_model`, one for all tests that only look at it."""
+    return hf_model(name).eval()
+
+
+@torch.no_grad()
+def largest_logit_difference(name: str, found: Logits) -> float:
+    """Between HF's logits of each packed sequence, by itself, and those found in the packs."""
+    assert len(found) > 1
+    worst = 0.0
+    lengths = set()
+    for tokens, cu_seqlens, values in found:
+        assert values.shape == (len(tokens), SHAPES[name].vocab_size)
+        for start, stop in pairwise(cu_seqlens):
+            ids = torch.tensor([tokens[start:stop]])
+            expected = evaluated_hf_model(name)(input_ids=ids).logits[0]
+            worst = max(worst, float((torch.from_numpy(values[start:stop]) - expected).abs().max()))
+            lengths.add(stop - start)
+    assert len(lengths) > 5
+    return worst
 
 
 def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:

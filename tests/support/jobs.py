@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
+from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from tiny_models import SHAPES, samples, weights
@@ -158,15 +158,37 @@ def gradient(case: Case) -> Any:
     return loss, len(batches), whole_gradient(built)
 
 
-def logits(case: Case) -> list[tuple[list[int], list[int], Any]]:
-    """A forward pass of the schedule; (tokens, cu_seqlens, logits [T, vocabulary]) by micro-batch.
+Logits = list[tuple[list[int], list[int], Any]]  # tokens, cu_seqlens, logits of each micro-batch
 
-    Empty on ranks other than the first of the last pipeline stage.
+
+def logits(case: Case, checkpoint: Path | None = None) -> Logits:
+    """A forward pass; (tokens, cu_seqlens, logits [T, vocabulary]) by micro-batch.
+
+    checkpoint: read by Megatron alone, over weights that were made useless before. Empty on ranks
+    other than the first of the last pipeline stage.
     """
     built = build(case)
+    if checkpoint is not None:
+        load_with_megatron(built.trainer.models, checkpoint)
     batches, _ = batches_of(case, built.layout)
-    chunks = built.trainer.chunks
-    vocab_size = SHAPES[case.model].vocab_size
+    found = forward_logits(built.trainer.chunks, batches, SHAPES[case.model].vocab_size)
+    return found if built.layout.counts_loss else []
+
+
+def load_with_megatron(models: list[Any], directory: Path) -> None:
+    """Megatron-Core's own way, with nothing of this project: `dist_checkpointing.load`."""
+    keys = ["model"] if len(models) == 1 else [f"model{n}" for n in range(len(models))]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data.fill_(7.0)
+    state = {key: m.sharded_state_dict() for key, m in zip(keys, models, strict=True)}
+    loaded = dist_checkpointing.load(state, str(directory))
+    for key, model in zip(keys, models, strict=True):
+        model.load_state_dict(loaded[key], strict=True)
+
+
+def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int) -> Logits:
+    """A forward pass of Megatron's schedule through this rank's model chunks."""
 
     def forward(own: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
         batch = next(own)
@@ -186,17 +208,21 @@ def logits(case: Case) -> list[tuple[list[int], list[int], Any]]:
             whole_TV.detach().float().cpu().numpy(),
         )
 
+    for model in models:
+        model.eval()
+    interleaved = len(models) > 1
     found = get_forward_backward_func()(
         forward_step_func=forward,
-        data_iterator=iter(batches),
-        model=chunks[0].eval(),
+        data_iterator=[iter(batches) for _ in models] if interleaved else iter(batches),
+        model=models if interleaved else models[0],
         num_microbatches=len(batches),
         seq_length=max(batch.tokens_T.numel() for batch in batches),
         micro_batch_size=1,
         forward_only=True,
         collect_non_loss_data=True,
     )
-    return found if built.layout.counts_loss else []
+    assert isinstance(found, list)
+    return found
 
 
 def collect_reduced_parts(trainer: Trainer) -> None:

@@ -29,7 +29,7 @@ LAYERS: list[list[str]] = [
 HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": ["rollout/vllm_engine.py"],
-    "typer": ["cli.py"],
+    "typer": ["cli.py", "convert/commands.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
     "torch.utils.tensorboard": ["runtime/metrics.py"],
@@ -43,7 +43,13 @@ HOMES = {
         "weights/export.py",
         "weights/sync.py",
     ],
-    "torch.distributed": ["runtime/", "model/checkpoint.py", "weights/export.py"],
+    "torch.distributed": [
+        "runtime/",
+        "model/checkpoint.py",
+        "weights/export.py",
+        "weights/dist_metadata.py",
+        "convert/layout.py",
+    ],
 }
 
 

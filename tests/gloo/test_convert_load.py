@@ -1,0 +1,84 @@
+"""Converted checkpoints in Megatron-Core's own hands: `dist_checkpointing.load` at any layout."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_reference import hf_model, largest_logit_difference
+from jobs import Case, Logits, batches_of, forward_logits, load_with_megatron, logits
+from megatron.core import parallel_state
+from tiny_models import SHAPES
+from world import World
+
+from megatron_opsft.config import ParallelConfig, TrainConfig
+from megatron_opsft.convert.run import Settings, convert
+from megatron_opsft.convert.source import open_source
+from megatron_opsft.model.build import build_model, transformer_config
+from megatron_opsft.runtime.distributed import current_layout
+
+LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4
+LAYOUTS = ((1, 1, None), (2, 1, None), (1, 2, None), (2, 2, None), (1, 2, 2), (2, 2, 2))
+SETTINGS = Settings(max_shard_bytes=60_000)  # several files even for tiny models
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Name of a model of `SHAPES` -> its converted checkpoint."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            directory = tmp_path_factory.mktemp(name)
+            hf_model(name).save_pretrained(directory / "hf")
+            convert(open_source(directory / "hf"), directory / "megatron", "megatron", SETTINGS)
+            made[name] = directory / "megatron"
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize(("tp", "pp", "vpp"), LAYOUTS)
+@pytest.mark.parametrize("model", SHAPES)
+def test_plain_megatron_loads_it(
+    world: World, converted: Any, model: str, tp: int, pp: int, vpp: int | None
+) -> None:
+    experts = SHAPES[model].moe is not None
+    case = Case(model=model, tp=tp, pp=pp, vpp=vpp, sequence_parallel=experts and tp > 1)
+    ranks = world.run(logits, case.world_size, case, converted(model))
+    (found,) = (batches for batches in ranks if batches)
+    assert largest_logit_difference(model, found) < LIMIT
+
+
+def expert_parallel_logits(case: Case, checkpoint: Path) -> tuple[int, Logits]:
+    """With the experts dealt out over the ranks: how many this one has, and the logits."""
+    size = case.world_size
+    parallel_state.initialize_model_parallel(
+        expert_model_parallel_size=size, create_gloo_process_groups=False
+    )
+    shape = SHAPES[case.model]
+    config = transformer_config(
+        shape,
+        dtype="float32",
+        parallel=ParallelConfig(),
+        train=TrainConfig(),
+        device=case.device,
+    )
+    config = replace(
+        config,
+        expert_model_parallel_size=size,
+        moe_token_dispatcher_type="allgather",  # the other one hands gloo tensors as split sizes
+        variable_seq_lengths=False,
+    )
+    models = build_model(shape, config, case.device)
+    load_with_megatron(models, checkpoint)
+    batches, _ = batches_of(case, replace(current_layout(), dp_rank=0, dp_size=1))
+    num_experts = len(models[0].decoder.layers[0].mlp.experts.local_experts)
+    return num_experts, forward_logits(models, batches, shape.vocab_size)
+
+
+def test_plain_megatron_loads_experts_over_ranks(world: World, converted: Any) -> None:
+    case = Case(model="qwen3_moe", dp=2, all_on_rank=0)
+    for num_experts, found in world.run(expert_parallel_logits, 2, case, converted("qwen3_moe")):
+        assert num_experts == 4
+        assert largest_logit_difference("qwen3_moe", found) < LIMIT
