@@ -9,17 +9,22 @@ import torch
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.direct_io import Staging, StagingOfThread
 from megatron_opsft.weights.regions import row_chunks
 
 
-def tensor_hash(source: Source, name: str, dtype: torch.dtype, progress: Progress) -> str:
+def tensor_hash(
+    source: Source, name: str, dtype: torch.dtype, progress: Progress, staging: Staging
+) -> str:
     """SHA-256 of an HF tensor's values in row-major order, cast to `dtype` first."""
     shape = source.table.hf_shapes()[name]
     row_bytes = prod(shape[1:]) * dtype.itemsize
     digest = hashlib.sha256()
     for start, stop in row_chunks(0, shape[0], row_bytes):
-        rows = source.read_rows(name, start, stop).to(dtype).contiguous()
-        digest.update(rows.reshape(-1).view(torch.uint8).numpy().data)
+        data = staging.place_for(0, (stop - start) * row_bytes)
+        rows = torch.frombuffer(data, dtype=dtype).view(stop - start, *shape[1:])
+        source.copy_rows(name, start, stop, rows)
+        digest.update(data)
         progress.advance((stop - start) * row_bytes)
     return digest.hexdigest()
 
@@ -38,6 +43,7 @@ def differing_tensors(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
     sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
+    staging = StagingOfThread()
     with Progress("comparing", 2 * sum(sizes.values())) as progress:
 
         def difference(name: str) -> str | None:
@@ -45,7 +51,7 @@ def differing_tensors(
             if dtype is None and dtypes[0] is not dtypes[1]:
                 return f"{name}: {dtypes[0]} against {dtypes[1]}"
             hashes = [
-                tensor_hash(source, name, dtype or dtypes[0], progress)
+                tensor_hash(source, name, dtype or dtypes[0], progress, staging.mine)
                 for source in (first, second)
             ]
             return None if hashes[0] == hashes[1] else f"{name}: other values"

@@ -8,6 +8,7 @@ import io
 import json
 import pickle
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -30,11 +31,14 @@ from megatron_opsft.weights.checkpoint_keys import (
     lead_sizes,
     place_of,
 )
+from megatron_opsft.weights.direct_io import ALIGNMENT
 from megatron_opsft.weights.dist_metadata import METADATA_NAME
 from megatron_opsft.weights.hf_files import INDEX_NAME
 from megatron_opsft.weights.hf_writer import plan_shards
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_blocks
+
+_SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
 
 # Megatron's own record of the format of a checkpoint.
 _FORMAT = {
@@ -55,16 +59,29 @@ class CopyStep:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A tensor of the output: `offset` bytes into a file; rows that no step fills stay zero."""
+    """A tensor of the output: `offset` bytes into a file.
+
+    The steps fill its rows in order from the first on; rows behind them stay zero.
+    """
 
     name: str
     file_name: str
     offset: int
+    row_shape: tuple[int, ...]
     row_bytes: int
     num_bytes: int
     steps: tuple[CopyStep, ...]
+
+    @property
+    def num_filled(self) -> int:
+        """How many rows the steps fill."""
+        return self.steps[-1].row + self.steps[-1].stop - self.steps[-1].start
+
+    def offset_of(self, row: int) -> int:
+        """Where a row begins in the file."""
+        return self.offset + row * self.row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +115,18 @@ def plan_hf(table: WeightTable, dtype: torch.dtype, max_shard_bytes: int) -> Out
     targets = []
     for shard in shards:
         for name, offset in shard.offsets.items():
-            rows, row_bytes = shapes[name][0], torch.Size(shapes[name][1:]).numel() * dtype.itemsize
-            steps = (CopyStep(name, 0, rows, 0),)
+            rows, *row_shape = shapes[name]
+            row_bytes = prod(row_shape) * dtype.itemsize
             targets.append(
-                Target(name, shard.file_name, offset, row_bytes, rows * row_bytes, steps)
+                Target(
+                    name=name,
+                    file_name=shard.file_name,
+                    offset=offset,
+                    row_shape=tuple(row_shape),
+                    row_bytes=row_bytes,
+                    num_bytes=rows * row_bytes,
+                    steps=(CopyStep(name, 0, rows, 0),),
+                )
             )
     small: dict[str, bytes] = {}
     if len(shards) > 1:
@@ -141,13 +166,19 @@ class _DistLayout:
         self._archives: dict[tuple[int, ...], Archive] = {}
         self._empty = _saved([None])
 
-    def _reserve(self, num_bytes: int) -> tuple[int, int]:
-        """(number of the file, offset) of the next `num_bytes`."""
+    def _reserve(
+        self, num_bytes: int, header_bytes: int = 0, alignment: int = 1
+    ) -> tuple[int, int]:
+        """(number of the file, offset) of the next `num_bytes`.
+
+        What comes behind their first `header_bytes` is aligned.
+        """
         if self._ends[-1] and self._ends[-1] + num_bytes > self._max_file_bytes:
             self._files.append([])
             self._ends.append(0)
         start = self._ends[-1]
-        self._ends[-1] += num_bytes
+        start += -(start + header_bytes) % alignment
+        self._ends[-1] = start + num_bytes
         return len(self._files) - 1, start
 
     def _store(self, index: MetadataIndex, file: int, start: int, num_bytes: int) -> None:
@@ -160,13 +191,22 @@ class _DistLayout:
         if shape not in self._archives:
             self._archives[shape] = archive_of(shape, self._dtype, self._scratch)
         archive = self._archives[shape]
-        file, start = self._reserve(archive.num_bytes)
+        # Whole pages are what disks read and write fastest; small tensors would waste most of one.
+        alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
+        file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
         data = start + len(archive.before)
         self._files[file] += [(start, archive.before), (data + archive.data_bytes, archive.behind)]
-        steps = _row_steps(rule)
-        row_bytes = torch.Size(rule.mcore_shape[1:]).numel() * self._dtype.itemsize
+        row_shape = rule.mcore_shape[1:]
         self._targets.append(
-            Target(rule.mcore_name, _file_name(file), data, row_bytes, archive.data_bytes, steps)
+            Target(
+                name=rule.mcore_name,
+                file_name=_file_name(file),
+                offset=data,
+                row_shape=row_shape,
+                row_bytes=prod(row_shape) * self._dtype.itemsize,
+                num_bytes=archive.data_bytes,
+                steps=_row_steps(rule),
+            )
         )
         entry = self._metadata.state_dict_metadata.setdefault(
             place.key,

@@ -13,20 +13,15 @@ import hashlib
 import json
 import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Self
 
-import torch
-from torch import Tensor
-
 from megatron_opsft.convert.layout import OutputPlan, Target
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.direct_io import DirectFile
 from megatron_opsft.weights.dist_metadata import RECORD_NAME
 
-_SYNC_BYTES = 512 * 2**20  # written between two syncs in the background
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -51,12 +46,9 @@ class Output:
         self._partial = partial_dir(self.out_dir)
         self._data = self._partial / "data"
         self.finished: set[str] = set()
-        self._files: dict[str, int] = {}
+        self._files: dict[str, DirectFile] = {}
         self._lock_file: int | None = None
         self._journal: int | None = None
-        self._mutex = Lock()
-        self._unsynced = 0
-        self._syncer = ThreadPoolExecutor(1)
 
     def is_complete(self) -> bool:
         """Whether `out_dir` is already the result of this very conversion."""
@@ -80,11 +72,13 @@ class Output:
             raise
         return self
 
-    def write(self, target: Target, row: int, rows: Tensor) -> None:
-        """Put rows of a target in their place. rows: contiguous, of the output's dtype, on CPU."""
-        data = rows.reshape(-1).view(torch.uint8).numpy().data
+    def write(self, target: Target, row: int, data: memoryview) -> None:
+        """Put rows of a target in their place, from `row` on.
+
+        data: bytes of the output's dtype, in `Staging.place_for(target.offset_of(row), ...)`.
+        """
         try:
-            _write_at(self._files[target.file_name], data, target.offset + row * target.row_bytes)
+            self._files[target.file_name].write_staged(data, target.offset_of(row))
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -93,17 +87,6 @@ class Output:
         line = f"{target.name}\n".encode()
         assert self._journal is not None
         os.write(self._journal, line)  # appends whole: lines of several threads do not mix
-        with self._mutex:
-            self._unsynced += target.num_bytes
-            if self._unsynced < _SYNC_BYTES:
-                return
-            self._unsynced = 0
-        # Beside the copying: the disk has work early, and the kernel need not slow the writers.
-        self._syncer.submit(self._sync_files)
-
-    def _sync_files(self) -> None:
-        for file in self._files.values():
-            os.fdatasync(file)
 
     def finish(self, side_files: dict[str, bytes]) -> None:
         """Everything is written: complete the directory and let it appear.
@@ -111,9 +94,8 @@ class Output:
         side_files: name -> content of what comes along, such as tokenizer files.
         """
         try:
-            self._syncer.shutdown()
             for file in self._files.values():
-                os.fsync(file)
+                file.sync()
             small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
             for name, content in small.items():
                 _write_whole(self._data / name, content)
@@ -140,10 +122,11 @@ class Output:
         shutil.rmtree(self._partial, ignore_errors=True)
 
     def _close(self) -> None:
-        self._syncer.shutdown(cancel_futures=True)
-        for file in (*self._files.values(), self._lock_file, self._journal):
-            if file is not None:
-                os.close(file)
+        for file in self._files.values():
+            file.close()
+        for handle in (self._lock_file, self._journal):
+            if handle is not None:
+                os.close(handle)
 
     def _lock(self) -> None:
         self._lock_file = os.open(self._partial / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -156,8 +139,9 @@ class Output:
         """Read the journal of a killed try of the same conversion, or clear what is there."""
         plan_file, journal = self._partial / "plan.json", self._partial / "journal"
         now = self._record + _BOOT_ID.read_text() if _BOOT_ID.is_file() else self._record
-        if plan_file.is_file() and plan_file.read_text(encoding="utf-8") == now:
-            self._data.mkdir(exist_ok=True)
+        same = plan_file.is_file() and plan_file.read_text(encoding="utf-8") == now
+        # Without the data the journal is one of a try that was killed after its result appeared.
+        if same and self._data.is_dir():
             lines = journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []
             self.finished = {line[:-1].decode() for line in lines if line.endswith(b"\n")}
         else:
@@ -181,11 +165,10 @@ class Output:
     def _open_files(self) -> None:
         """Existing files are kept; sizes and the bytes between the tensors are written again."""
         for planned in self._plan.files:
-            file = os.open(self._data / planned.name, os.O_WRONLY | os.O_CREAT, 0o644)
+            file = DirectFile(self._data / planned.name, planned.num_bytes)
             self._files[planned.name] = file
-            os.ftruncate(file, planned.num_bytes)
             for offset, content in planned.constants:
-                _write_at(file, content, offset)
+                file.write(content, offset)
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
@@ -197,13 +180,6 @@ class Output:
 def partial_dir(out_dir: Path) -> Path:
     """Where an output is written before it appears."""
     return out_dir.parent / f".{out_dir.name}.partial"
-
-
-def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
 
 
 def _write_whole(path: Path, content: bytes) -> None:

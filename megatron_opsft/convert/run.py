@@ -15,6 +15,7 @@ from megatron_opsft.convert.output import Output
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.direct_io import Staging, StagingOfThread
 from megatron_opsft.weights.regions import row_chunks
 
 Format = Literal["megatron", "hf"]
@@ -119,10 +120,11 @@ def _copy_all(
     resumed: int,
 ) -> None:
     pending = [target for target in plan.targets if target.name not in output.finished]
+    staging = StagingOfThread()
     with Progress("converting", plan.num_bytes, done=resumed) as progress:
 
         def copy(target: Target) -> None:
-            copy_target(source, target, output, dtype, progress)
+            copy_target(source, target, output, dtype, progress, staging.mine)
 
         if workers == 1:
             for target in pending:
@@ -139,18 +141,31 @@ def _copy_all(
 
 
 def copy_target(
-    source: Source, target: Target, output: Output, dtype: torch.dtype, progress: Progress
+    source: Source,
+    target: Target,
+    output: Output,
+    dtype: torch.dtype,
+    progress: Progress,
+    staging: Staging,
 ) -> None:
-    """All steps of one tensor, a chunk at a time."""
-    row_bytes = target.row_bytes
-    for step in target.steps:
-        for start, stop in row_chunks(step.start, step.stop, row_bytes):
-            try:
-                rows = source.read_rows(step.hf_name, start, stop)
-            except UserError as error:
-                raise SourceError(str(error)) from None
-            output.write(target, step.row + start - step.start, rows.to(dtype))
-            progress.advance((stop - start) * row_bytes)
-    filled = sum(step.stop - step.start for step in target.steps) * row_bytes
-    progress.advance(target.num_bytes - filled)
+    """All rows of one tensor, a chunk at a time: put together in memory, then written."""
+    for first, last in row_chunks(0, target.num_filled, target.row_bytes):
+        data = staging.place_for(target.offset_of(first), (last - first) * target.row_bytes)
+        rows = torch.frombuffer(data, dtype=dtype).view(last - first, *target.row_shape)
+        for step in target.steps:
+            start, stop = max(first, step.row), min(last, step.row + step.stop - step.start)
+            if start < stop:
+                shift = step.start - step.row
+                part = rows[start - first : stop - first]
+                _read(source, step.hf_name, start + shift, stop + shift, part)
+        output.write(target, first, data)
+        progress.advance(len(data))
+    progress.advance(target.num_bytes - target.num_filled * target.row_bytes)
     output.done(target)
+
+
+def _read(source: Source, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+    try:
+        source.copy_rows(name, start, stop, out)
+    except UserError as error:
+        raise SourceError(str(error)) from None

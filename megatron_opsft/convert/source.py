@@ -24,7 +24,7 @@ class Tensors(Protocol):
 
     def dtype(self, name: str) -> torch.dtype: ...
     def files(self) -> tuple[Path, ...]: ...
-    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor: ...
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,9 @@ class Source:
     tensors: Tensors
     is_megatron: bool
 
-    def read_rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors.read(name, 0, start, stop)
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
+        """`tensor[start:stop]`, read from disk and cast into `out`. Errors: `UserError`."""
+        self.tensors.copy_rows(name, start, stop, out)
 
     def names(self) -> Iterable[str]:
         """HF names, in the order of the model."""

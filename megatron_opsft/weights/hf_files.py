@@ -108,6 +108,10 @@ class HfTensors:
             return region.rows(start, min(stop, region.shape[0]))
         return region.rows(0, region.shape[0])[:, start:stop]
 
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
+        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        self.region(name).copy_rows(start, stop, out)
+
     def _read_indexed(self, index: Path) -> None:
         weight_map = _read_weight_map(index)
         for file in dict.fromkeys(weight_map.values()):

@@ -22,7 +22,6 @@ from megatron_opsft.weights.checkpoint_keys import (
 )
 from megatron_opsft.weights.dist_metadata import (
     Chunk,
-    StoredTensor,
     locate,
     read_metadata,
     read_record,
@@ -64,19 +63,25 @@ class MegatronTensors:
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
 
     def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
-        """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU.
-
-        A view of the mapped file where the rows lie in one piece, else a copy. Do not write to it.
-        """
-        rule = self._table.by_hf_name(name)
-        rows = rule.hf_shapes[rule.hf_names.index(name)][0]
+        """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU."""
+        shape = self._hf_shape(name)
         if axis == 1:
-            return self.read(name, 0, 0, rows)[:, start:stop]
-        stop = min(stop, rows)
-        parts = [
-            self._rows(rule, first, last) for first, last in _shard_rows(rule, name, start, stop)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            return self.read(name, 0, 0, shape[0])[:, start:stop]
+        out = torch.empty((min(stop, shape[0]) - start, *shape[1:]), dtype=self.dtype(name))
+        self.copy_rows(name, start, min(stop, shape[0]), out)
+        return out
+
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
+        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        rule = self._table.by_hf_name(name)
+        done = 0
+        for first, last in _shard_rows(rule, name, start, stop):
+            self._copy(rule, first, last, out[done : done + last - first])
+            done += last - first
+
+    def _hf_shape(self, name: str) -> tuple[int, ...]:
+        rule = self._table.by_hf_name(name)
+        return rule.hf_shapes[rule.hf_names.index(name)]
 
     def _match(self) -> None:
         """Give every parameter its place; strict both ways."""
@@ -132,36 +137,26 @@ class MegatronTensors:
                 f"means {list(rule.mcore_shape)} for each layer"
             )
 
-    def _rows(self, rule: Rule, start: int, stop: int) -> Tensor:
-        """Rows of the whole Megatron parameter."""
+    def _copy(self, rule: Rule, start: int, stop: int, out: Tensor) -> None:
+        """Rows of the whole Megatron parameter, from all chunks that hold some of them."""
         place = self._places[rule.mcore_name]
-        tensor = self._stored[place.key]
-        parts = list(_parts(self._chunks[place], len(place.lead), start, stop))
-        inner = tensor.shape[len(place.lead) :]
-        for chunk, first, last in parts:
-            if (first, last) == (start, stop) and chunk.sizes[len(place.lead) + 1 :] == inner[1:]:
-                return self._chunk_rows(tensor, chunk, place, first, last)
-        out = torch.empty((stop - start, *inner[1:]), dtype=tensor.dtype)
-        for chunk, first, last in parts:
+        key, lead = place.key, len(place.lead)
+        for chunk, first, last in _parts(self._chunks[place], lead, start, stop):
             target = out[first - start : last - start]
-            if len(inner) > 1:
+            if target.ndim > 1:
                 column = chunk.offsets[-1]
                 target = target[:, column : column + chunk.sizes[-1]]
-            target.copy_(self._chunk_rows(tensor, chunk, place, first, last))
-        return out
+            row = chunk.offsets[lead]
+            self._region(key, chunk, place).copy_rows(first - row, last - row, target)
 
-    def _chunk_rows(
-        self, tensor: StoredTensor, chunk: Chunk, place: Place, start: int, stop: int
-    ) -> Tensor:
-        """Rows of the parameter that this chunk holds, with the chunk's columns."""
-        lead = len(place.lead)
-        whole = self._locate(tensor.key, chunk)
+    def _region(self, key: str, chunk: Chunk, place: Place) -> Region:
+        """The part of a chunk that belongs to one layer (and expert)."""
+        whole, lead = self._locate(key, chunk), len(place.lead)
         index = 0
         for position, offset, size in zip(place.lead, chunk.offsets, chunk.sizes, strict=False):
             index = index * size + position - offset
         inner = Region(whole.path, whole.offset, chunk.sizes[lead:], whole.dtype)
-        at = Region(inner.path, inner.offset + index * inner.num_bytes, inner.shape, inner.dtype)
-        return at.rows(start - chunk.offsets[lead], stop - chunk.offsets[lead])
+        return Region(inner.path, inner.offset + index * inner.num_bytes, inner.shape, inner.dtype)
 
     def _locate_chunk(self, key: str, chunk: Chunk) -> Region:
         return locate(self._stored[key], chunk)

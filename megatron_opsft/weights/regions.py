@@ -1,4 +1,4 @@
-"""Tensors as they lie in files: contiguous bytes at an offset, read through short-lived maps."""
+"""Tensors as they lie in files: contiguous bytes at an offset, mapped or read in pieces."""
 
 import io
 import mmap
@@ -14,8 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.direct_io import read_own
 
-CHUNK_BYTES = 32 * 2**20  # what is mapped and copied at a time: bounds resident memory
+CHUNK_BYTES = 32 * 2**20  # what is read and copied at a time: bounds resident memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,32 @@ class Region:
             raise UserError(f"{self.path} cannot be read: {error}") from None
         flat = torch.frombuffer(mapped, dtype=self.dtype, count=prod(shape), offset=first - aligned)
         return flat.view(shape)
+
+    def copy_rows(self, start: int, stop: int, out: Tensor) -> None:
+        """Rows along axis 0, read from disk and cast into `out`, which has their shape.
+
+        Errors: `UserError` when the file cannot be read or has become shorter.
+        """
+        for first, last in row_chunks(start, stop, self.row_bytes):
+            offset, num_bytes = (
+                self.offset + first * self.row_bytes,
+                (last - first) * self.row_bytes,
+            )
+            if num_bytes == 0:
+                continue
+            try:
+                data = read_own(self.path, offset, num_bytes)
+            except (OSError, EOFError) as error:
+                raise UserError(f"{self.path} cannot be read: {error}") from None
+            rows = _typed(data, self.dtype, offset).view(last - first, *self.shape[1:])
+            out[first - start : last - start].copy_(rows)
+
+
+def _typed(data: memoryview, dtype: torch.dtype, offset: int) -> Tensor:
+    """The bytes as a flat tensor; a copy of them where no such tensor can begin at their offset."""
+    if offset % dtype.itemsize:
+        return torch.frombuffer(bytearray(data), dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype)
 
 
 def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]]:

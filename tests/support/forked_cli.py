@@ -66,6 +66,8 @@ class ForkedCli:
         self._num_runs += 1
         directory = self._directory / f"run{self._num_runs}"
         directory.mkdir(parents=True)
+        for name in ("stdout", "stderr"):  # there even if the run is killed before it opens them
+            (directory / name).touch()
         words = [str(word) for word in argv]
         answer = self.ask(argv=words, prelude=prelude, directory=str(directory))
         return Run(self, answer["pid"], directory)

