@@ -45,7 +45,7 @@ class RunConfig(Section):
 class ModelConfig(Section):
     path: str = Field(
         ...,
-        description="Hugging Face model: a directory, a hub name, or `tiny_reasoner` (shipped).",
+        description="A Hugging Face directory or hub name, a converted Megatron checkpoint, or `tiny_reasoner` (shipped).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",
