@@ -138,8 +138,10 @@ def _convert(
         typer.echo(f"{out} is already the result of this conversion")
     else:
         checked = ", verified" if verify else ""
+        in_gb = figures.bytes >= 10**9
+        size = f"{figures.bytes / 1e9:.2f} GB" if in_gb else f"{figures.bytes / 1e6:.1f} MB"
         typer.echo(
-            f"wrote {out}: {figures.tensors} tensors, {figures.bytes / 1e9:.2f} GB in "
+            f"wrote {out}: {figures.tensors} tensors, {size} in "
             f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
         )
 
