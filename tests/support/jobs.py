@@ -187,6 +187,7 @@ def load_with_megatron(models: list[Any], directory: Path) -> None:
         model.load_state_dict(loaded[key], strict=True)
 
 
+@torch.no_grad()  # a layer of experts would keep the graph, and the graph keeps the model
 def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int) -> Logits:
     """A forward pass of Megatron's schedule through this rank's model chunks."""
 

@@ -5,6 +5,7 @@ of any size up to the number of workers, and leaves it again. Like the trainer, 
 enters no collective any more: the whole world is killed then, and the next job starts a new one.
 """
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -127,4 +128,6 @@ def _run_job(
     )
     result = function(*args)
     stop_distributed()
+    # Models are in reference cycles and hold process groups, which hold some forty threads a job.
+    gc.collect()
     return result
