@@ -1,4 +1,6 @@
-"""Converted checkpoints in Megatron-Core's own hands: `dist_checkpointing.load` at any layout."""
+"""Converted checkpoints in Megatron-Core's own hands: read by `dist_checkpointing.load` at any
+layout, the logits of every architecture equal to those of Hugging Face's own class.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +20,11 @@ from megatron_opsft.model.build import build_model, transformer_config
 from megatron_opsft.runtime.distributed import current_layout
 
 LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4
-LAYOUTS = ((1, 1, None), (2, 1, None), (1, 2, None), (2, 2, None), (1, 2, 2), (2, 2, 2))
+CASES = [
+    (model, *layout)
+    for model in SHAPES
+    for layout in ((1, 1, None), (2, 1, None), (1, 2, None), (2, 2, None))
+] + [(model, 2, 2, 2) for model in ("qwen2", "qwen2_tied", "qwen3_moe")]
 SETTINGS = Settings(max_shard_bytes=60_000)  # several files even for tiny models
 
 
@@ -38,11 +44,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-@pytest.mark.parametrize(("tp", "pp", "vpp"), LAYOUTS)
-@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize(("model", "tp", "pp", "vpp"), CASES)
 def test_plain_megatron_loads_it(
     world: World, converted: Any, model: str, tp: int, pp: int, vpp: int | None
 ) -> None:
+    # Megatron runs experts over several tensor-parallel ranks with sequence parallelism alone.
     experts = SHAPES[model].moe is not None
     case = Case(model=model, tp=tp, pp=pp, vpp=vpp, sequence_parallel=experts and tp > 1)
     ranks = world.run(logits, case.world_size, case, converted(model))
