@@ -12,8 +12,9 @@ from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.objective.batch import describe_rollouts
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
 from megatron_opsft.runtime.distributed import gather_to_main
+from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.metrics import MetricsLog
-from megatron_opsft.runtime.run_dir import RunDir, write_json, write_text
+from megatron_opsft.runtime.run_dir import RunDir
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log

@@ -34,7 +34,7 @@ from megatron_opsft.weights.checkpoint_keys import (
 from megatron_opsft.weights.direct_io import ALIGNMENT
 from megatron_opsft.weights.dist_metadata import METADATA_NAME
 from megatron_opsft.weights.hf_files import INDEX_NAME
-from megatron_opsft.weights.hf_writer import plan_shards
+from megatron_opsft.weights.hf_writer import index_of, plan_shards
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_blocks
 
@@ -130,11 +130,7 @@ def plan_hf(table: WeightTable, dtype: torch.dtype, max_shard_bytes: int) -> Out
             )
     small: dict[str, bytes] = {}
     if len(shards) > 1:
-        index = {
-            "metadata": {"total_size": sum(target.num_bytes for target in targets)},
-            "weight_map": {target.name: target.file_name for target in targets},
-        }
-        small[INDEX_NAME] = (json.dumps(index, indent=2) + "\n").encode()
+        small[INDEX_NAME] = index_of(shards)
     return OutputPlan(tuple(files), tuple(targets), small)
 
 

@@ -19,6 +19,7 @@ from typing import Self
 
 from megatron_opsft.convert.layout import OutputPlan, Target
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.weights.direct_io import DirectFile
 from megatron_opsft.weights.dist_metadata import RECORD_NAME
 
@@ -98,13 +99,14 @@ class Output:
                 file.sync()
             small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
             for name, content in small.items():
-                _write_whole(self._data / name, content)
-            _sync_directory(self._data)
+                (self._data / name).parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(self._data / name, content)
+            sync_path(self._data)
             if self.out_dir.exists():
                 shutil.rmtree(self._partial / "replaced", ignore_errors=True)
                 self.out_dir.rename(self._partial / "replaced")
             self._data.rename(self.out_dir)
-            _sync_directory(self.out_dir.parent)
+            sync_path(self.out_dir.parent)
             shutil.rmtree(self._partial)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -148,7 +150,7 @@ class Output:
             shutil.rmtree(self._data, ignore_errors=True)
             journal.unlink(missing_ok=True)
             self._data.mkdir()
-            _write_whole(plan_file, now.encode())
+            write_bytes(plan_file, now.encode())
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.write(self._journal, b"\n")  # ends a line that a kill cut
 
@@ -180,19 +182,3 @@ class Output:
 def partial_dir(out_dir: Path) -> Path:
     """Where an output is written before it appears."""
     return out_dir.parent / f".{out_dir.name}.partial"
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.direct_io import Staging, StagingOfThread
+from megatron_opsft.weights.hf_writer import side_files
 from megatron_opsft.weights.regions import row_chunks
 
 Format = Literal["megatron", "hf"]
@@ -74,7 +75,7 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
             except SourceError:
                 output.discard()
                 raise
-            output.finish(source.side_files(dtype))
+            output.finish(side_files(source.config_dir, dtype))
     seconds = time.monotonic() - started
     written = 0 if complete else plan.num_bytes - resumed
     return Figures(

@@ -1,7 +1,6 @@
 """A model on disk in either format: its weights under HF names, and the small files around them."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.weights.dist_metadata import METADATA_NAME, is_dist_checkpoint
 from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
-from megatron_opsft.weights.hf_writer import COPIED_PATTERNS
+from megatron_opsft.weights.hf_writer import side_files
 from megatron_opsft.weights.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 
@@ -66,28 +65,9 @@ class Source:
         for path in [*self.tensors.files(), *extra]:
             stat = path.stat()
             digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-        for name, content in sorted(self.side_files(None).items()):
+        for name, content in sorted(side_files(self.config_dir, None).items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
         return digest.hexdigest()
-
-    def side_files(self, dtype: torch.dtype | None) -> dict[str, bytes]:
-        """Config, generation config, tokenizer, chat template: name -> content.
-
-        dtype: what config.json should say; None leaves it as it is.
-        """
-        files = {
-            str(path.relative_to(self.config_dir)): path.read_bytes()
-            for found in {p for pattern in COPIED_PATTERNS for p in self.config_dir.glob(pattern)}
-            for path in (found.rglob("*") if found.is_dir() else [found])
-            if path.is_file()
-        }
-        content = (self.config_dir / "config.json").read_bytes()
-        if dtype is not None:
-            config = json.loads(content)
-            key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-            config[key] = str(dtype).removeprefix("torch.")
-            content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-        return files | {"config.json": content}
 
 
 def open_source(directory: Path, config_dir: Path | None = None) -> Source:

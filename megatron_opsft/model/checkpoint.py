@@ -22,6 +22,7 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.optimizer import allocate_state, load_state
 from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.durable import sync_path, write_bytes
 
 MANIFEST = "complete.json"
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -78,12 +79,12 @@ class Checkpointer:
         files = _checksums(partial, sync=True)
         if dist.get_rank() == 0:
             manifest = {"step": step, **about, "files": files}
-            _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync_directory(partial)
+            write_bytes(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync_path(partial)
             (final / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(partial, final)
-            _sync_directory(self.directory)
+            sync_path(self.directory)
             for old in list_checkpoints(self.directory)[: -self._keep]:
                 # The manifest first: a half-deleted checkpoint must not look whole.
                 (old / MANIFEST).unlink()
@@ -142,18 +143,3 @@ def _checksum(path: Path, *, sync: bool) -> list[int]:
             crc = zlib.crc32(block, crc)
             size += len(block)
     return [size, crc]
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
+from megatron_opsft.runtime.durable import write_bytes, write_text
 
 _ENTRIES = (
     "manifest.json",
@@ -119,23 +118,3 @@ def _step_of(line: str) -> float:
         return int(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
     except ValueError:
         return float("inf")
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write whole or not at all, even if the machine fails: a file beside it, then a rename."""
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of UTF-8 text."""
-    write_bytes(path, text.encode("utf-8"))
-
-
-def write_json(path: Path, value: Any) -> None:
-    """`write_bytes` of indented JSON."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

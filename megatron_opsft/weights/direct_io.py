@@ -10,6 +10,8 @@ import os
 import threading
 from pathlib import Path
 
+from megatron_opsft.runtime.durable import write_at
+
 ALIGNMENT = 4096  # of memory, offsets and sizes of direct transfers; every common disk accepts it
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -77,23 +79,23 @@ class DirectFile:
 
     def write(self, data: bytes, offset: int) -> None:
         """Put a few bytes in their place."""
-        _write_at(self._file, memoryview(data), offset)
+        write_at(self._file, memoryview(data), offset)
 
     def write_staged(self, data: memoryview, offset: int) -> None:
         """Put what is in `Staging.place_for(offset, ...)` in its place: whole pages directly."""
         first = min(-offset % ALIGNMENT, len(data))
         last = len(data) - (offset + len(data)) % ALIGNMENT
         if self._direct is None or first >= last:
-            _write_at(self._file, data, offset)
+            write_at(self._file, data, offset)
             return
         try:
-            _write_at(self._direct, data[first:last], offset + first)
+            write_at(self._direct, data[first:last], offset + first)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            _write_at(self._file, data[first:last], offset + first)
-        _write_at(self._file, data[:first], offset)
-        _write_at(self._file, data[last:], offset + last)
+            write_at(self._file, data[first:last], offset + first)
+        write_at(self._file, data[:first], offset)
+        write_at(self._file, data[last:], offset + last)
 
     def sync(self) -> None:
         """Return when everything is on disk."""
@@ -118,9 +120,3 @@ def _read_at(path: Path, flags: int, pages: memoryview, offset: int, num_bytes: 
             done += read
     finally:
         os.close(file)
-
-
-def _write_at(file: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written

@@ -8,7 +8,7 @@ once).
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
 from megatron_opsft.weights.hf_files import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
 
@@ -95,6 +96,34 @@ def _plan_file(
     return ShardFile(file_name, header, offsets, position + len(header))
 
 
+def index_of(shards: Sequence[ShardFile]) -> bytes:
+    """The content of the index that several shards need."""
+    data_bytes = sum(shard.num_bytes - len(shard.header) for shard in shards)
+    weight_map = {name: shard.file_name for shard in shards for name in shard.offsets}
+    index = {"metadata": {"total_size": data_bytes}, "weight_map": weight_map}
+    return (json.dumps(index, indent=2) + "\n").encode()
+
+
+def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
+    """Config, generation config, tokenizer, chat template: relative name -> content.
+
+    dtype: what config.json should say; None leaves it as it is.
+    """
+    files = {
+        str(path.relative_to(model_dir)): path.read_bytes()
+        for found in {p for pattern in COPIED_PATTERNS for p in model_dir.glob(pattern)}
+        for path in (found.rglob("*") if found.is_dir() else [found])
+        if path.is_file()
+    }
+    content = (model_dir / "config.json").read_bytes()
+    if dtype is not None:
+        config = json.loads(content)
+        key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
+        config[key] = str(dtype).removeprefix("torch.")
+        content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    return files | {"config.json": content}
+
+
 class HfWriter:
     """Context manager that writes one Hugging Face directory; one process uses it.
 
@@ -135,13 +164,15 @@ class HfWriter:
             if self._part_dir.exists():
                 shutil.rmtree(self._part_dir)
             self._part_dir.mkdir()
-            self._copy_side_files()
+            for name, content in side_files(self._source_dir, self._dtype).items():
+                (self._part_dir / name).parent.mkdir(exist_ok=True, parents=True)
+                write_bytes(self._part_dir / name, content)
             for shard in self._shards:
                 path = self._part_dir / shard.file_name
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
                 self._files.append(file)
                 os.ftruncate(file, shard.num_bytes)
-                _write_at(file, shard.header, 0)
+                write_at(file, memoryview(shard.header), 0)
         except OSError as error:
             self._discard()
             raise self._unwritable(error) from None
@@ -162,7 +193,7 @@ class HfWriter:
         flat = tensor.detach().to("cpu", self._dtype).contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         try:
-            _write_at(self._files[shard], data, self._shards[shard].offsets[name])
+            write_at(self._files[shard], data, self._shards[shard].offsets[name])
         except OSError as error:
             raise self._unwritable(error) from None
         self._remaining.discard(name)
@@ -192,36 +223,15 @@ class HfWriter:
             os.fsync(self._files[-1])
             os.close(self._files.pop())
         if len(self._shards) > 1:
-            data_bytes = sum(shard.num_bytes - len(shard.header) for shard in self._shards)
-            weight_map = {name: self._shards[i].file_name for name, i in self._place.items()}
-            index = {"metadata": {"total_size": data_bytes}, "weight_map": weight_map}
-            (self._part_dir / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
-        for path in self._part_dir.iterdir():
-            _sync_to_disk(path)
-        _sync_to_disk(self._part_dir)
+            write_bytes(self._part_dir / INDEX_NAME, index_of(self._shards))
+        sync_path(self._part_dir)
         old_dir = self.out_dir.parent / f".{self.out_dir.name}.replaced"
         if self.out_dir.exists():
             shutil.rmtree(old_dir, ignore_errors=True)
             self.out_dir.rename(old_dir)
         self._part_dir.rename(self.out_dir)
-        _sync_to_disk(self.out_dir.parent)
+        sync_path(self.out_dir.parent)
         shutil.rmtree(old_dir, ignore_errors=True)
-
-    def _copy_side_files(self) -> None:
-        """Tokenizer, templates, generation config as they are; config.json with our dtype."""
-        config_path = self._source_dir / "config.json"
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-        key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-        config[key] = str(self._dtype).removeprefix("torch.")
-        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (self._part_dir / "config.json").write_text(text, encoding="utf-8")
-        for path in sorted(
-            {p for pattern in COPIED_PATTERNS for p in self._source_dir.glob(pattern)}
-        ):
-            if path.is_file():
-                shutil.copyfile(path, self._part_dir / path.name)
-            elif path.is_dir():
-                shutil.copytree(path, self._part_dir / path.name)
 
     def _discard(self) -> None:
         while self._files:
@@ -259,19 +269,3 @@ def write_hf_model(
     ) as writer:
         for name, tensor in tensors:
             writer.write(name, tensor)
-
-
-def _write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written
-
-
-def _sync_to_disk(path: Path) -> None:
-    if path.is_dir() or path.is_file():
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)

@@ -241,7 +241,7 @@ def test_twenty_kills_end_in_the_same_bytes(
         "    def call(*a):\n"
         "        time.sleep(0.004); r = f(*a); time.sleep(0.004); return r\n"
         "    return call\n"
-        "o._write_whole = slowly(o._write_whole); o.Output.done = slowly(o.Output.done)\n"
+        "o.write_bytes = slowly(o.write_bytes); o.Output.done = slowly(o.Output.done)\n"
     )
     cli.run(["config", "--reference"])  # the server is ready: from here on seconds mean something
     begin = time.monotonic()
