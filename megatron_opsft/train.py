@@ -33,7 +33,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     """
     stop = StopSignal(config.run.max_minutes)
     with open_session(config) as s, open_journal(s, resume=resume, overwrite=overwrite) as journal:
-        s.sync.push(journal.last_step)
+        s.sync.push(journal.last_step, s.probes(journal.last_step))
         if journal.last_step == 0:
             journal.evaluate(0)
         for step in range(journal.last_step + 1, config.run.steps + 1):
@@ -59,6 +59,7 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
         rollouts = s.sampler.sample(
             problems, s.settings, num_samples=s.config.rollout.group_size, step=step
         )
+        s.sampler.engine.sleep()
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
     with watch.phase("train"):
@@ -72,7 +73,7 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
             journal.save_failed_batch(step, samples)
             raise
     with watch.phase("sync"):
-        pushed = s.sync.push(step)
+        pushed = s.sync.push(step, s.probes(step, samples))
     journal.record(step, list(zip(rollouts, verdicts, strict=True)), samples, result, pushed, watch)
 
 

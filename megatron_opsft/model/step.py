@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,8 +17,14 @@ from torch import Tensor
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import set_learning_rate
 from megatron_opsft.objective.cross_entropy import token_losses
-from megatron_opsft.records import MicroBatch, StepResult
-from megatron_opsft.runtime.distributed import Layout, any_over_world, sum_over_world
+from megatron_opsft.objective.packing import build_microbatch
+from megatron_opsft.records import MicroBatch, Sample, StepResult
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    any_over_world,
+    gather_from_all,
+    sum_over_world,
+)
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
@@ -41,8 +48,23 @@ def _sum_losses(
     return loss_sum, num_tokens, loss_sum.detach().clone()
 
 
+def _losses(
+    batch: MicroBatch,
+    vocab_size: int,
+    config: TransformerConfig,
+    logits_1TV: Tensor,
+    non_loss_data: bool = True,
+) -> Tensor:
+    """The unweighted token losses [T] of one micro-batch, for a forward-only schedule."""
+    return token_losses(logits_1TV, batch.labels_T[None], vocab_size, config)[0]
+
+
 def _forward(
-    vocab_size: int, config: TransformerConfig, batches: Iterator[MicroBatch], model: Any
+    of_logits: Any,
+    vocab_size: int,
+    config: TransformerConfig,
+    batches: Iterator[MicroBatch],
+    model: Any,
 ) -> tuple[Tensor, Any]:
     """Logits on the last pipeline stage, hidden states elsewhere."""
     batch = next(batches)
@@ -52,7 +74,7 @@ def _forward(
         attention_mask=None,
         packed_seq_params=packed_params(batch),
     )
-    return output, partial(_sum_losses, batch, vocab_size, config)
+    return output, partial(of_logits, batch, vocab_size, config)
 
 
 class Trainer:
@@ -72,7 +94,9 @@ class Trainer:
         self.chunks = chunks
         self.optimizer = optimizer
         self.layout = layout
-        self._forward = partial(_forward, vocab_size, config)
+        self._forward = partial(_forward, _sum_losses, vocab_size, config)
+        self._score = partial(_forward, _losses, vocab_size, config)
+        self._config = config
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -109,6 +133,44 @@ class Trainer:
             chunk.scale_gradients(factor)
         mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
         return factor * sum_over_world([mine])[0]
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+        """Log-probabilities of every response token under the current weights.
+
+        Called by every rank with the same samples; every data-parallel replica computes them with
+        its own weights and returns its own result, on all of its ranks.
+        """
+        config = self._config
+        batch = build_microbatch(
+            samples,
+            [1.0] * len(samples),
+            align=config.tensor_model_parallel_size,
+            device=next(self.chunks[0].parameters()).device,
+        )
+        # Interleaved stages want a multiple of their number.
+        batches = [batch] * (self.layout.pp_size if len(self.chunks) > 1 else 1)
+        for chunk in self.chunks:
+            chunk.eval()
+        found = get_forward_backward_func()(
+            forward_step_func=self._score,
+            data_iterator=[iter(batches) for _ in self.chunks]
+            if len(self.chunks) > 1
+            else iter(batches),
+            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
+            num_microbatches=len(batches),
+            seq_length=batch.tokens_T.numel(),
+            micro_batch_size=1,
+            forward_only=True,
+            collect_non_loss_data=True,
+        )
+        mine = []
+        if self.layout.counts_loss:
+            log_probs = -found[0][batch.weights_T > 0]
+            mine = [(self.layout.dp_rank, log_probs.tolist())]
+        flat = dict(gather_from_all(mine))[self.layout.dp_rank]
+        ends = list(accumulate(len(sample.response_ids) for sample in samples))
+        return [tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.

@@ -1,13 +1,14 @@
 """What the trainer asks of a rollout engine; how a step's work is cut into batches and shared."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
 
-from megatron_opsft.records import Rollout
+from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.sampling import response_seed
+from megatron_opsft.weights.layouts import Parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +40,116 @@ class SamplingSettings:
     end_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """Which engine this rank asks: number `index` of `count` that share a step's requests.
+
+    index is None on a rank that asks no engine at all.
+    answers: whether `generate` returns the rollouts here. All tensor-parallel ranks of an engine
+    make the same requests, and one of them gets the answers.
+    batch_size: how many responses are dealt out together; None: the group of a prompt.
+    """
+
+    index: int | None
+    count: int
+    answers: bool = True
+    batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLayout:
+    """Where every HF tensor sits in the engine's parameters, for each of its tensor-parallel ranks.
+
+    parameters_of: tensor-parallel rank -> its parameters; the same names in the same order for all.
+    hf_columns: HF name -> columns of the whole tensor (1 for a vector).
+    uncertain: parameters whose layout a kernel may have changed; the first push shows whether.
+    """
+
+    tp_size: int
+    parameters_of: Callable[[int], tuple[Parameter, ...]]
+    hf_columns: Mapping[str, int]
+    uncertain: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineWeights:
+    """What the engine computes with on this rank, by the names and shapes of its layout.
+
+    tensors: the live parameters; where the engine keeps a weight packed, reading unpacks a copy.
+    packed: why the tensors cannot be written in place; "" where they can.
+    signed_zeros: whether -0.0 comes back as -0.0.
+    """
+
+    tp_rank: int
+    tensors: Mapping[str, Tensor]
+    packed: str = ""
+    signed_zeros: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checksums:
+    """of_rank: tensor-parallel rank -> checksum of each parameter of the layout, in its order, as
+    `weights.proof` defines them.
+
+    signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
+    """
+
+    of_rank: Mapping[int, Sequence[int]]
+    signed_zeros: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities of response tokens under the engine's current weights and temperature 1.
+
+    stale_tokens: tokens of the first sample for which the engine would have used keys and values
+    that it had cached before; right after a push there must be none.
+    """
+
+    log_probs: tuple[tuple[float, ...], ...]
+    stale_tokens: int
+
+
 class RolloutEngine(Protocol):
-    """Samples from the current weights. Lives on every rank; no method waits for another rank."""
+    """Samples from the current weights. Lives on every rank, and every rank calls every method."""
+
+    replica: Replica
+    layout: EngineLayout
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
         """All responses, in the order of the prompts and of their samples.
 
-        Prompts of the same problem must not ask for the same sample index.
+        Prompts of the same problem must not ask for the same sample index. Empty where
+        `replica.answers` is false.
         """
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """How probable the engine finds these responses; call it right after a push."""
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
 
         Strict: ValueError for an unknown name, a wrong shape, a name that comes twice or one that
-        is missing at the end. The second name of tied weights is optional and must bring the same
-        values. After an error the engine refuses to generate until a load succeeds.
+        is missing at the end. After an error the engine refuses to generate until an update
+        succeeds.
         """
 
-    def weight(self, hf_name: str) -> Tensor:
-        """The live weight, not a copy; KeyError for an unknown name."""
+    def begin_update(self) -> None:
+        """Before weights are written in place: no generation until `finish_update`."""
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every live weight once, under its HF name; tied weights under their first name."""
+    def finish_update(self, version: int) -> None:
+        """After all were written in place: caches are dropped, `version` is current."""
+
+    def weights(self) -> EngineWeights | None:
+        """What this rank can read, and perhaps write in place; None: another process holds it."""
+
+    def checksums(self, cuts: int) -> Checksums:
+        """Of every parameter of every tensor-parallel rank that this rank can reach."""
+
+    def sleep(self) -> None:
+        """Give the device's memory back until the next `begin_update`; the weights are lost."""
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""

@@ -10,37 +10,49 @@ response, V vocabulary.
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.attention import GROUPED_SDPA
-from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, split_batches
+from megatron_opsft.rollout.engine import (
+    Checksums,
+    EngineLayout,
+    EngineWeights,
+    PromptRequest,
+    Replica,
+    SamplingSettings,
+    Scores,
+    split_batches,
+)
 from megatron_opsft.rollout.fused_experts import by_disk_name
 from megatron_opsft.rollout.kv_cache import make_room
+from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.sampling import sample_tokens, uniforms
+from megatron_opsft.weights.layouts import hf_columns, hf_parameters
+from megatron_opsft.weights.proof import parameter_checksums
 
 _CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
+_ALONE = Replica(index=0, count=1)
 _COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
-
-
-class Decoder(Protocol):
-    """The part of a tokenizer that the engine needs."""
-
-    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]: ...
 
 
 class HfEngine:
     """`RolloutEngine` for any causal LM of transformers that decodes with a `DynamicCache`."""
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: Decoder, batch_size: int, version: int | None
+        self,
+        model: PreTrainedModel,
+        tokenizer: Decoder,
+        batch_size: int,
+        version: int | None,
+        replica: Replica = _ALONE,
     ) -> None:
         """version: of the weights the model holds; None: they are not to be sampled from."""
+        self.replica = replica
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -49,6 +61,11 @@ class HfEngine:
         self._parameters: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._parameters.update(by_disk_name(name, parameter))
+        own = {name: tuple(tensor.shape) for name, tensor in self.named_weights()}
+        parameters = hf_parameters(own)
+        self.layout = EngineLayout(
+            tp_size=1, parameters_of=lambda tp_rank: parameters, hf_columns=hf_columns(own)
+        )
 
     @classmethod
     def from_config(
@@ -59,8 +76,9 @@ class HfEngine:
         dtype: torch.dtype,
         device: torch.device | str,
         batch_size: int,
+        replica: Replica = _ALONE,
     ) -> "HfEngine":
-        """The model of config.json, its weights allocated but unset: `load_weights` comes next."""
+        """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
         # Only parameters stay unset: constructors compute buffers such as rotary frequencies.
         with no_init_weights():
@@ -68,7 +86,7 @@ class HfEngine:
                 config, dtype=dtype, attn_implementation=GROUPED_SDPA
             )
         model.tie_weights()  # skipped together with the initialisation
-        return cls(model.to(device), tokenizer, batch_size, version=None)
+        return cls(model.to(device), tokenizer, batch_size, version=None, replica=replica)
 
     @classmethod
     def from_pretrained(
@@ -100,9 +118,33 @@ class HfEngine:
             done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices
         ]
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `RolloutEngine.load_weights`. Values are cast to the engine's dtype."""
+    @torch.inference_mode()
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """See `RolloutEngine.score`; this engine caches nothing between calls."""
+        scores = []
+        for sample in samples:
+            ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+            ids = ids.to(self.model.device)
+            start = len(sample.prompt_ids)
+            logits_RV = self.model(input_ids=ids).logits[0, start - 1 : -1].float()
+            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, start:, None])
+            scores.append(tuple(log_probs[:, 0].tolist()))
+        return Scores(log_probs=tuple(scores), stale_tokens=0)
+
+    def begin_update(self) -> None:
+        """See `RolloutEngine.begin_update`."""
         self.version = None
+
+    def finish_update(self, version: int) -> None:
+        """See `RolloutEngine.finish_update`."""
+        self.version = version
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.load_weights`. Values are cast to the engine's dtype.
+
+        The second name of tied weights is optional and must bring the same values.
+        """
+        self.begin_update()
         seen_names: set[str] = set()
         written: set[int] = set()
         for hf_name, tensor in tensors:
@@ -123,14 +165,34 @@ class HfEngine:
         missing = [name for name, value in self._parameters.items() if id(value) not in written]
         if missing:
             raise ValueError(f"{len(missing)} weights were not sent: {', '.join(missing[:5])}")
-        self.version = version
+        self.finish_update(version)
+
+    def weights(self) -> EngineWeights:
+        """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
+        return EngineWeights(tp_rank=0, tensors=dict(self.named_weights()))
+
+    def checksums(self, cuts: int) -> Checksums:
+        """See `RolloutEngine.checksums`."""
+        return Checksums(
+            of_rank={
+                0: parameter_checksums(
+                    self.layout.parameters_of(0),
+                    dict(self.named_weights()),
+                    hf_columns=self.layout.hf_columns,
+                    cuts=cuts,
+                )
+            }
+        )
+
+    def sleep(self) -> None:
+        """Nothing: the model stays where it is."""
 
     def weight(self, hf_name: str) -> Tensor:
-        """See `RolloutEngine.weight`."""
+        """The live weight, not a copy; KeyError for an unknown name."""
         return self._parameters[hf_name].data
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See `RolloutEngine.named_weights`."""
+        """Every live weight once, under its HF name; tied weights under their first name."""
         seen: set[int] = set()
         for hf_name, parameter in self._parameters.items():
             if id(parameter) not in seen:
@@ -224,31 +286,16 @@ class HfEngine:
         is_end_NL = torch.isin(tokens_NL, ends)
         stopped = is_end_NL.any(dim=-1).tolist()
         first_end = is_end_NL.int().argmax(dim=-1).tolist()
-        rows = tokens_NL.tolist()
-        responses = [
-            row[: end + 1] if stop else row
-            for row, stop, end in zip(rows, stopped, first_end, strict=True)
-        ]
-        texts = self.tokenizer.batch_decode(
-            [ids[:-1] if stop else ids for ids, stop in zip(responses, stopped, strict=True)],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
+        return make_rollouts(
+            batch,
+            [
+                row[: end + 1] if stop else row
+                for row, stop, end in zip(tokens_NL.tolist(), stopped, first_end, strict=True)
+            ],
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self.tokenizer,
+            version=self.version,
         )
-        places = [(request, index) for request in batch for index in request.sample_indices]
-        return [
-            Rollout(
-                problem_id=request.problem_id,
-                sample_index=index,
-                prompt_ids=request.prompt_ids,
-                response_ids=tuple(ids),
-                text=text,
-                finish_reason=FinishReason.STOP if stop else FinishReason.LENGTH,
-                weight_version=self.version,
-            )
-            for (request, index), ids, text, stop in zip(
-                places, responses, texts, stopped, strict=True
-            )
-        ]
 
 
 def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.engine import (
+    PromptRequest,
     RolloutEngine,
     SamplingSettings,
     make_request,
     my_share,
 )
-from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.runtime.distributed import Layout, gather_from_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,6 @@ class Sampler:
     engine: RolloutEngine
     encoder: PromptEncoder
     layout: Layout
-    batch_size: int
     seed: int
 
     def sample(
@@ -48,5 +48,13 @@ class Sampler:
             )
             for problem, times in Counter(problems).items()
         ]
-        mine = my_share(requests, self.batch_size, self.layout.rank, self.layout.world_size)
-        return self.engine.generate(mine, settings)
+        replica = self.engine.replica
+        mine: list[PromptRequest] = []
+        if replica.index is not None:
+            together = replica.batch_size or num_samples
+            mine = my_share(requests, together, replica.index, replica.count)
+        rollouts = self.engine.generate(mine, settings)
+        if replica.count == self.layout.world_size:
+            return rollouts
+        # Fewer engines than ranks: share out what follows, the verification.
+        return gather_from_all(rollouts)[self.layout.rank :: self.layout.world_size]

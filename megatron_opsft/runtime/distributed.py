@@ -87,9 +87,11 @@ def current_layout() -> Layout:
 
 
 def stop_distributed() -> None:
-    """Leave Megatron's groups and the job's; safe to call when nothing was started."""
+    """Leave Megatron's groups and the job's; safe to call when nothing was started, or when an
+    engine has left the job's group already.
+    """
+    parallel_state.destroy_model_parallel()
     if dist.is_initialized():
-        parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
 
 
@@ -105,6 +107,13 @@ def sum_over_world(values: Sequence[float]) -> list[float]:
     total = torch.tensor(list(values), dtype=torch.float64)
     dist.all_reduce(total)
     return total.tolist()
+
+
+def sum_integers_over_world(values: torch.Tensor) -> torch.Tensor:
+    """Elementwise int64 sums modulo 2^64 over all ranks. Collective over the world."""
+    total = values.cpu().clone()
+    dist.all_reduce(total)
+    return total
 
 
 def any_over_world(flag: bool) -> bool:

@@ -4,8 +4,10 @@ pulled.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import torch
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
@@ -44,6 +46,21 @@ class ModelShards:
             table.check_mcore_names(named, stage)
             parameters += [(rule, named[rule.mcore_name]) for rule in stage]
         return cls(table=table, layout=layout, parameters=tuple(parameters))
+
+    @property
+    def by_name(self) -> dict[str, Tensor]:
+        """The live parameters by Megatron name (global layer numbers)."""
+        return {rule.mcore_name: tensor for rule, tensor in self.parameters}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all parameters."""
+        return self.parameters[0][1].dtype
+
+    @property
+    def model_bytes(self) -> int:
+        """Of the whole Hugging Face model, in this dtype."""
+        return sum(prod(shape) for shape in self.table.hf_shapes().values()) * self.dtype.itemsize
 
     def fill(self, read: ReadHfSlice) -> None:
         """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a

@@ -1,76 +1,260 @@
-"""Weights between the trainer's shards and the rollout engine, both ways, through the same
-table.
+"""Weights between the trainer's shards and the rollout engine, both ways, and proof that they are
+the same.
+
+A push takes one of two ways. In place: slices of the shards travel to the ranks that need them and
+are written into the engine's own parameters, by a plan that is made once. As a stream: every rank
+gets every whole HF tensor in turn and the engine loads them its own way. The first push is always a
+stream: its checksums show whether the engine's layout is the one that the plan assumes.
 """
 
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from math import lcm
+from typing import cast
 
 from torch import Tensor
 
-from megatron_opsft.records import SyncResult
+from megatron_opsft.config import SyncConfig
+from megatron_opsft.errors import EngineDied, SyncError
+from megatron_opsft.records import Sample, SyncResult
 from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
+from megatron_opsft.weights.architectures.template import Fusion
 from megatron_opsft.weights.export import Exporter
+from megatron_opsft.weights.layouts import Holding, Part, megatron_parameters
+from megatron_opsft.weights.plan import Plan, make_plan
+from megatron_opsft.weights.proof import expected_checksums
+from megatron_opsft.weights.pull import Readable, broadcast_pull
 from megatron_opsft.weights.shards import ModelShards
+from megatron_opsft.weights.transfer import Transfer
+
+log = logging.getLogger("megatron_opsft")
+
+Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
+"""Log-probabilities of response tokens under the trainer's weights; every rank calls it."""
+
+_MAX_DEATHS = 3
+_ALARM = {"float32": 1e-3, "bfloat16": 0.05}
 
 
 class WeightSync:
     """Pushes and pulls; `version` says which weights the engine holds: the number of updates
-    behind them.
+    behind them. Every method is called by every rank.
     """
 
-    def __init__(self, shards: ModelShards, engine: RolloutEngine) -> None:
+    def __init__(
+        self, shards: ModelShards, engine: RolloutEngine, config: SyncConfig, score: Score
+    ) -> None:
         self._shards = shards
         self._engine = engine
-        self.exporter = Exporter(shards)
+        self._config = config
+        self._score = score
+        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
+        self._transfer: Transfer | None = None
+        self._unknown: frozenset[str] = frozenset()  # engine parameters nobody knows how to read
+        dtype = str(shards.dtype).removeprefix("torch.")
+        self._alarm = config.logprob_alarm or _ALARM[dtype]
 
-    def push(self, version: int) -> SyncResult:
-        """Trainer -> engine, streamed; collective over all ranks. The engine checks that nothing
-        is missing.
+    def push(self, version: int, samples: Sequence[Sample] = ()) -> SyncResult:
+        """Trainer -> engine, then the proof that `sync.verify` asks for.
+
+        samples: a few responses to compare log-probabilities on, the same on every rank.
+        Errors: `SyncError` on every rank if the engine holds other weights than the trainer, before
+        anything is sampled from them.
         """
         start = time.perf_counter()
-        counted = _Counted(self.exporter.stream())
-        self._engine.load_weights(counted, version)
+        first = self.version < 0
+        if self._transfer is not None:
+            self._engine.begin_update()
+            self._transfer.run()
+            self._engine.finish_update(version)
+        else:
+            self._stream(version)
         self.version = version
+        path = "in_place" if self._transfer is not None else "stream"
+        seconds = time.perf_counter() - start
+        if first or self._config.verify != "off":
+            self.compare_checksums(first=first)
+        if first:
+            self._transfer = self._plan_in_place()
+        differences: list[float] = []
+        if self._config.verify == "full" and samples:
+            differences = self._compare_log_probs(samples)
         return SyncResult(
             version=version,
-            num_tensors=counted.num_tensors,
-            num_bytes=counted.num_bytes,
-            seconds=time.perf_counter() - start,
+            path=path,
+            num_bytes=self._shards.model_bytes,
+            seconds=seconds,
+            logprob_diff_mean=sum(differences) / len(differences) if differences else None,
+            logprob_diff_max=max(differences, default=None),
         )
+
+    def _stream(self, version: int) -> None:
+        for _ in range(_MAX_DEATHS):
+            try:
+                return self._engine.load_weights(self.exporter.stream(), version)
+            except EngineDied as died:  # on every rank, and another engine waits
+                log.warning("%s; giving them to the next one", died)
+        raise SyncError(f"rollout engines died in {_MAX_DEATHS} pushes in a row")
 
     def pull(self) -> SyncResult:
-        """Engine -> trainer: every shard is overwritten from the engine's live weights.
+        """Engine -> trainer: every shard is overwritten from what the engine computes with.
 
         The caller then reloads the optimizer's main weights from the model's.
+        Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
         """
         start = time.perf_counter()
-
-        def read(hf_name: str, axis: int, first: int, last: int) -> Tensor:
-            return self._engine.weight(hf_name).narrow(axis, first, last - first)
-
-        self._shards.fill(read)
+        if self._unknown:
+            raise SyncError(f"the engine's layout of {min(self._unknown)} is unknown: cannot pull")
+        own = self._engine.weights()
+        shards = self._shards.by_name
+        if own is not None:
+            plan = self._plan(self._engine_holdings(own.tp_rank), self._holdings())
+            Transfer(plan.program(self._shards.layout.rank), own.tensors, shards).run()
+        else:
+            broadcast_pull(cast(Readable, self._engine), self._shards)
         return SyncResult(
             version=self.version,
-            num_tensors=len(self._shards.parameters),
-            num_bytes=sum(t.numel() * t.itemsize for _, t in self._shards.parameters),
+            path="in_place" if own is not None else "stream",
+            num_bytes=self._shards.model_bytes,
             seconds=time.perf_counter() - start,
         )
 
+    def _plan_in_place(self) -> Transfer | None:
+        """The transfer that later pushes replay, or None (and a line in the log) where some rank's
+        engine cannot be written in place.
+        """
+        own = self._engine.weights()
+        reason = "the engine is another process" if own is None else own.packed
+        if not reason and self._unknown:
+            reason = f"the engine's layout of {min(self._unknown)} is unknown"
+        reasons = [reason for reason in gather_from_all([reason]) if reason]
+        if own is None or reasons:
+            self._say(f"weights go to the engine as a stream of whole tensors: {reasons[0]}")
+            return None
+        plan = self._plan(self._holdings(), self._engine_holdings(own.tp_rank))
+        self._say(
+            "weights go to the engine in place: at most "
+            f"{max(plan.bytes_sent) / 2**20:.1f} MiB sent by a rank"
+        )
+        return Transfer(plan.program(self._shards.layout.rank), self._shards.by_name, own.tensors)
 
-class _Counted:
-    """An iterator that counts what passes through it."""
+    def _plan(self, sources: Sequence[Holding], targets: Sequence[Holding]) -> Plan:
+        return make_plan(
+            sources,
+            targets,
+            itemsize=self._shards.dtype.itemsize,
+            world_size=self._shards.layout.world_size,
+            bucket_bytes=self._config.bucket_mb * 2**20,
+        )
 
-    def __init__(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        self._tensors = tensors
-        self.num_tensors = 0
-        self.num_bytes = 0
+    def _holdings(self) -> list[Holding]:
+        """What every training rank holds, exchanged by name."""
+        layout, table = self._shards.layout, self._shards.table
+        names = tuple(rule.mcore_name for rule, _ in self._shards.parameters)
+        ranks: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for rank, key in enumerate(gather_from_all([(layout.tp_rank, names)])):
+            ranks.setdefault(key, []).append(rank)
+        return [
+            Holding(
+                ranks=tuple(own),
+                parameters=megatron_parameters(
+                    [table.by_mcore_name(name) for name in held], tp_rank, layout.tp_size
+                ),
+            )
+            for (tp_rank, held), own in ranks.items()
+        ]
 
-    def __iter__(self) -> "_Counted":
-        return self
+    def _engine_holdings(self, tp_rank: int) -> list[Holding]:
+        ranks: dict[int, list[int]] = {}
+        for rank, own in enumerate(gather_from_all([tp_rank])):
+            ranks.setdefault(own, []).append(rank)
+        return [
+            Holding(ranks=tuple(own), parameters=self._engine.layout.parameters_of(tp))
+            for tp, own in ranks.items()
+        ]
 
-    def __next__(self) -> tuple[str, Tensor]:
-        name, tensor = next(self._tensors)
-        self.num_tensors += 1
-        self.num_bytes += tensor.numel() * tensor.itemsize
-        return name, tensor
+    def compare_checksums(self, *, first: bool = False) -> None:
+        engine, layout = self._engine.layout, self._shards.layout
+        cuts = lcm(layout.tp_size, engine.tp_size)
+        found = self._engine.checksums(cuts)
+        # Engines are alike: all can tell zeros apart, or none.
+        signed_zeros = all(gather_from_all([found.signed_zeros]))
+        wrong: list[str] = []
+        for tp_rank in range(engine.tp_size):
+            parameters = engine.parameters_of(tp_rank)
+            mine = expected_checksums(
+                parameters,
+                self._pieces(),
+                hf_columns=engine.hf_columns,
+                cuts=cuts,
+                signed_zeros=signed_zeros,
+            )
+            expected = sum_integers_over_world(mine).tolist()
+            have = found.of_rank.get(tp_rank, expected)
+            wrong += [
+                parameter.name
+                for parameter, a, b in zip(parameters, have, expected, strict=True)
+                if a != b and parameter.name not in self._unknown
+            ]
+        reports = gather_from_all([wrong])
+        if first:
+            self._unknown = frozenset(n for r in reports for n in r) & engine.uncertain
+            reports = [[name for name in r if name not in self._unknown] for r in reports]
+        if bad := {rank: names for rank, names in enumerate(reports) if names}:
+            rank, names = next(iter(bad.items()))
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise SyncError(
+                f"push of weight version {self.version}: the engine of rank {rank} does not hold "
+                f"the trainer's {', '.join(names[:3])}{more} (checksums differ, {len(bad)} of "
+                f"{len(reports)} ranks); nothing was sampled from them"
+            )
+
+    def _pieces(self) -> dict[str, list[tuple[Part, Tensor]]]:
+        """HF name -> what this rank answers for: replicas share the work, each piece has one."""
+        layout = self._shards.layout
+        pieces: dict[str, list[tuple[Part, Tensor]]] = {}
+        for number, (rule, tensor) in enumerate(self._shards.parameters):
+            if rule.replica or number % layout.dp_size != layout.dp_rank:
+                continue
+            if rule.fusion is Fusion.COPY and layout.tp_rank:
+                continue
+            (parameter,) = megatron_parameters([rule], layout.tp_rank, layout.tp_size)
+            for part in parameter.parts:
+                pieces.setdefault(part.hf_name, []).append((part, tensor))
+        return pieces
+
+    def _compare_log_probs(self, samples: Sequence[Sample]) -> list[float]:
+        """Absolute differences over all scored tokens of all ranks."""
+        scores = self._engine.score(samples)
+        stale = max(gather_from_all([scores.stale_tokens]))
+        if stale:
+            raise SyncError(
+                f"push of weight version {self.version}: the engine would have used {stale} keys "
+                "and values that it had cached under the weights before; nothing was sampled"
+            )
+        trainer = self._score(samples)
+        differences = gather_from_all(
+            [
+                abs(ours - theirs)
+                for a, b in zip(trainer, scores.log_probs, strict=False)
+                for ours, theirs in zip(a, b, strict=True)
+            ]
+        )
+        mean = sum(differences) / len(differences)
+        if not mean <= self._alarm and self._shards.layout.is_main:  # a NaN is no agreement
+            log.warning(
+                "ALARM: after the push of weight version %d the log-probs of engine and trainer "
+                "differ by %.2g on average (at most %.2g); sync.logprob_alarm is %.2g",
+                self.version,
+                mean,
+                max(differences),
+                self._alarm,
+            )
+        return differences
+
+    def _say(self, line: str) -> None:
+        if self._shards.layout.is_main:
+            log.info(line)

@@ -28,7 +28,8 @@ class JobFailed(AssertionError):
 class World:
     """`run` calls a function on the first `world_size` workers and returns the results by rank."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_workers: int = NUM_WORKERS) -> None:
+        self._num_workers = num_workers
         self._workers: list[tuple[Any, Connection]] = []
         self._directory = tempfile.TemporaryDirectory()
         self._num_jobs = 0
@@ -70,7 +71,7 @@ class World:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        for rank in range(NUM_WORKERS):
+        for rank in range(self._num_workers):
             here, there = context.Pipe()
             # Not a daemon: Megatron's checkpoint writer starts processes of its own.
             process = context.Process(target=_serve, args=(rank, there), daemon=False)

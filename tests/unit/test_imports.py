@@ -28,7 +28,8 @@ LAYERS: list[list[str]] = [
 # Package -> the only files (or folders) that may name it.
 HOMES = {
     "math_verify": ["verify/math_verifier.py"],
-    "vllm": ["rollout/vllm_engine.py"],
+    "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
+    "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
     "typer": ["cli.py", "convert/commands.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
@@ -47,6 +48,7 @@ HOMES = {
         "runtime/",
         "model/checkpoint.py",
         "weights/export.py",
+        "weights/transfer.py",
         "weights/dist_metadata.py",
         "convert/layout.py",
     ],

@@ -1,0 +1,241 @@
+"""Bytes a second of a push of all weights, against a plain copy of the same bytes in the same run.
+
+    python benchmarks/push.py [--shape 46m|1.5b|7b] [--tp N --pp N --rollout-tp N] [--repeats N]
+    torchrun --nproc-per-node N benchmarks/push.py --tp N ...
+
+Builds Megatron's shards of a model with random weights and an engine that has vLLM's layout but
+does nothing else, and pushes by both ways in turn: in place (slices written into the engine's
+parameters) and as a stream (whole tensors, which the engine cuts up and copies, as vLLM's loader
+does). The plain copy is one `copy_` for every engine parameter. Prints one JSON line: medians of
+the slowest rank, their ratios to the copy, and the extra memory at the peak of a push against two
+buckets. On a GPU the same line gives the seconds there.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
+from megatron_opsft.model.build import build_model, transformer_config, uses_transformer_engine
+from megatron_opsft.rollout.engine import Checksums, EngineWeights, Replica
+from megatron_opsft.rollout.vllm_core import checked_stream, vllm_layout
+from megatron_opsft.runtime.device import Device, select_device, synchronize
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    gather_from_all,
+    start_distributed,
+    stop_distributed,
+)
+from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.layouts import Part, view
+from megatron_opsft.weights.proof import parameter_checksums
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.shards import ModelShards
+from megatron_opsft.weights.sync import WeightSync
+
+R1_DISTILL_QWEN_1P5B = ModelShape(
+    architecture="Qwen2ForCausalLM",
+    num_layers=28,
+    hidden_size=1536,
+    ffn_size=8960,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    vocab_size=151936,
+    tied_embeddings=False,
+    qkv_bias=True,
+    qk_norm=False,
+    norm_eps=1e-6,
+    max_position_embeddings=131072,
+    rope_theta=10000.0,
+)
+SHAPES = {
+    "46m": replace(
+        R1_DISTILL_QWEN_1P5B,
+        num_layers=8,
+        hidden_size=512,
+        ffn_size=1792,
+        num_heads=8,
+        head_dim=64,
+        vocab_size=18432,
+    ),
+    "1.5b": R1_DISTILL_QWEN_1P5B,
+    "7b": replace(
+        R1_DISTILL_QWEN_1P5B,
+        hidden_size=3584,
+        ffn_size=18944,
+        num_heads=28,
+        num_kv_heads=4,
+        vocab_size=152064,
+    ),
+}
+
+
+class LayoutEngine:
+    """The weights' side of a rollout engine: vLLM's parameters on this rank, and nothing else."""
+
+    def __init__(
+        self, table: WeightTable, tp: int, layout: Layout, like: Tensor, *, packed: str
+    ) -> None:
+        self.layout = vllm_layout(table, tp, packed_head=False)
+        self.replica = Replica(index=layout.rank // tp, count=layout.world_size // tp)
+        self._tp_rank = layout.rank % tp
+        self._packed = packed
+        self._parts: dict[str, list[tuple[Part, Tensor]]] = {}
+        self.tensors: dict[str, Tensor] = {}
+        for parameter in self.layout.parameters_of(self._tp_rank):
+            tensor = torch.zeros(parameter.shape, dtype=like.dtype, device=like.device)
+            self.tensors[parameter.name] = tensor
+            for part in parameter.parts:
+                self._parts.setdefault(part.hf_name, []).append((part, tensor))
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Cut every whole tensor up and copy what this rank needs."""
+        for name, tensor in checked_stream(tensors, self.layout):
+            for part, own in self._parts.get(name, ()):
+                rect = part.rect
+                source = tensor[rect.row0 : rect.row1]
+                if tensor.dim() == 2:
+                    source = source[:, rect.col0 : rect.col1]
+                view(own, part, rect).copy_(source)
+
+    def begin_update(self) -> None:
+        """Nothing."""
+
+    def finish_update(self, version: int) -> None:
+        """Nothing."""
+
+    def weights(self) -> EngineWeights:
+        """All of them, live."""
+        return EngineWeights(tp_rank=self._tp_rank, tensors=self.tensors, packed=self._packed)
+
+    def checksums(self, cuts: int) -> Checksums:
+        """Of this rank's parameters."""
+        sums = parameter_checksums(
+            self.layout.parameters_of(self._tp_rank),
+            self.tensors,
+            hf_columns=self.layout.hf_columns,
+            cuts=cuts,
+        )
+        return Checksums(of_rank={self._tp_rank: sums})
+
+
+def build_shards(
+    shape: ModelShape, dtype: str, parallel: ParallelConfig, device: Device, layout: Layout
+) -> ModelShards:
+    """Megatron's model with random weights, without gradients and optimizer."""
+    config = transformer_config(
+        shape, dtype=dtype, parallel=parallel, train=TrainConfig(), device=device
+    )
+    names = "te" if uses_transformer_engine(device, dtype) else "local"
+    models = build_model(shape, config, device)
+    shards = ModelShards.of(models, WeightTable(shape, names, parallel.tp), layout)
+    seed = torch.Generator(device.torch_device).manual_seed(0)
+    pool = torch.randn(2**22, generator=seed, device=device.torch_device).to(shards.dtype)
+    for rule, parameter in shards.parameters:
+        flat = parameter.view(-1)
+        for start in range(0, flat.numel(), pool.numel()):
+            part = flat[start : start + pool.numel()]
+            part.copy_(pool[: part.numel()])
+        if rule.fusion.value == "vocabulary":  # as after loading: padding is zero
+            parameter[shape.vocab_size :].zero_()
+    return shards
+
+
+def timed(device: Device, act: Callable[[], Any]) -> float:
+    """Seconds of the slowest rank."""
+    gather_from_all([0])
+    synchronize(device)
+    start = time.perf_counter()
+    act()
+    synchronize(device)
+    return max(gather_from_all([time.perf_counter() - start]))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The numbers of the JSON line; called by every rank."""
+    device = select_device("auto")
+    if not device.is_cuda:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    parallel = ParallelConfig(tp=args.tp, pp=args.pp)
+    layout = start_distributed(device, parallel)
+    shards = build_shards(SHAPES[args.shape], args.dtype, parallel, device, layout)
+    like = shards.parameters[0][1]
+    syncs = {}
+    for way, packed in (("in_place", ""), ("stream", "asked for")):
+        engine = LayoutEngine(shards.table, args.rollout_tp, layout, like, packed=packed)
+        config = SyncConfig(verify="off", bucket_mb=args.bucket_mb)
+        syncs[way] = WeightSync(shards, engine, config, score=lambda samples: [])  # type: ignore[arg-type]
+        syncs[way].push(0)  # the first push is always a stream, and chooses the way
+    sources = [torch.ones_like(t) for t in engine.tensors.values()]
+    targets = [torch.ones_like(t) for t in engine.tensors.values()]
+
+    def copy() -> None:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+
+    seconds: dict[str, list[float]] = {"copy": [], "in_place": [], "stream": [], "checksums": []}
+    extra = {"in_place": 0, "stream": 0}
+    for version in range(1, args.repeats + 1):
+        seconds["copy"].append(timed(device, copy))
+        for way, sync in syncs.items():
+            with PeakMemory(device) as peak:
+                seconds[way].append(timed(device, lambda s=sync, v=version: s.push(v)))
+            extra[way] = max(extra[way], max(gather_from_all([peak.extra_bytes])))
+        seconds["checksums"].append(timed(device, lambda: syncs["in_place"].compare_checksums()))
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    engine_bytes = sum(t.numel() * t.itemsize for t in engine.tensors.values())
+    result = {
+        "shape": args.shape,
+        "device": str(device.torch_device.type),
+        "world_size": layout.world_size,
+        "tp": args.tp,
+        "pp": args.pp,
+        "rollout_tp": args.rollout_tp,
+        "engine_bytes_per_rank": engine_bytes,
+        **{f"{name}_seconds": round(value, 4) for name, value in medians.items()},
+        **{
+            f"{name}_gb_per_second": round(engine_bytes / medians[name] / 1e9, 2)
+            for name in ("copy", "in_place", "stream")
+        },
+        **{
+            f"{name}_to_copy": round(medians["copy"] / medians[name], 3)
+            for name in ("in_place", "stream")
+        },
+        "in_place_extra_mib": round(extra["in_place"] / 2**20, 1),
+        "stream_extra_mib": round(extra["stream"] / 2**20, 1),
+        "two_buckets_mib": 2 * args.bucket_mb,
+    }
+    is_main = layout.is_main
+    stop_distributed()
+    return result if is_main else {}
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="46m")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
+    parser.add_argument("--rollout-tp", type=int, default=1)
+    parser.add_argument("--bucket-mb", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=7)
+    if result := measure(parser.parse_args()):
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

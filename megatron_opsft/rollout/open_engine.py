@@ -1,0 +1,87 @@
+"""The rollout engine that a configuration asks for."""
+
+from pathlib import Path
+
+import torch
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.engine import Replica, RolloutEngine
+from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.remote_engine import RemoteEngine
+from megatron_opsft.rollout.responses import Decoder
+from megatron_opsft.rollout.vllm_core import VllmSettings, check_installed
+from megatron_opsft.rollout.vllm_engine import VllmEngine
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.weights.rules import WeightTable
+
+
+def check_engine(config: Config) -> None:
+    """Errors: `UserError` for settings that contradict each other and for a missing vLLM."""
+    rollout = config.rollout
+    if rollout.engine == "vllm":
+        check_installed()
+        return
+    for key, value, wanted in (
+        ("placement", rollout.placement, "colocated"),
+        ("tp", rollout.tp, 1),
+    ):
+        if value != wanted:
+            raise UserError(
+                f"rollout.{key}={value} is vLLM's; set rollout.engine=vllm or "
+                f"rollout.{key}={wanted}"
+            )
+
+
+def max_engine_tokens(config: Config) -> int:
+    """The longest prompt and response together that a run asks an engine for."""
+    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens or 0)
+    return config.data.max_prompt_tokens + response
+
+
+def open_engine(
+    config: Config,
+    model_dir: Path,
+    tokenizer: Decoder,
+    table: WeightTable,
+    device: Device,
+    layout: Layout,
+) -> RolloutEngine:
+    """Called by every rank after the process groups were made; the engine holds no weights yet."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
+    if config.rollout.engine == "hf":
+        return HfEngine.from_config(
+            model_dir,
+            tokenizer,
+            dtype=dtype,
+            device=device.torch_device,
+            batch_size=config.rollout.batch_size,
+            replica=Replica(
+                index=layout.rank, count=layout.world_size, batch_size=config.rollout.batch_size
+            ),
+        )
+    settings = VllmSettings(
+        model_dir=model_dir,
+        dtype=config.model.dtype,
+        is_cuda=device.is_cuda,
+        tp=config.rollout.tp,
+        max_tokens=max_engine_tokens(config),
+        batch_size=config.rollout.batch_size,
+        gpu_memory_fraction=config.rollout.gpu_memory_fraction,
+        kv_cache_bytes=config.rollout.kv_cache_bytes,
+        seed=config.run.seed,
+        under_launcher=config.rollout.placement == "colocated",
+    )
+    if config.rollout.placement == "separate":
+        return RemoteEngine(
+            settings,
+            table,
+            tokenizer,
+            layout,
+            num_engines=config.rollout.num_engines,
+            timeout_seconds=config.rollout.engine_timeout_seconds,
+            log_dir=config.run.dir,
+            bucket_bytes=config.sync.bucket_mb * 2**20,
+        )
+    return VllmEngine(settings, table, tokenizer, rank=layout.rank, world_size=layout.world_size)

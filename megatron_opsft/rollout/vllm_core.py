@@ -1,0 +1,271 @@
+"""One vLLM engine in this process: starting it, sampling and scoring with token ids.
+
+With `vllm_worker` the only file that names vllm. `vllm_engine` puts it inside the training ranks,
+`engine_process` into a process of its own.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from megatron_opsft.errors import SyncError, UserError
+from megatron_opsft.records import Sample
+from megatron_opsft.rollout.engine import EngineLayout, PromptRequest, SamplingSettings, Scores
+from megatron_opsft.weights.layouts import Parameter, hf_columns
+from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
+
+INSTALL_LINE = (
+    "on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: pip install --no-build-isolation '.[gpu]'"
+)
+_WORKER = "megatron_opsft.rollout.vllm_worker"
+_CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What one vLLM engine is built for.
+
+    max_tokens: the longest prompt and response together.
+    under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
+    otherwise the engine starts workers of its own where tp is above 1.
+    """
+
+    model_dir: Path
+    dtype: str
+    is_cuda: bool
+    tp: int
+    max_tokens: int
+    batch_size: int
+    gpu_memory_fraction: float
+    kv_cache_bytes: int | None
+    seed: int
+    under_launcher: bool
+
+
+def check_installed() -> None:
+    """Errors: `UserError` with the install line. Imports nothing."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(f"rollout.engine=vllm: vLLM is not installed; {INSTALL_LINE}")
+
+
+class VllmCore:
+    """vLLM's `LLM`, started with random weights: the first update brings the real ones.
+
+    The ranks of a tensor-parallel group make the same calls in the same order.
+    """
+
+    def __init__(self, settings: VllmSettings, table: WeightTable) -> None:
+        """Errors: `UserError` for a model or a size that vLLM refuses."""
+        check_installed()
+        _prepare_environment(settings.is_cuda)
+        from vllm import LLM
+
+        try:
+            self.llm = LLM(**_options(settings, table))
+        except (ValueError, NotImplementedError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"rollout.engine=vllm: vLLM refuses this model: {reason}") from error
+        vocab_size = self.llm.model_config.get_vocab_size()
+        if vocab_size != table.shape.vocab_size:
+            raise UserError(
+                f"rollout.engine=vllm: the engine's vocabulary has {vocab_size} tokens, the "
+                f"trainer's {table.shape.vocab_size}"
+            )
+        # The same on every worker.
+        self.packs, self.packs_head = self.rpc("opsft_packs")[0]
+        self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
+
+    def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """A method of every worker of this process's engine; their results."""
+        return self.llm.collective_rpc(method, args=args, kwargs=kwargs)
+
+    def sample(
+        self,
+        prompts: Sequence[PromptRequest],
+        sampling: SamplingSettings,
+        beat: Callable[[], None] = lambda: None,
+    ) -> list[list[int]]:
+        """Token ids of all responses, in the order of the prompts and of their samples.
+
+        beat: called after every decoding step. The cache starts empty, so what comes out depends
+        on the weights and on this call's requests alone.
+        """
+        self.drop_cache()
+        outputs = self._run(
+            [(p.prompt_ids, _sampling_params(sampling, s)) for p in prompts for s in p.seeds], beat
+        )
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """See `RolloutEngine.score`."""
+        from vllm import SamplingParams
+
+        whole = [(*sample.prompt_ids, *sample.response_ids) for sample in samples]
+        # With log-probs of the prompt vLLM reads no cached blocks, without them it does.
+        reading = SamplingParams(max_tokens=1, detokenize=False)
+        (first,) = self._run([(whole[0], reading)])
+        scoring = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=0)
+        outputs = self._run([(ids, scoring) for ids in whole])
+        log_probs = []
+        for sample, output in zip(samples, outputs, strict=True):
+            rows = output.prompt_logprobs[len(sample.prompt_ids) :]
+            ids = sample.response_ids
+            log_probs.append(tuple(row[i].logprob for row, i in zip(rows, ids, strict=True)))
+        return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+
+    def drop_cache(self) -> None:
+        """Forget the keys and values of all earlier requests."""
+        if not self.llm.reset_prefix_cache():
+            raise SyncError("vLLM did not drop its prefix cache")
+
+    def close(self) -> None:
+        """Drop the model, and with vLLM's process groups also the job's."""
+        from vllm.distributed import parallel_state
+
+        del self.llm
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+    def _run(
+        self,
+        requests: Sequence[tuple[Sequence[int], Any]],
+        beat: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """vLLM's outputs of (prompt, sampling parameters), in their order."""
+        from vllm.sampling_params import RequestOutputKind
+
+        engine = self.llm.llm_engine
+        for number, (ids, params) in enumerate(requests):
+            params.output_kind = RequestOutputKind.FINAL_ONLY
+            engine.add_request(str(number), {"prompt_token_ids": list(ids)}, params)
+        outputs: dict[int, Any] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    outputs[int(output.request_id)] = output
+            beat()
+        return [outputs[number] for number in range(len(requests))]
+
+
+def _prepare_environment(is_cuda: bool) -> None:
+    """What vLLM reads from the environment when it is imported or started."""
+    # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not is_cuda:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    for name in ("RANK", "LOCAL_RANK"):  # read under a launcher; a run of one rank has none
+        os.environ.setdefault(name, "0")
+
+
+def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": settings.dtype,
+        "tensor_parallel_size": settings.tp,
+        "max_model_len": settings.max_tokens,
+        "max_num_seqs": settings.batch_size,
+        "enable_prefix_caching": True,
+        "seed": settings.seed,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "worker_extension_cls": f"{_WORKER}.OpsftWorker",
+    }
+    if settings.under_launcher:
+        options["distributed_executor_backend"] = "external_launcher"
+    else:
+        from vllm.config import WeightTransferConfig
+
+        from megatron_opsft.rollout.vllm_worker import BACKEND
+
+        options["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+    if settings.is_cuda:
+        options["gpu_memory_utilization"] = settings.gpu_memory_fraction
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+        options["enable_sleep_mode"] = settings.under_launcher
+    else:
+        options["enforce_eager"] = True
+        options["block_size"] = _CPU_BLOCK_TOKENS
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(settings, table)
+        # A prompt that is prefilled in parts has its random generator wound back, which generators
+        # on a CPU cannot.
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
+    return options
+
+
+def _cpu_cache(settings: VllmSettings, table: WeightTable) -> int:
+    """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
+    shape = table.shape
+    itemsize = 4 if settings.dtype == "float32" else 2
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
+    wanted = per_token * tokens * (settings.batch_size + 1)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(wanted, memory // 4), 2**24)
+
+
+def _sampling_params(sampling: SamplingSettings, seed: int) -> Any:
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_response_tokens,
+        seed=seed,
+        stop_token_ids=list(sampling.end_token_ids),
+        ignore_eos=True,  # the end tokens are ours, not those of the model's files
+        detokenize=False,
+    )
+
+
+def vllm_layout(table: WeightTable, tp_size: int, *, packed_head: bool) -> EngineLayout:
+    """vLLM's layout of a model. packed_head: the head's product has a copy of a tied embedding.
+
+    Errors: `UserError` when tp_size does not divide the model.
+    """
+
+    def parameters_of(tp_rank: int) -> tuple[Parameter, ...]:
+        parameters = vllm_parameters(table, tp_rank, tp_size)
+        if packed_head and table.shape.tied_embeddings:
+            parameters = (*parameters, tied_head(parameters))
+        return parameters
+
+    names = [parameter.name for parameter in parameters_of(0)]
+    return EngineLayout(
+        tp_size=tp_size,
+        parameters_of=parameters_of,
+        hf_columns=hf_columns(table.hf_shapes()),
+        uncertain=frozenset(name for name in names if ".experts." in name),
+    )
+
+
+def checked_stream(
+    tensors: Iterable[tuple[str, Tensor]], layout: EngineLayout
+) -> Iterator[tuple[str, Tensor]]:
+    """The stream as vLLM needs it: a tied embedding comes under the head's name as well.
+
+    Errors: ValueError for a name that is unknown, comes twice, or is missing at the end.
+    """
+    missing = dict.fromkeys(layout.hf_columns)
+    embedding = EMBEDDING.hf_tensors[0][0]
+    for name, tensor in tensors:
+        if name not in missing:
+            known = "was sent twice" if name in layout.hf_columns else "is unknown to the engine"
+            raise ValueError(f"{name} {known}")
+        del missing[name]
+        yield name, tensor
+        if name == embedding and TIED_HEAD not in layout.hf_columns:
+            yield TIED_HEAD, tensor
+    if missing:
+        raise ValueError(f"{len(missing)} weights were not sent: {', '.join(list(missing)[:5])}")

@@ -1,0 +1,127 @@
+"""vLLM inside the training ranks, as its external launcher has it: one worker in each rank."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.engine import (
+    Checksums,
+    EngineWeights,
+    PromptRequest,
+    Replica,
+    SamplingSettings,
+    Scores,
+)
+from megatron_opsft.rollout.responses import Decoder, make_rollouts
+from megatron_opsft.rollout.vllm_core import VllmCore, VllmSettings, checked_stream
+from megatron_opsft.weights.rules import WeightTable
+
+
+class VllmEngine:
+    """`RolloutEngine`; `tp` consecutive ranks are one engine. Holds no weights before the first
+    update.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        table: WeightTable,
+        tokenizer: Decoder,
+        *,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        """Called by every rank, after the job's process groups were made.
+
+        Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
+        """
+        if world_size % settings.tp:
+            raise UserError(
+                f"rollout.tp={settings.tp} does not divide the world size {world_size}; "
+                "choose a divisor"
+            )
+        self.version: int | None = None
+        self.tokenizer = tokenizer
+        self.replica = Replica(
+            index=rank // settings.tp,
+            count=world_size // settings.tp,
+            answers=rank % settings.tp == 0,
+        )
+        self._tp_rank = rank % settings.tp
+        self._can_sleep = settings.is_cuda
+        self._asleep = False
+        self._core = VllmCore(settings, table)
+        self.layout = self._core.layout
+        (self._tensors,) = self._core.rpc("opsft_tensors")
+
+    def generate(
+        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
+    ) -> list[Rollout]:
+        """See `RolloutEngine.generate`. RuntimeError before the first complete update."""
+        if self.version is None:
+            raise RuntimeError("the rollout engine holds no complete set of weights")
+        responses = self._core.sample(prompts, sampling)
+        if not self.replica.answers:
+            return []
+        return make_rollouts(
+            prompts,
+            responses,
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self.tokenizer,
+            version=self.version,
+        )
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """See `RolloutEngine.score`."""
+        return self._core.score(samples)
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """See `RolloutEngine.load_weights`: vLLM's own update of a running model."""
+        self.begin_update()
+        self._core.rpc("reload_weights", weights_iterator=checked_stream(tensors, self.layout))
+        self.finish_update(version)
+
+    def begin_update(self) -> None:
+        """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
+        self.version = None
+        if self._asleep:
+            self._core.llm.wake_up(tags=["weights"])
+
+    def finish_update(self, version: int) -> None:
+        """See `RolloutEngine.finish_update`."""
+        if self._asleep:
+            self._core.llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+        self._tensors.forget()
+        self._core.drop_cache()
+        self.version = version
+
+    def weights(self) -> EngineWeights:
+        """See `RolloutEngine.weights`."""
+        return EngineWeights(
+            tp_rank=self._tp_rank,
+            tensors=self._tensors,
+            packed=self._tensors.packed(self.layout.parameters_of(self._tp_rank)),
+            signed_zeros=not self._core.packs,
+        )
+
+    def checksums(self, cuts: int) -> Checksums:
+        """See `RolloutEngine.checksums`."""
+        parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
+        (sums,) = self._core.rpc("opsft_checksums", parameters, self.layout.hf_columns, cuts)
+        return Checksums(of_rank={self._tp_rank: sums}, signed_zeros=not self._core.packs)
+
+    def sleep(self) -> None:
+        """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""
+        if self._can_sleep and not self._asleep:
+            self.version = None
+            self._core.llm.sleep(level=2)
+            self._asleep = True
+
+    def close(self) -> None:
+        """Drop the model and vLLM's process groups."""
+        self.version = None
+        del self._tensors
+        self._core.close()

@@ -1,0 +1,139 @@
+"""Carries out one rank's part of a reshard plan: packs, sends, receives, unpacks.
+
+Two rounds are on their way at a time: while one travels, the next is packed, and the one before is
+unpacked.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron_opsft.weights.plan import Program, Round, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Posted:
+    """A round on its way. The buffers must live until all of `works` have been waited for."""
+
+    current: Round
+    sent: Tensor
+    received: Tensor
+    works: Sequence[dist.Work]
+
+
+class Transfer:
+    """Fills the targets of all ranks from their sources; made once, run for every push or pull.
+
+    Over the default process group; every rank has its own program of the same plan.
+    """
+
+    def __init__(
+        self, program: Program, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> None:
+        """sources, targets: this rank's live parameters under the plan's names, looked up anew at
+        every run.
+
+        Errors: ValueError for a parameter that is missing or not of the others' dtype.
+        """
+        self._program = program
+        self._sources = sources
+        self._targets = targets
+        self._empty = _check_parameters(program, sources, targets)
+        self._is_connected = False
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Collective over the world. It takes less than two buckets of memory."""
+        if self._program.rounds and not self._is_connected:
+            self._connect()
+        posted: _Posted | None = None
+        for number, current in enumerate(self._program.rounds):
+            following = self._post(current, number)
+            if posted is None:
+                self._fill_locally()
+            else:
+                self._finish(posted)
+            posted = following
+        if posted is None:
+            self._fill_locally()
+        else:
+            self._finish(posted)
+
+    def _connect(self) -> None:
+        """A collective of all ranks; NCCL wants one before messages between some of them."""
+        dist.all_reduce(self._empty.new_zeros(1))
+        self._is_connected = True
+
+    def _post(self, current: Round, number: int) -> _Posted:
+        sent, received = (
+            self._empty.new_empty(sum(s.num_elements for slices in by_peer for s in slices))
+            for by_peer in (current.sends.values(), current.receives.values())
+        )
+        operations = [
+            dist.P2POp(dist.irecv, message, peer, tag=number)
+            for peer, _, message in _messages(current.receives, received)
+        ]
+        for peer, slices, message in _messages(current.sends, sent):
+            for source, place in _places(slices, message, self._sources):
+                place.copy_(source)
+            operations.append(dist.P2POp(dist.isend, message, peer, tag=number))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        return _Posted(current, sent, received, works)
+
+    def _finish(self, posted: _Posted) -> None:
+        for work in posted.works:
+            work.wait()
+        for _, slices, message in _messages(posted.current.receives, posted.received):
+            for target, place in _places(slices, message, self._targets):
+                target.copy_(place)
+
+    def _fill_locally(self) -> None:
+        for source, target in self._program.copies:
+            target.of(self._targets).copy_(source.of(self._sources))
+        for padding in self._program.zeros:
+            padding.of(self._targets).zero_()
+
+
+def _messages(
+    by_peer: Mapping[int, tuple[Slice, ...]], buffer: Tensor
+) -> Iterator[tuple[int, tuple[Slice, ...], Tensor]]:
+    """Each peer with its slices and its part of the buffer."""
+    start = 0
+    for peer, slices in by_peer.items():
+        stop = start + sum(s.num_elements for s in slices)
+        yield peer, slices, buffer[start:stop]
+        start = stop
+
+
+def _places(
+    slices: Sequence[Slice], message: Tensor, parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The view of each slice in its parameter, and in the message."""
+    start = 0
+    for piece in slices:
+        inside = piece.of(parameters)
+        yield inside, message[start : start + inside.numel()].view(inside.shape)
+        start += inside.numel()
+
+
+def _check_parameters(
+    program: Program, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+) -> Tensor:
+    """An empty tensor of the parameters' dtype and device."""
+    sent = [s for r in program.rounds for slices in r.sends.values() for s in slices]
+    received = [s for r in program.rounds for slices in r.receives.values() for s in slices]
+    sent += [source for source, _ in program.copies]
+    received += [target for _, target in program.copies]
+    first: Tensor | None = None
+    for slices, tensors in ((sent, sources), ([*received, *program.zeros], targets)):
+        for name in dict.fromkeys(piece.parameter for piece in slices):
+            if name not in tensors:
+                raise ValueError(f"the plan names a parameter that is not here: {name}")
+            tensor = tensors[name]
+            first = tensor if first is None else first
+            if tensor.dtype != first.dtype:
+                raise ValueError(f"{name} is {tensor.dtype}, others are {first.dtype}")
+    return torch.empty(0) if first is None else first.new_empty(0)

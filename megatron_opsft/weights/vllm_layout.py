@@ -1,0 +1,172 @@
+"""Where every HF tensor sits in the parameters of vLLM 0.32, unquantised, at any tensor-parallel
+size.
+
+The source: model_executor/layers/linear.py, vocab_parallel_embedding.py and
+fused_moe/routed_experts.py.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.layouts import Parameter, Part, Rect, whole
+from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+
+_VOCABULARY_MULTIPLE = 64
+
+
+class _Cut(Enum):
+    """How vLLM's tensor parallelism cuts an HF tensor.
+
+    KV_HEADS    by rows while there are enough heads; otherwise a head goes to several ranks
+    VOCABULARY  by rows of the padded vocabulary
+    """
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    COLUMNS = "columns"
+    KV_HEADS = "kv_heads"
+    VOCABULARY = "vocabulary"
+
+
+# By the name of the module that holds the tensor.
+_CUTS = {
+    "embed_tokens": _Cut.VOCABULARY,
+    "lm_head": _Cut.VOCABULARY,
+    "q_proj": _Cut.ROWS,
+    "k_proj": _Cut.KV_HEADS,
+    "v_proj": _Cut.KV_HEADS,
+    "o_proj": _Cut.COLUMNS,
+    "gate_proj": _Cut.ROWS,
+    "up_proj": _Cut.ROWS,
+    "down_proj": _Cut.COLUMNS,
+    "gate": _Cut.WHOLE,
+    "input_layernorm": _Cut.WHOLE,
+    "post_attention_layernorm": _Cut.WHOLE,
+    "q_norm": _Cut.WHOLE,
+    "k_norm": _Cut.WHOLE,
+    "norm": _Cut.WHOLE,
+}
+
+# What vLLM fuses: the parts lie one below the other, in the order of the weight table. The number
+# in an expert's name is its index in the parameter.
+_FUSED = (
+    (re.compile(r"\.mlp\.experts\.(\d+)\.(?:gate|up)_proj\."), ".mlp.experts.routed_experts.w13_"),
+    (re.compile(r"\.mlp\.experts\.(\d+)\.down_proj\."), ".mlp.experts.routed_experts.w2_"),
+    (re.compile(r"\.self_attn\.[qkv]_proj\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.mlp\.(?:gate|up)_proj\."), ".mlp.gate_up_proj."),
+)
+
+
+def vllm_parameters(table: WeightTable, tp_rank: int, tp_size: int) -> tuple[Parameter, ...]:
+    """The parameters of one tensor-parallel rank, by vLLM's names; tied weights once.
+
+    The experts' are as loaded: the Triton kernel keeps them so, FlashInfer's and the CPU's reorder
+    them. Errors: `UserError` for a tp_size that cannot cut the model.
+    """
+    check_rollout_tp(table.shape, tp_size)
+    shapes = table.hf_shapes()
+    fused: dict[str, list[tuple[str, int | None]]] = {}
+    for hf_name in shapes:
+        name, expert = _vllm_name(hf_name)
+        fused.setdefault(name, []).append((hf_name, expert))
+    return tuple(
+        _parameter(name, members, shapes, table.shape, tp_rank, tp_size)
+        for name, members in fused.items()
+    )
+
+
+def tied_head(parameters: Iterable[Parameter]) -> Parameter:
+    """A second copy of a tied embedding under the head's name; parameters: of the same rank."""
+    embedding = EMBEDDING.hf_tensors[0][0]
+    return next(replace(p, name=TIED_HEAD) for p in parameters if p.name == embedding)
+
+
+def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
+    """UserError if vLLM cannot cut this model into `tp_size` parts."""
+    _divide(shape.num_heads, tp_size, "num_attention_heads")
+    if shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads:
+        raise UserError(
+            f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
+            f"num_key_value_heads={shape.num_kv_heads}"
+        )
+    name, size = shape.shard_ffn
+    _divide(size, tp_size, name)
+    _divide(_padded_vocabulary(shape), tp_size, "the padded vocab_size")
+    if shape.moe is not None and tp_size > shape.moe.num_experts:
+        raise UserError(f"rollout.tp={tp_size} is more than num_experts={shape.moe.num_experts}")
+
+
+def _divide(size: int, tp_size: int, what: str) -> None:
+    if size % tp_size:
+        raise UserError(
+            f"rollout.tp={tp_size} does not divide {what}={size}; choose a divisor of {size}"
+        )
+
+
+def _padded_vocabulary(shape: ModelShape) -> int:
+    return -(-shape.vocab_size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
+
+
+def _vllm_name(hf_name: str) -> tuple[str, int | None]:
+    """The parameter's name, and the index in it."""
+    for pattern, name in _FUSED:
+        if match := pattern.search(hf_name):
+            expert = int(match[1]) if match.groups() else None
+            return hf_name[: match.start()] + name + hf_name[match.end() :], expert
+    return hf_name, None
+
+
+def _cut_of(hf_name: str) -> _Cut:
+    module = hf_name.split(".")[-2]
+    if module not in _CUTS:
+        raise UserError(f"where vLLM keeps {hf_name} is not known")
+    return _CUTS[module]
+
+
+def _parameter(
+    name: str,
+    members: list[tuple[str, int | None]],
+    shapes: dict[str, tuple[int, ...]],
+    shape: ModelShape,
+    tp_rank: int,
+    tp_size: int,
+) -> Parameter:
+    """members: HF name and expert of each tensor in it; shapes: of all HF tensors."""
+    parts = []
+    heights: dict[int | None, int] = {}
+    for hf_name, expert in members:
+        rect = _rank_rect(hf_name, shapes[hf_name], shape, tp_rank, tp_size)
+        row = heights.get(expert, 0)
+        parts.append(Part(hf_name, rect, row, 0, expert))
+        heights[expert] = row + rect.row1 - rect.row0
+    first = members[0][0]
+    rows = padding_row = next(iter(heights.values()))
+    if _cut_of(first) is _Cut.VOCABULARY:
+        rows = _padded_vocabulary(shape) // tp_size
+    columns = (parts[0].rect.col1 - parts[0].rect.col0,) * (len(shapes[first]) - 1)
+    experts = () if None in heights else (len(heights),)
+    held = tuple(part for part in parts if part.rect.num_elements)
+    return Parameter(name, (*experts, rows, *columns), held, padding_row)
+
+
+def _rank_rect(
+    hf_name: str, hf_shape: tuple[int, ...], shape: ModelShape, tp_rank: int, tp_size: int
+) -> Rect:
+    """What a rank holds of an HF tensor; no rows where its vocabulary is all padding."""
+    cut, rect = _cut_of(hf_name), whole(hf_shape)
+    if cut is _Cut.WHOLE:
+        return rect
+    if cut is _Cut.COLUMNS:
+        size = rect.col1 // tp_size
+        return Rect(0, rect.row1, tp_rank * size, (tp_rank + 1) * size)
+    size, number = rect.row1 // tp_size, tp_rank
+    if cut is _Cut.VOCABULARY:
+        size = _padded_vocabulary(shape) // tp_size
+    elif cut is _Cut.KV_HEADS and tp_size > shape.num_kv_heads:
+        size, number = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
+    start, stop = (min(edge * size, rect.row1) for edge in (number, number + 1))
+    return Rect(start, stop, 0, rect.col1)

@@ -1,0 +1,64 @@
+"""vLLM's fused parameters, put together from whole HF tensors with cat and chunk alone.
+
+What vLLM 0.32 itself holds after loading the same tensors was compared with this once, for every
+model of `tiny_models.SHAPES`.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.weights.architectures.shape import ModelShape
+
+
+def vllm_weights(
+    shape: ModelShape, hf: Mapping[str, Tensor], tp_rank: int, tp_size: int
+) -> dict[str, Tensor]:
+    """name -> parameter of one tensor-parallel rank; hf: every HF tensor."""
+
+    def rows(name: str) -> Tensor:
+        return hf[name].chunk(tp_size)[tp_rank]
+
+    def columns(name: str) -> Tensor:
+        return hf[name].chunk(tp_size, dim=1)[tp_rank]
+
+    def heads(name: str) -> Tensor:
+        every = hf[name].split(shape.head_dim)
+        if tp_size > len(every):
+            every = tuple(head for head in every for _ in range(tp_size // len(every)))
+        return torch.cat(every).chunk(tp_size)[tp_rank]
+
+    def vocabulary(name: str) -> Tensor:
+        table = hf[name]
+        padding = table.new_zeros(-len(table) % 64, table.shape[1])
+        return torch.cat([table, padding]).chunk(tp_size)[tp_rank]
+
+    found = {"model.embed_tokens.weight": vocabulary("model.embed_tokens.weight")}
+    if not shape.tied_embeddings:
+        found["lm_head.weight"] = vocabulary("lm_head.weight")
+    found["model.norm.weight"] = hf["model.norm.weight"]
+    for layer in (f"model.layers.{n}." for n in range(shape.num_layers)):
+        attention = layer + "self_attn."
+        for kind in ("weight", "bias") if shape.qkv_bias else ("weight",):
+            query = rows(f"{attention}q_proj.{kind}")
+            key, value = heads(f"{attention}k_proj.{kind}"), heads(f"{attention}v_proj.{kind}")
+            found[f"{attention}qkv_proj.{kind}"] = torch.cat([query, key, value])
+        found[f"{attention}o_proj.weight"] = columns(f"{attention}o_proj.weight")
+        norms = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+        norms += ["self_attn.q_norm.weight", "self_attn.k_norm.weight"] if shape.qk_norm else []
+        found |= {layer + norm: hf[layer + norm] for norm in norms}
+        mlp = layer + "mlp."
+        if shape.moe is None:
+            gate, up = rows(f"{mlp}gate_proj.weight"), rows(f"{mlp}up_proj.weight")
+            found[f"{mlp}gate_up_proj.weight"] = torch.cat([gate, up])
+            found[f"{mlp}down_proj.weight"] = columns(f"{mlp}down_proj.weight")
+            continue
+        found[f"{mlp}gate.weight"] = hf[f"{mlp}gate.weight"]
+        experts = [f"{mlp}experts.{n}." for n in range(shape.moe.num_experts)]
+        fused = f"{mlp}experts.routed_experts."
+        found[f"{fused}w13_weight"] = torch.stack(
+            [torch.cat([rows(f"{e}gate_proj.weight"), rows(f"{e}up_proj.weight")]) for e in experts]
+        )
+        found[f"{fused}w2_weight"] = torch.stack([columns(f"{e}down_proj.weight") for e in experts])
+    return found

@@ -1,0 +1,210 @@
+"""The checksum against its formula in whole numbers, its additivity, and what it notices."""
+
+from functools import partial
+from math import lcm
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_opsft.weights import checksum as module
+from megatron_opsft.weights.checksum import checksum, unit_bytes
+from megatron_opsft.weights.layouts import Rect
+
+INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
+
+
+def values(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator().manual_seed(rows * 1000 + columns)
+    return torch.randn(rows, columns, generator=generator).to(dtype)
+
+
+def of(tensor: Tensor, rect: Rect | None = None, unit: int = 8, salt: int = 0) -> int:
+    """Of a rectangle of a whole HF tensor."""
+    rect = rect or Rect(0, tensor.shape[0], 0, tensor.shape[1])
+    part = tensor[rect.row0 : rect.row1, rect.col0 : rect.col1]
+    return int(checksum(part, rect, salt=salt, unit_bytes=unit))
+
+
+def wrapped(number: int) -> int:
+    """A whole number as a signed one of 64 bits."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def test_the_formula_in_whole_numbers() -> None:
+    def numbers(stream: int, start: int, stop: int) -> list[int]:
+        return module._numbers(stream, start, stop, torch.device("cpu")).tolist()
+
+    tensor = values(5, 16)
+    h, g, (s,) = numbers(1, 3, 8), numbers(2, 2, 6), numbers(3, 7, 8)
+    words = tensor.view(torch.int64).tolist()
+    total = sum(
+        h[r] * g[c] * (words[r][c] + (words[r][c] >> 29)) for r in range(5) for c in range(4)
+    )
+    found = checksum(tensor, Rect(3, 8, 8, 24), salt=7, unit_bytes=8)
+    assert (found.dtype, found.shape) == (torch.int64, ())
+    assert int(found) == wrapped(s * total)
+    h, g = numbers(1, 3, 8), numbers(2, 8, 24)
+    bits = tensor.view(torch.int16).tolist()
+    total = sum(h[r] * g[c] * bits[r][c] for r in range(5) for c in range(16))
+    found = checksum(tensor, Rect(3, 8, 8, 24), salt=7, unit_bytes=2)
+    assert int(found) == wrapped(s * total)
+
+
+def test_factors_are_odd_and_all_different() -> None:
+    found = [
+        number
+        for stream in (1, 2, 3)
+        for number in module._numbers(stream, 0, 20_000, torch.device("cpu")).tolist()
+    ]
+    assert all(number % 2 for number in found)
+    assert len(set(found)) == len(found)
+    # Any bit of them but the lowest is set in half of the numbers.
+    for bit in range(1, 64):
+        assert abs(sum(number >> bit & 1 for number in found) / len(found) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(("columns", "cuts"), [(48, 1), (48, 2), (48, 3), (48, 4), (30, 3), (7, 1)])
+def test_pieces_add_up_to_the_whole(dtype: torch.dtype, columns: int, cuts: int) -> None:
+    tensor = values(23, columns, dtype)
+    unit = unit_bytes(columns, dtype.itemsize, cuts)
+    whole = of(tensor, unit=unit)
+    width = columns // cuts
+    by_columns = [Rect(0, 23, n * width, (n + 1) * width) for n in range(cuts)]
+    by_rows = [Rect(0, 1, 0, columns), Rect(1, 17, 0, columns), Rect(17, 23, 0, columns)]
+    both = [Rect(r.row0, r.row1, c.col0, c.col1) for r in by_rows for c in by_columns]
+    for pieces in (by_columns, by_rows, both):
+        assert wrapped(sum(of(tensor, rect, unit) for rect in pieces)) == whole
+    assert wrapped(sum(of(tensor, rect, unit) for rect in both[1:])) != whole
+
+
+def test_vectors_add_up_and_equal_matrices_of_one_column() -> None:
+    vector = values(37, 1)[:, 0]
+    of_vector = partial(checksum, salt=2, unit_bytes=unit_bytes(1, 2, 1))
+    whole = int(of_vector(vector, Rect(0, 37, 0, 1)))
+    pieces = [int(of_vector(vector[a:b], Rect(a, b, 0, 1))) for a, b in ((0, 20), (20, 37))]
+    assert wrapped(sum(pieces)) == whole
+    assert int(of_vector(vector[:, None], Rect(0, 37, 0, 1))) == whole
+
+
+def test_a_unit_is_a_word_only_where_every_piece_is_made_of_words() -> None:
+    assert [unit_bytes(1536, 2, cuts) for cuts in (1, 2, lcm(4, 8))] == [8, 8, 8]
+    assert [unit_bytes(24, 2, cuts) for cuts in (1, 2, 3, 4, 6)] == [8, 8, 8, 2, 8]
+    assert [unit_bytes(24, 4, cuts) for cuts in (4, 8, 12)] == [8, 4, 8]
+    assert [unit_bytes(1, itemsize, 1) for itemsize in (2, 4, 8)] == [2, 4, 8]
+
+
+@pytest.mark.parametrize("unit", [2, 8])
+def test_every_single_bit_is_noticed(unit: int) -> None:
+    tensor = values(3, 8)
+    bits = tensor.view(torch.int16)
+    seen = {of(tensor, unit=unit)}
+    for row in range(3):
+        for column in range(8):
+            for bit in range(16):
+                mask = -(2**15) if bit == 15 else 2**bit
+                bits[row, column] ^= mask
+                seen.add(of(tensor, unit=unit))
+                bits[row, column] ^= mask
+    assert len(seen) == 1 + 3 * 8 * 16
+
+
+@pytest.mark.parametrize("unit", [2, 8])
+def test_changes_of_many_elements_are_noticed(unit: int) -> None:
+    tensor = values(12, 16)
+    changed = {"as it was": tensor}
+    for row in range(1, 12):
+        order = list(range(12))
+        order[0], order[row] = row, 0
+        changed[f"rows 0 and {row} exchanged"] = tensor[order]
+        changed[f"row {row} stale"] = tensor.clone()
+        changed[f"row {row} stale"][row] = 1.0
+    for column in range(16):
+        order = list(range(16))
+        order[0], order[column] = column, 0
+        if column:
+            changed[f"columns 0 and {column} exchanged"] = tensor[:, order]
+        for factor in (-1, 0, 0.5, 2, 4):
+            scaled = changed[f"column {column} times {factor}"] = tensor.clone()
+            scaled[:, column] *= factor
+        pair = changed[f"two signs of column {column}"] = tensor.clone()
+        pair[3:5, column] *= -1
+    for factor in (-1, 0, 0.5, 2):
+        changed[f"all times {factor}"] = tensor * factor
+    changed["rows reversed"] = tensor.flip(0)
+    changed["columns reversed"] = tensor.flip(1)
+    changed["transposed within"] = tensor[:, :12].T.contiguous().view(12, 12)
+    sums = [of(t.contiguous(), unit=unit) for t in changed.values()]
+    assert len(set(sums)) == len(changed)
+
+
+def test_place_and_salt_count() -> None:
+    tensor = values(4, 8)
+    rects = [Rect(0, 4, 0, 8), Rect(1, 5, 0, 8), Rect(0, 4, 4, 12), Rect(4, 8, 0, 8)]
+    sums = {
+        int(checksum(tensor, rect, salt=salt, unit_bytes=8)) for rect in rects for salt in range(5)
+    }
+    assert len(sums) == 20
+
+
+@pytest.mark.parametrize("unit", [2, 8])
+@pytest.mark.parametrize("signed_zeros", [True, False])
+def test_views_and_chunks_do_not_matter(
+    unit: int, signed_zeros: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensor, rect = values(50, 24), Rect(0, 50, 0, 24)
+    found = partial(checksum, rect=rect, salt=0, unit_bytes=unit, signed_zeros=signed_zeros)
+    expected = int(found(tensor))
+    shifted = torch.zeros(50, 27, dtype=torch.bfloat16)  # rows do not start at whole words
+    shifted[:, 1:25] = tensor
+    spread = torch.zeros(100, 24, dtype=torch.bfloat16)
+    spread[::2] = tensor
+    flat = torch.zeros(50 * 24 + 2, dtype=torch.bfloat16)
+    flat[2:] = tensor.flatten()
+    views = (shifted[:, 1:25], spread[::2], flat[2:].view(50, 24), tensor.T.contiguous().T)
+    for chunk_bytes in (8, 400, 2**20):
+        monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", chunk_bytes)
+        assert [int(found(view)) for view in (tensor, *views)] == [expected] * 5
+
+
+def test_what_other_devices_compute_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no product of integer matrices; their way is taken here on the CPU."""
+    tensor = values(50, 24)
+    expected = [of(tensor, unit=unit) for unit in (2, 8)]
+    monkeypatch.setattr(module, "_has_integer_product", lambda device: False)
+    for chunk_bytes in (400, 2**24):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
+        assert [of(tensor, unit=unit) for unit in (2, 8)] == expected
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("columns", [12, 3])
+def test_signs_of_zeros_count_only_if_asked_for(dtype: torch.dtype, columns: int) -> None:
+    plus = values(6, columns, dtype)
+    plus[1:3] = 0.0
+    minus = plus.clone()
+    minus[1:3] = -0.0
+    for signed_zeros in (True, False):
+        sums = [
+            int(
+                checksum(
+                    tensor,
+                    Rect(0, 6, 0, columns),
+                    salt=0,
+                    unit_bytes=unit_bytes(columns, dtype.itemsize, 1),
+                    signed_zeros=signed_zeros,
+                )
+            )
+            for tensor in (plus, minus, -plus)
+        ]
+        assert (sums[0] == sums[1]) is not signed_zeros
+        assert sums[0] != sums[2]
+    assert minus[1].signbit().all()
+
+
+def test_a_rectangle_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \[4, 8\] is not Rect"):
+        checksum(values(4, 8), Rect(0, 4, 0, 9), salt=0, unit_bytes=2)
+    with pytest.raises(ValueError, match="not whole units of 8 bytes"):
+        checksum(values(4, 8), Rect(0, 4, 2, 10), salt=0, unit_bytes=8)

@@ -1,0 +1,223 @@
+"""Layouts against tensors that were put together without them, and against names written out."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import SHAPES, weights
+from torch import Tensor
+from vllm_weights import vllm_weights
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.weights.layouts import (
+    Parameter,
+    Part,
+    Rect,
+    Slice,
+    engine_holdings,
+    hf_columns,
+    hf_parameters,
+    megatron_holdings,
+    megatron_parameters,
+    view,
+)
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.slicing import fill_shard, shard_shape
+from megatron_opsft.weights.vllm_layout import check_rollout_tp, tied_head, vllm_parameters
+
+
+def filled(parameter: Parameter, hf: dict[str, Tensor]) -> Tensor:
+    """The parameter as its description says: every element written once, padding zero."""
+    tensor, written = torch.full(parameter.shape, torch.nan), torch.zeros(parameter.shape)
+    for part in parameter.parts:
+        rect, source = part.rect, hf[part.hf_name]
+        source = source[rect.row0 : rect.row1]
+        view(tensor, part, rect).copy_(
+            source if source.dim() == 1 else source[:, rect.col0 : rect.col1]
+        )
+        view(written, part, rect).add_(1)
+    if len(parameter.shape) < 3:
+        tensor[parameter.padding_row :] = 0
+        written[parameter.padding_row :] += 1
+    assert written.eq(1).all(), parameter.name
+    return tensor
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("model", SHAPES)
+def test_vllm_parameters_equal_those_of_cat_and_chunk(model: str, tp: int) -> None:
+    hf = weights(model)
+    for rank in range(tp):
+        expected = vllm_weights(SHAPES[model], hf, rank, tp)
+        parameters = vllm_parameters(WeightTable(SHAPES[model]), rank, tp)
+        assert sorted(p.name for p in parameters) == sorted(expected)
+        for parameter in parameters:
+            assert torch.equal(filled(parameter, hf), expected[parameter.name]), parameter.name
+
+
+def test_names_and_shapes_of_vllm_0_32() -> None:
+    """As `named_parameters` of its models gave them, at tensor-parallel size 2."""
+    dense = vllm_parameters(WeightTable(SHAPES["qwen2"]), 1, 2)
+    assert {p.name: p.shape for p in dense if ".layers." not in p.name or ".3." in p.name} == {
+        "model.embed_tokens.weight": (160, 64),
+        "model.layers.3.input_layernorm.weight": (64,),
+        "model.layers.3.self_attn.qkv_proj.weight": (64, 64),
+        "model.layers.3.self_attn.qkv_proj.bias": (64,),
+        "model.layers.3.self_attn.o_proj.weight": (64, 32),
+        "model.layers.3.post_attention_layernorm.weight": (64,),
+        "model.layers.3.mlp.gate_up_proj.weight": (96, 64),
+        "model.layers.3.mlp.down_proj.weight": (64, 48),
+        "model.norm.weight": (64,),
+        "lm_head.weight": (160, 64),
+    }
+    experts = vllm_parameters(WeightTable(SHAPES["qwen3_moe"]), 0, 2)
+    assert {p.name: p.shape for p in experts if ".3.mlp." in p.name} == {
+        "model.layers.3.mlp.gate.weight": (8, 64),
+        "model.layers.3.mlp.experts.routed_experts.w13_weight": (8, 40, 64),
+        "model.layers.3.mlp.experts.routed_experts.w2_weight": (8, 64, 20),
+    }
+
+
+def test_scarce_kv_heads_are_held_by_several_vllm_ranks() -> None:
+    name = "model.layers.0.self_attn.k_proj.bias"
+    found = [
+        next(
+            part.rect
+            for p in vllm_parameters(table, rank, 4)
+            for part in p.parts
+            if part.hf_name == name
+        )
+        for table in [WeightTable(SHAPES["qwen2"])]
+        for rank in range(4)
+    ]
+    first, second = Rect(0, 16, 0, 1), Rect(16, 32, 0, 1)
+    assert found == [first, first, second, second]
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "message"),
+    [
+        ({}, 3, "rollout.tp=3 does not divide num_attention_heads=4; choose a divisor of 4"),
+        (
+            {"num_heads": 12, "num_kv_heads": 4},
+            6,
+            "rollout.tp=6 is neither a divisor nor a multiple of num_key_value_heads=4",
+        ),
+        ({"ffn_size": 98}, 4, "rollout.tp=4 does not divide intermediate_size=98"),
+        (
+            {"num_heads": 6, "num_kv_heads": 3},
+            3,
+            "rollout.tp=3 does not divide the padded vocab_size=320",
+        ),
+    ],
+)
+def test_a_tp_that_vllm_cannot_use_is_named(change: dict[str, int], tp: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_rollout_tp(replace(SHAPES["qwen2"], **change), tp)
+    with pytest.raises(UserError, match=message):
+        vllm_parameters(WeightTable(replace(SHAPES["qwen2"], **change)), 0, tp)
+
+
+def test_a_tp_that_vllm_cannot_use_for_experts_is_named() -> None:
+    experts = replace(SHAPES["qwen3_moe"], num_heads=16)
+    with pytest.raises(UserError, match="rollout.tp=16 does not divide moe_intermediate_size=40"):
+        check_rollout_tp(experts, 16)
+    assert experts.moe is not None
+    few = replace(experts, moe=replace(experts.moe, num_experts=6))
+    with pytest.raises(UserError, match="rollout.tp=8 is more than num_experts=6"):
+        check_rollout_tp(few, 8)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("model", ["qwen2", "llama_mha", "qwen3_moe"])
+def test_megatron_parameters_equal_filled_shards(model: str, tp: int) -> None:
+    tp = min(tp, SHAPES[model].num_kv_heads)
+    hf, table = weights(model), WeightTable(SHAPES[model], tp_size=tp)
+    for rank in range(tp):
+        for rule, parameter in zip(
+            table.rules, megatron_parameters(table.rules, rank, tp), strict=True
+        ):
+            shard = torch.empty(shard_shape(rule, tp))
+            fill_shard(
+                rule,
+                lambda name, axis, start, stop: hf[name].narrow(axis, start, stop - start),
+                shard,
+                tp_rank=rank,
+                tp_size=tp,
+            )
+            assert parameter.name == rule.mcore_name
+            assert torch.equal(filled(parameter, hf), shard), rule.mcore_name
+
+
+def test_megatron_holdings_follow_megatrons_rank_order() -> None:
+    table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
+    holdings = megatron_holdings(table, tp=2, pp=2, dp=2)
+    assert [holding.ranks for holding in holdings] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    first, last = ({p.name for p in holdings[n].parameters} for n in (1, 3))
+    assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
+    assert {name.split(".")[2] for name in last if ".layers." in name} == {"2", "3"}
+    assert {name for name in first | last if ".layers." not in name} == {
+        "embedding.word_embeddings.weight",
+        "decoder.final_layernorm.weight",
+        "output_layer.weight",
+    }
+    assert "embedding.word_embeddings.weight" in first
+    assert "output_layer.weight" in last  # the replica of the tied embedding
+    assert holdings[3].parameters[-1].parts[0].hf_name == "model.embed_tokens.weight"
+    assert holdings[1].parameters[0].parts == holdings[3].parameters[-1].parts
+
+
+def test_virtual_stages_hold_every_other_block() -> None:
+    table = WeightTable(SHAPES["qwen2"])
+    stages = megatron_holdings(table, tp=1, pp=2, dp=1, vpp=2)
+    layers = [
+        sorted({p.name.split(".")[2] for p in stage.parameters if ".layers." in p.name})
+        for stage in stages
+    ]
+    assert layers == [["0", "2"], ["1", "3"]]
+    assert stages[0].parameters[0].name == "embedding.word_embeddings.weight"
+    assert stages[1].parameters[-1].name == "output_layer.weight"
+    with pytest.raises(ValueError, match="4 layers cannot be cut into 6 blocks"):
+        megatron_holdings(table, tp=1, pp=2, dp=1, vpp=3)
+
+
+def test_engines_are_blocks_of_consecutive_ranks() -> None:
+    table = WeightTable(SHAPES["qwen2"])
+    holdings = engine_holdings(partial(vllm_parameters, table, tp_size=2), 2, 6)
+    assert [holding.ranks for holding in holdings] == [(0, 2, 4), (1, 3, 5)]
+    assert holdings[1].parameters == vllm_parameters(table, 1, 2)
+    with pytest.raises(UserError, match="rollout.tp=4 does not divide the number of ranks, 6"):
+        engine_holdings(partial(vllm_parameters, table, tp_size=4), 4, 6)
+
+
+def test_whole_hf_tensors() -> None:
+    shapes = {"a": (3, 5), "b": (7,)}
+    assert hf_columns(shapes) == {"a": 5, "b": 1}
+    assert hf_parameters(shapes) == (
+        Parameter("a", (3, 5), (Part("a", Rect(0, 3, 0, 5), 0, 0),), 3),
+        Parameter("b", (7,), (Part("b", Rect(0, 7, 0, 1), 0, 0),), 7),
+    )
+
+
+def test_tied_head_is_a_second_embedding() -> None:
+    parameters = vllm_parameters(WeightTable(SHAPES["qwen2_tied"]), 1, 2)
+    assert tied_head(parameters) == replace(parameters[0], name="lm_head.weight")
+
+
+def test_rectangles_and_slices() -> None:
+    rect = Rect(2, 6, 10, 20)
+    assert rect.num_elements == 40
+    assert rect.intersect(Rect(4, 9, 0, 12)) == Rect(4, 6, 10, 12)
+    assert rect.intersect(Rect(6, 9, 10, 20)) is None
+    assert rect.intersect(Rect(2, 6, 20, 21)) is None
+    tensors = {
+        "v": torch.arange(6),
+        "m": torch.arange(24).view(4, 6),
+        "e": torch.arange(24).view(2, 3, 4),
+    }
+    assert Slice("v", None, 1, 4, 0, 1).of(tensors).tolist() == [1, 2, 3]
+    assert Slice("m", None, 2, 4, 1, 3).of(tensors).tolist() == [[13, 14], [19, 20]]
+    assert Slice("e", 1, 0, 2, 3, 4).of(tensors).tolist() == [[15], [19]]
+    part = Part("x", Rect(4, 8, 2, 5), 1, 3)
+    assert view(tensors["m"], part, Rect(5, 6, 2, 4)).tolist() == [[15, 16]]
