@@ -14,7 +14,8 @@ import zmq
 from megatron_opsft.errors import EngineDied, UserError
 from megatron_opsft.rollout.messages import Kind, Reply, Request
 
-_POLL_MS = 200
+_POLL_MS = 20
+_START_SECONDS = 1800.0
 
 
 class EngineClient:
@@ -49,6 +50,11 @@ class EngineClient:
         """Of the engine's process."""
         return self._process.pid
 
+    def start(self, *arguments: Any) -> Any:
+        """`call("start", ...)`, which takes the time to load libraries and to build the engine."""
+        self.send("start", *arguments)
+        return self.receive(timeout_seconds=max(_START_SECONDS, self._timeout))
+
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of `engine_process.Service`.
 
@@ -63,9 +69,13 @@ class EngineClient:
             raise self._died(f"ended with code {self._process.returncode}")
         self._socket.send_pyobj(Request(method, arguments))
 
-    def receive(self) -> Any:
-        """The result of the oldest request that has none yet."""
+    def receive(self, timeout_seconds: float | None = None) -> Any:
+        """The result of the oldest request that has none yet.
+
+        timeout_seconds: how long it may be silent, instead of the client's usual time.
+        """
         heard = time.monotonic()
+        timeout = timeout_seconds or self._timeout
         while True:
             if self._socket.poll(_POLL_MS):
                 reply: Reply = self._socket.recv_pyobj()
@@ -76,8 +86,8 @@ class EngineClient:
                     raise UserError(reply.value)
             elif self._process.poll() is not None:
                 raise self._died(f"ended with code {self._process.returncode}")
-            elif time.monotonic() - heard > self._timeout:
-                raise self._died(f"was silent for {self._timeout:.0f} s")
+            elif time.monotonic() - heard > timeout:
+                raise self._died(f"was silent for {timeout:.0f} s")
 
     def close(self) -> None:
         """End the process, however busy it is, and remove its socket."""

@@ -1,11 +1,10 @@
 """A checksum of a rectangle of an HF tensor that does not depend on how the tensor is cut.
 
-It is s * sum over r, c of h(r) * g(c) * b(r, c) modulo 2^64, where b is made of the bits of one
-element, or of the few in 8 bytes. Rows and columns are counted in the
-HF tensor, so the checksums of disjoint rectangles add up to that of their union. h, g and s are
-fixed odd pseudo-random numbers: any single bit that differs changes the result, and so do rows or
-columns that changed places. Integers wrap, so the result is the same on every device and in every
-order of summation.
+It is s * sum over r, c of h(r) * g(c) * b(r, c) modulo 2^64. Rows r and columns c are counted in
+the HF tensor, so the checksums of disjoint rectangles add up to that of their union. b is made of
+the bits of one element, or of the few in 8 bytes; h, g and s are fixed odd pseudo-random numbers:
+any single bit that differs changes the result, and so do rows or columns that changed places.
+Integers wrap, so the result is the same on every device and in every order of summation.
 """
 
 from functools import lru_cache

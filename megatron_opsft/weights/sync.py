@@ -96,7 +96,7 @@ class WeightSync:
             try:
                 return self._engine.load_weights(self.exporter.stream(), version)
             except EngineDied as died:  # on every rank, and another engine waits
-                log.warning("%s; giving them to the next one", died)
+                self._say(f"{died}; giving them to the next one")
         raise SyncError(f"rollout engines died in {_MAX_DEATHS} pushes in a row")
 
     def pull(self) -> SyncResult:
