@@ -15,7 +15,7 @@ from torch import Tensor
 
 from megatron_opsft.weights.rules import Rule
 from megatron_opsft.weights.shards import ModelShards
-from megatron_opsft.weights.slicing import merge_shards, shard_shape
+from megatron_opsft.weights.slicing import merge_shards, shard_shape, whole_tensors
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -72,9 +72,15 @@ class Exporter:
         """Every HF tensor of the model once, in the table's order; dtype and device of the
         parameters.
 
+        A tensor may be a view of a live parameter: copy what is to outlive the next step.
         Collective over the tensor- and pipeline-parallel groups: every rank must consume the whole
         stream.
         """
+        if self._layout.tp_size == self._layout.pp_size == 1:
+            for bucket in self._buckets:
+                for rule in bucket.rules:
+                    yield from whole_tensors(rule, self._own[rule.mcore_name])
+            return
         for bucket in self._buckets:
             gathered = self._gather(bucket)
             start = 0

@@ -160,6 +160,17 @@ def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     return targets
 
 
+def whole_tensors(rule: Rule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The HF tensors of a whole parameter (TP size 1): views where each is one block of it, new
+    tensors where they are interleaved.
+    """
+    slices = list(shard_slices(rule, parameter, tp_rank=0, tp_size=1))
+    if len(slices) == len(rule.hf_names):
+        yield from ((block.hf_name, part) for block, part in slices)
+    else:
+        yield from merge_shards(rule, [parameter]).items()
+
+
 def _shard_view(shard: Tensor, block: Block) -> Tensor:
     return shard.narrow(block.axis, block.shard_start, block.shard_stop - block.shard_start)
 

@@ -64,7 +64,7 @@ class Transfer:
 
     def _connect(self) -> None:
         """A collective of all ranks; NCCL wants one before messages between some of them."""
-        dist.all_reduce(self._empty.new_zeros(1))
+        dist.all_reduce(self._empty.new_zeros(1, dtype=torch.uint8))
         self._is_connected = True
 
     def _post(self, current: Round, number: int) -> _Posted:

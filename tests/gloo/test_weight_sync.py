@@ -9,6 +9,7 @@ from jobs import NUM_ROLLOUTS, Case, build, exported, train_steps
 from tiny_models import samples, weights
 from world import World
 
+from megatron_opsft.config import SyncConfig
 from megatron_opsft.rollout.hf_engine import HfEngine
 from megatron_opsft.weights.sync import WeightSync
 
@@ -68,14 +69,19 @@ def push_and_pull(case: Case) -> tuple[float, float]:
     built = build(case)
     train_steps(built, case, range(2))
     engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    sync = WeightSync(built.shards, engine)
-    pushed = sync.push(version=2)
-    expected = exported(built)
-    assert pushed.num_tensors == len(expected)
-    assert pushed.num_bytes == sum(t.numel() * t.itemsize for t in expected.values())
-    assert engine.version == pushed.version == sync.version == 2
-    for name, value in engine.named_weights():
-        assert torch.equal(value, expected[name]), name
+    sync = WeightSync(built.shards, engine, SyncConfig(bucket_mb=1), built.trainer.score)
+    probes = samples(4, seed=3)
+    for version, path in ((1, "stream"), (2, "in_place")):
+        for _, value in engine.named_weights():
+            value.fill_(5.0)
+        pushed = sync.push(version, probes)
+        expected = exported(built)
+        assert pushed.path == path
+        assert pushed.num_bytes == sum(t.numel() * t.itemsize for t in expected.values())
+        assert engine.version == pushed.version == sync.version == version
+        assert pushed.logprob_diff_max is not None and pushed.logprob_diff_max < 1e-4
+        for name, value in engine.named_weights():
+            assert torch.equal(value, expected[name]), name
 
     (result,) = train_steps(built, case, range(2, 3))
     for _, parameter in built.shards.parameters:

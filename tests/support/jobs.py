@@ -299,7 +299,7 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 
 def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
-    return dict(Exporter(built.shards, bucket_bytes).stream())
+    return {name: t.clone() for name, t in Exporter(built.shards, bucket_bytes).stream()}
 
 
 def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ LAYERS: list[list[str]] = [
     ["data", "verify", "objective", "weights"],
     ["rollout", "weights.shards"],
     ["model"],
-    ["weights.export"],
+    ["weights.export", "weights.pull"],
     ["weights.sync"],
     ["evaluate", "convert", "launch", "diagnose", "report"],
     ["session"],

@@ -26,7 +26,7 @@ from megatron_opsft.weights.layouts import (
 from megatron_opsft.weights.plan import Plan, make_plan
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import fill_shard
-from megatron_opsft.weights.vllm_layout import vllm_parameters
+from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
 MIB = 2**20
 # model, then tp, pp, dp of the trainer, then tp of the engines.
@@ -188,6 +188,15 @@ def test_whole_hf_tensors_are_gathered_on_ranks_that_do_not_train() -> None:
     # Either stage can send the tied embedding: the load evens out.
     assert max(plan.bytes_sent[:4]) <= 1.10 * plan.lower_bound_bytes
     assert plan.bytes_local == plan.bytes_sent[4:] + (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
+    trainer, engine = both_sides(SHAPES["qwen2_tied"], 1, 2, 2, 2)
+    twice = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
+    sources, targets = (twice, trainer) if pull else (trainer, twice)
+    plan = make_plan(sources, targets, itemsize=2, world_size=4, bucket_bytes=30_000)
+    check_plan(plan, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
 
 
 def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Holding:

@@ -1,0 +1,184 @@
+"""Transfers between real processes: Megatron's shards into vLLM's tensors and back, bit for bit."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from jobs import Case, build
+from tiny_models import SHAPES, weights
+from torch import Tensor
+from vllm_weights import vllm_weights
+from world import World
+
+from megatron_opsft.weights.layouts import (
+    Holding,
+    engine_holdings,
+    hf_parameters,
+    megatron_holdings,
+)
+from megatron_opsft.weights.plan import Program, Round, Slice, make_plan
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.slicing import fill_shard
+from megatron_opsft.weights.transfer import Transfer
+from megatron_opsft.weights.vllm_layout import vllm_parameters
+
+
+def spoiled(holdings: Sequence[Holding], dtype: torch.dtype) -> dict[str, Tensor]:
+    """This rank's parameters, full of NaN."""
+    return {
+        parameter.name: torch.full(parameter.shape, torch.nan, dtype=dtype)
+        for holding in holdings
+        if dist.get_rank() in holding.ranks
+        for parameter in holding.parameters
+    }
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.int32)
+
+
+def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str]:
+    """Names whose bits differ."""
+    assert found.keys() == expected.keys()
+    return [name for name in found if not torch.equal(bits(found[name]), bits(expected[name]))]
+
+
+def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, list[str]]:
+    """A real Megatron model pushed twice, with other weights and in other memory the second time,
+    and pulled; (rounds of the push, names of wrong parameters).
+    """
+    built, shape, size = build(case), SHAPES[case.model], dist.get_world_size()
+    table = built.shards.table
+    trainer = megatron_holdings(table, tp=case.tp, pp=case.pp, dp=case.dp, vpp=case.vpp)
+    engine = engine_holdings(partial(vllm_parameters, table, tp_size=engine_tp), engine_tp, size)
+    shards = {rule.mcore_name: tensor for rule, tensor in built.shards.parameters}
+    dtype = next(iter(shards.values())).dtype
+    plan = partial(make_plan, itemsize=dtype.itemsize, world_size=size, bucket_bytes=bucket_bytes)
+    pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
+    push = Transfer(plan(trainer, engine).program(dist.get_rank()), shards, pushed)
+    pull = Transfer(plan(engine, trainer).program(dist.get_rank()), pushed, pulled)
+    wrong = []
+    for factor in (1, -2):
+        for name, shard in shards.items():
+            shards[name] = shard * factor
+        for name, parameter in pushed.items():
+            pushed[name] = torch.full_like(parameter, torch.nan)
+        push.run()
+        hf = {name: value.to(dtype) * factor for name, value in weights(case.model).items()}
+        expected = vllm_weights(shape, hf, dist.get_rank() % engine_tp, engine_tp)
+        wrong += differing(pushed, expected)
+    pull.run()
+    # Padding comes back as +0.0, whatever its sign was.
+    wrong += differing(pulled, {name: shard + 0 for name, shard in shards.items()})
+    return plan(trainer, engine).num_rounds, wrong
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "engine_tp"),
+    [
+        (Case(tp=2), 1),
+        (Case(pp=2, vpp=2), 2),
+        (Case(model="qwen2_tied", tp=2, pp=2), 4),
+        (Case(model="qwen2_tied", pp=2, dp=2), 2),
+        (Case(model="llama_mha", tp=4), 1),
+        (Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True), 2),
+    ],
+    ids=str,
+)
+def test_push_makes_vllms_tensors_and_pull_brings_the_shards_back(
+    world: World, case: Case, engine_tp: int, dtype: str
+) -> None:
+    case = replace(case, dtype=dtype)
+    for rounds, wrong in world.run(push_and_pull, case.world_size, case, engine_tp, 30_000):
+        assert wrong == []
+        assert rounds > 3
+
+
+@pytest.mark.parametrize("bucket_bytes", [300, 5_000, 2**28])
+def test_any_size_of_the_bucket_gives_the_same(world: World, bucket_bytes: int) -> None:
+    """300 bytes are little more than one row."""
+    case = Case(model="qwen2_tied", tp=2, pp=2)
+    found = world.run(push_and_pull, 4, case, 4, bucket_bytes)
+    assert [wrong for _, wrong in found] == [[]] * 4
+    rounds = {rounds for rounds, _ in found}
+    assert rounds == {1} if bucket_bytes == 2**28 else min(rounds) > 50
+
+
+def gather_on_rank_2() -> list[str]:
+    """Ranks 0 and 1 train, rank 2 wants whole HF tensors, rank 3 nothing; names of wrong ones."""
+    table, hf = WeightTable(SHAPES["qwen2"], tp_size=2), weights("qwen2")
+    trainer = megatron_holdings(table, tp=2, pp=1, dp=1)
+    engine = [Holding((2,), hf_parameters(table.hf_shapes()))]
+    plan = make_plan(trainer, engine, itemsize=2, world_size=4, bucket_bytes=30_000)
+    sources, targets = (spoiled(side, torch.bfloat16) for side in (trainer, engine))
+    for name, shard in sources.items():
+        fill_shard(
+            table.by_mcore_name(name),
+            lambda name, axis, start, stop: hf[name].narrow(axis, start, stop - start),
+            shard,
+            tp_rank=dist.get_rank(),
+            tp_size=2,
+        )
+    Transfer(plan.program(dist.get_rank()), sources, targets).run()
+    return differing(targets, {name: hf[name].bfloat16() for name in targets})
+
+
+def test_ranks_that_hold_nothing_take_part(world: World) -> None:
+    assert world.run(gather_on_rank_2, 4) == [[]] * 4
+
+
+def calls_of_four_rounds() -> tuple[list[str], int]:
+    """What `run` calls, in order, and how many rounds' buffers were ever alive together."""
+    row = Slice("a", None, 0, 1, 0, 1)
+    peer = 1 - dist.get_rank()
+    rounds = tuple(Round({peer: (row,)}, {peer: (row,)}) for _ in range(4))
+    transfer = Transfer(Program((), rounds, ()), {"a": torch.ones(1, 1)}, {"a": torch.zeros(1, 1)})
+    calls: list[str] = []
+    buffers: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    most, post, finish, fill = 0, transfer._post, transfer._finish, transfer._fill_locally
+
+    def posting(current: Round, number: int) -> object:
+        nonlocal most
+        posted = post(current, number)
+        calls.append(f"post {number}")
+        buffers.add(posted.sent)
+        most = max(most, len(buffers))
+        return posted
+
+    def finishing(posted: object) -> None:
+        finish(posted)  # type: ignore[arg-type]
+        calls.append("finish")
+
+    transfer._post, transfer._finish = posting, finishing  # type: ignore[method-assign,assignment]
+    transfer._fill_locally = lambda: (fill(), calls.append("fill"))[0]  # type: ignore[method-assign]
+    transfer.run()
+    return calls, most
+
+
+def test_a_round_is_posted_before_the_one_before_is_unpacked(world: World) -> None:
+    for calls, most in world.run(calls_of_four_rounds, 2):
+        assert calls == [
+            *("post 0", "fill", "post 1", "finish", "post 2", "finish", "post 3", "finish"),
+            "finish",
+        ]
+        assert most == 2
+
+
+def test_parameters_that_do_not_fit_the_plan_are_named() -> None:
+    def row(name: str) -> Slice:
+        return Slice(name, None, 0, 1, 0, 1)
+
+    copied = Program(((row("a"), row("b")),), (), ())
+    sent = Program((), (Round({1: (row("a"),)}, {2: (row("c"),)}),), ())
+    single, half = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bfloat16)
+    for program, name in ((copied, "b"), (sent, "c")):
+        with pytest.raises(ValueError, match=rf"^{name} is torch\.bfloat16, others are .*float32"):
+            Transfer(program, {"a": single}, {name: half})
+        with pytest.raises(ValueError, match=f"a parameter that is not here: {name}"):
+            Transfer(program, {"a": single}, {})
+        Transfer(program, {"a": half}, {name: half, "unused": single})
