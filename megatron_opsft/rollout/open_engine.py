@@ -1,6 +1,7 @@
 """The rollout engine that a configuration asks for."""
 
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 
@@ -13,7 +14,7 @@ from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm_core import VllmSettings, check_installed
 from megatron_opsft.rollout.vllm_engine import VllmEngine
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -72,6 +73,7 @@ def open_engine(
         kv_cache_bytes=config.rollout.kv_cache_bytes,
         seed=config.run.seed,
         under_launcher=config.rollout.placement == "colocated",
+        job_id=broadcast_object(uuid4().hex),
     )
     if config.rollout.placement == "separate":
         return RemoteEngine(

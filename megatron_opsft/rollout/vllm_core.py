@@ -24,6 +24,7 @@ INSTALL_LINE = (
     "on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: pip install --no-build-isolation '.[gpu]'"
 )
 _WORKER = "megatron_opsft.rollout.vllm_worker"
+JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
 
@@ -34,6 +35,7 @@ class VllmSettings:
     max_tokens: the longest prompt and response together.
     under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
     otherwise the engine starts workers of its own where tp is above 1.
+    job_id: the same on all ranks of a job and no other.
     """
 
     model_dir: Path
@@ -46,6 +48,7 @@ class VllmSettings:
     kv_cache_bytes: int | None
     seed: int
     under_launcher: bool
+    job_id: str = ""
 
 
 def check_installed() -> None:
@@ -63,6 +66,12 @@ class VllmCore:
     def __init__(self, settings: VllmSettings, table: WeightTable) -> None:
         """Errors: `UserError` for a model or a size that vLLM refuses."""
         check_installed()
+        if table.shape.moe is not None and not settings.is_cuda:
+            raise UserError(
+                "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
+                "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of "
+                "experts"
+            )
         _prepare_environment(settings.is_cuda)
         from vllm import LLM
 
@@ -183,6 +192,9 @@ def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:
     }
     if settings.under_launcher:
         options["distributed_executor_backend"] = "external_launcher"
+        if not settings.is_cuda:
+            os.environ[JOB_ID_VARIABLE] = settings.job_id
+            options["worker_cls"] = f"{_WORKER}.LaunchedCpuWorker"
     else:
         from vllm.config import WeightTransferConfig
 

@@ -4,6 +4,7 @@ process.
 With `vllm_engine` the only file that names vllm. vLLM imports it in every worker process.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,7 +23,9 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.v1.worker.cpu_worker import CPUWorker
 
+from megatron_opsft.rollout.vllm_core import JOB_ID_VARIABLE
 from megatron_opsft.weights.layouts import Parameter
 from megatron_opsft.weights.proof import parameter_checksums
 from megatron_opsft.weights.rules import TIED_HEAD
@@ -148,6 +151,19 @@ class OpsftWorker:
     def opsft_parameter(self, name: str) -> Tensor:
         """A copy of one parameter, on the CPU."""
         return self.opsft_tensors()[name].detach().cpu().clone()
+
+
+class LaunchedCpuWorker(CPUWorker):
+    """vLLM's worker under a launcher, with shared memory that no other job can have taken.
+
+    The name of that memory comes from the address of the job's store, which vLLM does not know
+    under a launcher: every such job on a machine, and what a killed one left, would share it.
+    """
+
+    def init_device(self) -> None:
+        """The process group is there already, so the address serves as a name only."""
+        self.distributed_init_method = f"env://:{os.environ[JOB_ID_VARIABLE]}"
+        super().init_device()
 
 
 @dataclass

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from megatron_opsft.weights.architectures.template import Fusion
 from megatron_opsft.weights.rules import Rule
 from megatron_opsft.weights.shards import ModelShards
 from megatron_opsft.weights.slicing import merge_shards, shard_shape, whole_tensors
@@ -76,33 +77,44 @@ class Exporter:
         Collective over the tensor- and pipeline-parallel groups: every rank must consume the whole
         stream.
         """
-        if self._layout.tp_size == self._layout.pp_size == 1:
-            for bucket in self._buckets:
+        for bucket in self._buckets:
+            if self._layout.tp_size == self._layout.pp_size == 1:
                 for rule in bucket.rules:
                     yield from whole_tensors(rule, self._own[rule.mcore_name])
-            return
-        for bucket in self._buckets:
+                continue
             gathered = self._gather(bucket)
             start = 0
             for rule in bucket.rules:
                 shape = shard_shape(rule, self._layout.tp_size)
                 stop = start + self._shard_numel(rule)
                 shards = [flat[start:stop].view(shape) for flat in gathered]
-                yield from merge_shards(rule, shards).items()
+                if len(shards) == 1:
+                    yield from whole_tensors(rule, shards[0])
+                elif rule.fusion is Fusion.VOCABULARY and len(bucket.rules) == 1:
+                    # The largest tensors by far: their shards lie one below the other already.
+                    rows = rule.hf_shapes[0][0]
+                    yield rule.hf_names[0], gathered.view(-1, *shape[1:])[:rows]
+                else:
+                    yield from merge_shards(rule, shards).items()
                 start = stop
+            del gathered, shards  # before the next bucket is allocated
 
     def _gather(self, bucket: Bucket) -> Tensor:
         """[tp_size, numel]: the bucket's flattened shards of all tensor-parallel ranks, on every
         rank.
         """
         tp_size, pp_size = self._layout.tp_size, self._layout.pp_size
-        numel = sum(self._shard_numel(rule) for rule in bucket.rules)
-        gathered = torch.empty(tp_size, numel, dtype=self._dtype, device=self._device)
-        if bucket.owner == self._layout.pp_rank:
-            mine = torch.cat([self._own[rule.mcore_name].flatten() for rule in bucket.rules])
-            if tp_size == 1:
-                gathered[0] = mine
-            else:
+        owned = bucket.owner == self._layout.pp_rank
+        mine = None
+        if owned:
+            parts = [self._own[rule.mcore_name].flatten() for rule in bucket.rules]
+            mine = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if mine is not None and tp_size == 1:
+            gathered = mine[None]
+        else:
+            numel = sum(self._shard_numel(rule) for rule in bucket.rules)
+            gathered = torch.empty(tp_size, numel, dtype=self._dtype, device=self._device)
+            if mine is not None:
                 dist.all_gather_into_tensor(
                     gathered.view(-1), mine, group=parallel_state.get_tensor_model_parallel_group()
                 )

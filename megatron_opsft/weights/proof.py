@@ -25,12 +25,17 @@ def parameter_checksums(
 ) -> list[int]:
     """The checksum of each parameter as its holder sees it, int64 values.
 
+    A parameter that has another shape than described counts as 0.
+
     hf_columns: HF name -> columns of the whole tensor; cuts: into how many equal parts the trainer
     and the engine together cut columns (the least common multiple of both tensor-parallel sizes).
     """
     sums = []
     for parameter in parameters:
         tensor = tensors[parameter.name]
+        if tuple(tensor.shape) != parameter.shape:
+            sums.append(torch.zeros((), dtype=torch.int64, device=tensor.device))
+            continue
         parts = [
             checksum(
                 view(tensor, part, part.rect),

@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.records import Sample, SyncResult
-from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.rollout.engine import EngineWeights, RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
 from megatron_opsft.weights.architectures.template import Fusion
 from megatron_opsft.weights.export import Exporter
@@ -53,7 +53,8 @@ class WeightSync:
         self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
-        self._unknown: frozenset[str] = frozenset()  # engine parameters nobody knows how to read
+        # Engine parameters in an order that only the engine's kernels know.
+        self.unknown: frozenset[str] = frozenset()
         dtype = str(shards.dtype).removeprefix("torch.")
         self._alarm = config.logprob_alarm or _ALARM[dtype]
 
@@ -106,8 +107,8 @@ class WeightSync:
         Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
         """
         start = time.perf_counter()
-        if self._unknown:
-            raise SyncError(f"the engine's layout of {min(self._unknown)} is unknown: cannot pull")
+        if self.unknown:
+            raise SyncError(f"the engine's layout of {min(self.unknown)} is unknown: cannot pull")
         own = self._engine.weights()
         shards = self._shards.by_name
         if own is not None:
@@ -128,8 +129,10 @@ class WeightSync:
         """
         own = self._engine.weights()
         reason = "the engine is another process" if own is None else own.packed
-        if not reason and self._unknown:
-            reason = f"the engine's layout of {min(self._unknown)} is unknown"
+        if not reason and self.unknown:
+            reason = f"the engine's layout of {min(self.unknown)} is unknown"
+        if own is not None and not reason:
+            reason = self._other_dtype(own)
         reasons = [reason for reason in gather_from_all([reason]) if reason]
         if own is None or reasons:
             self._say(f"weights go to the engine as a stream of whole tensors: {reasons[0]}")
@@ -140,6 +143,13 @@ class WeightSync:
             f"{max(plan.bytes_sent) / 2**20:.1f} MiB sent by a rank"
         )
         return Transfer(plan.program(self._shards.layout.rank), self._shards.by_name, own.tensors)
+
+    def _other_dtype(self, own: EngineWeights) -> str:
+        for parameter in self._engine.layout.parameters_of(own.tp_rank):
+            dtype = own.tensors[parameter.name].dtype
+            if dtype != self._shards.dtype:
+                return f"the engine holds {parameter.name} in {dtype}, not in {self._shards.dtype}"
+        return ""
 
     def _plan(self, sources: Sequence[Holding], targets: Sequence[Holding]) -> Plan:
         return make_plan(
@@ -197,12 +207,12 @@ class WeightSync:
             wrong += [
                 parameter.name
                 for parameter, a, b in zip(parameters, have, expected, strict=True)
-                if a != b and parameter.name not in self._unknown
+                if a != b and parameter.name not in self.unknown
             ]
         reports = gather_from_all([wrong])
         if first:
-            self._unknown = frozenset(n for r in reports for n in r) & engine.uncertain
-            reports = [[name for name in r if name not in self._unknown] for r in reports]
+            self.unknown = frozenset(n for r in reports for n in r) & engine.uncertain
+            reports = [[name for name in r if name not in self.unknown] for r in reports]
         if bad := {rank: names for rank, names in enumerate(reports) if names}:
             rank, names = next(iter(bad.items()))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -244,15 +254,17 @@ class WeightSync:
             ]
         )
         mean = sum(differences) / len(differences)
-        if not mean <= self._alarm and self._shards.layout.is_main:  # a NaN is no agreement
-            log.warning(
-                "ALARM: after the push of weight version %d the log-probs of engine and trainer "
-                "differ by %.2g on average (at most %.2g); sync.logprob_alarm is %.2g",
-                self.version,
-                mean,
-                max(differences),
-                self._alarm,
-            )
+        if mean <= self._alarm:
+            return differences
+        line = (
+            f"after the push of weight version {self.version} the log-probs of engine and trainer "
+            f"differ by {mean:.2g} on average (at most {max(differences):.2g}); "
+            f"sync.logprob_alarm is {self._alarm:.2g}"
+        )
+        if self.unknown:  # no checksum covers these: nothing says that the weights are right
+            raise SyncError(f"{line}; the engine's {min(self.unknown)} cannot be checked otherwise")
+        if self._shards.layout.is_main:
+            log.warning("ALARM: %s", line)
         return differences
 
     def _say(self, line: str) -> None:

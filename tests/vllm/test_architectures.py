@@ -1,0 +1,86 @@
+"""Every architecture in real vLLM: the layout that the plan assumes is the one that vLLM has."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hf_reference import hf_model
+from tiny_models import SHAPES
+from transformers import AutoConfig, AutoModelForCausalLM
+from vllm_jobs import hf_log_probs, with_session
+from world import JobFailed, World
+
+from megatron_opsft.journal import Journal
+from megatron_opsft.session import Session
+from megatron_opsft.weights.hf_files import resolve_model
+
+pytestmark = pytest.mark.vllm
+
+TINY = resolve_model("tiny_reasoner")
+LAYOUTS = {"qwen2": (2, 2), "qwen2_tied": (2, 1), "llama_mha": (1, 2)}
+DENSE = [name for name, shape in SHAPES.items() if shape.moe is None]
+
+
+def make_model(name: str, directory: Path) -> None:
+    """The architecture of `SHAPES` with heads as vLLM's CPU kernels have them, and a tokenizer."""
+    described = hf_model(name).config.to_dict()
+    described |= {"head_dim": 32, "hidden_size": 32 * described["num_attention_heads"]}
+    described |= {"vocab_size": AutoConfig.from_pretrained(TINY).vocab_size}
+    config = AutoConfig.for_model(**described)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)
+    for file in TINY.iterdir():
+        if file.name not in ("config.json", "model.safetensors"):
+            shutil.copy(file, directory)
+
+
+def push_and_pull(session: Session, journal: Journal) -> tuple[float, str, int]:
+    """The engine's difference from Hugging Face after a push of the model's own weights over
+    others, the way it took, and how many shards a pull does not bring back.
+    """
+    mine = {name: tensor.clone() for name, tensor in session.shards.by_name.items()}
+    for tensor in session.shards.by_name.values():
+        tensor.mul_(0.5)
+    session.sync.push(1, session.probes(1))
+    for name, tensor in session.shards.by_name.items():
+        tensor.copy_(mine[name])
+    pushed = session.sync.push(2, session.probes(1))
+    model = AutoModelForCausalLM.from_pretrained(session.model_dir, dtype=torch.float32).eval()
+    probes = session.probes(1)
+    scores = session.sampler.engine.score(probes).log_probs
+    difference = max(
+        float((hf_log_probs(model, probe) - torch.tensor(scored)).abs().max())
+        for probe, scored in zip(probes, scores, strict=True)
+    )
+    for tensor in session.shards.by_name.values():
+        tensor.fill_(7.0)
+    session.sync.pull()
+    wrong = sum(not torch.equal(t, mine[n]) for n, t in session.shards.by_name.items())
+    return difference, pushed.path, wrong
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_push_and_pull(vllm_world: World, tmp_path: Path, name: str) -> None:
+    make_model(name, tmp_path / "model")
+    tp, rollout_tp = LAYOUTS.get(name, (1, 1))
+    ranks = max(tp, rollout_tp)
+    overrides = [
+        f"model.path={tmp_path / 'model'}",
+        f"parallel.tp={tp}",
+        f"rollout.tp={rollout_tp}",
+    ]
+    overrides += ["eval.max_response_tokens=64"]
+    for difference, path, wrong in vllm_world.run(
+        with_session, ranks, tmp_path / "run", overrides, push_and_pull, True
+    ):
+        assert difference < 1e-4
+        assert wrong == 0
+        assert path == "in_place"
+
+
+def test_experts_on_a_cpu_are_refused(vllm_world: World, tmp_path: Path) -> None:
+    make_model("qwen3_moe", tmp_path / "model")
+    overrides = [f"model.path={tmp_path / 'model'}", "eval.max_response_tokens=64"]
+    with pytest.raises(JobFailed, match="on a CPU use rollout.engine=hf for a mixture of experts"):
+        vllm_world.run(with_session, 1, tmp_path / "run", overrides, push_and_pull)
