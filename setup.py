@@ -45,7 +45,14 @@ setup(
             'vllm==0.32.0; python_version >= "3.12"',
         ],
         "wandb": ["wandb"],
-        "test": ["mypy>=1.13", "pytest>=8", "pytest-timeout>=2.3", "ruff>=0.8", "types-PyYAML"],
+        "test": [
+            "mypy>=1.13",
+            "pytest>=8",
+            "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
+            "ruff>=0.8",
+            "types-PyYAML",
+        ],
     },
     entry_points={"console_scripts": ["megatron-opsft = megatron_opsft.cli:main"]},
 )

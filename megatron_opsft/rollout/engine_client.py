@@ -52,8 +52,9 @@ class EngineClient:
 
     def start(self, *arguments: Any) -> Any:
         """`call("start", ...)`, which takes the time to load libraries and to build the engine."""
-        self.send("start", *arguments)
-        return self.receive(timeout_seconds=max(_START_SECONDS, self._timeout))
+        timeout = max(_START_SECONDS, self._timeout)
+        self._send(Request("start", arguments), timeout)
+        return self._receive(timeout)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """The result of a method of `engine_process.Service`.
@@ -64,29 +65,33 @@ class EngineClient:
         return self.receive()
 
     def send(self, method: str, *arguments: Any) -> None:
-        """Ask without waiting; `receive` must follow, once for each request."""
-        if self._process.poll() is not None:
-            raise self._died(f"ended with code {self._process.returncode}")
-        self._socket.send_pyobj(Request(method, arguments))
+        """Ask without waiting for the result; `receive` must follow, once for each request."""
+        self._send(Request(method, arguments), self._timeout)
 
-    def receive(self, timeout_seconds: float | None = None) -> Any:
-        """The result of the oldest request that has none yet.
+    def receive(self) -> Any:
+        """The result of the oldest request that has none yet."""
+        return self._receive(self._timeout)
 
-        timeout_seconds: how long it may be silent, instead of the client's usual time.
-        """
-        heard = time.monotonic()
-        timeout = timeout_seconds or self._timeout
+    def _send(self, request: Request, timeout: float) -> None:
+        self._wait(zmq.POLLOUT, timeout)
+        self._socket.send_pyobj(request, zmq.NOBLOCK)
+
+    def _receive(self, timeout: float) -> Any:
         while True:
-            if self._socket.poll(_POLL_MS):
-                reply: Reply = self._socket.recv_pyobj()
-                heard = time.monotonic()
-                if reply.kind is Kind.RESULT:
-                    return reply.value
-                if reply.kind is Kind.ERROR:
-                    raise UserError(reply.value)
-            elif self._process.poll() is not None:
+            self._wait(zmq.POLLIN, timeout)
+            reply: Reply = self._socket.recv_pyobj()
+            if reply.kind is Kind.RESULT:
+                return reply.value
+            if reply.kind is Kind.ERROR:
+                raise UserError(reply.value)
+
+    def _wait(self, event: int, timeout: float) -> None:
+        """Until the socket can be written (it has a peer) or read; `EngineDied` if it never can."""
+        deadline = time.monotonic() + timeout
+        while not self._socket.poll(_POLL_MS, event):
+            if self._process.poll() is not None:
                 raise self._died(f"ended with code {self._process.returncode}")
-            elif time.monotonic() - heard > timeout:
+            if time.monotonic() > deadline:
                 raise self._died(f"was silent for {timeout:.0f} s")
 
     def close(self) -> None:

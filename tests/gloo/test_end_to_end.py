@@ -152,11 +152,13 @@ def test_sigterm_checkpoints_and_resume_goes_on(
 
 NOT_FINITE = """
 from megatron_opsft.model import step
-losses, calls = step.token_losses, []
+losses, calls = step._sum_losses, []
 def spoilt(*args):
     calls.append(1)
-    return losses(*args) * (float("nan") if len(calls) > 1 else 1.0)
-step.token_losses = spoilt
+    factor = float("nan") if len(calls) > 1 else 1.0
+    loss_sum, num_tokens, reported = losses(*args)
+    return loss_sum * factor, num_tokens, reported * factor
+step._sum_losses = spoilt
 """
 
 

@@ -91,8 +91,10 @@ def difference_from_hf(session: Session, samples: list[Sample]) -> float:
 
 def train_and_compare(
     run_dir: Path, overrides: list[str], num_steps: int, plain: bool = False
-) -> tuple[list[float], list[str]]:
-    """Real steps; the difference from Hugging Face after each, and by which way each push went."""
+) -> tuple[list[float], list[str], int]:
+    """Real steps; the difference from Hugging Face after each, by which way each push went, and
+    how many shards a pull at the end does not bring back.
+    """
     with opened(run_dir, overrides, plain=plain) as (session, journal):
         ways: list[str] = []
         compared: list[Sample] = []
@@ -109,7 +111,17 @@ def train_and_compare(
         for step in range(1, num_steps + 1):
             run_step(session, journal, step)
             differences.append(difference_from_hf(session, compared))
-        return differences, ways
+        return differences, ways, spoil_and_pull(session)
+
+
+def spoil_and_pull(session: Session) -> int:
+    """How many shards differ from before after they were spoiled and pulled from the engine."""
+    before = {name: tensor.clone() for name, tensor in session.shards.by_name.items()}
+    for tensor in session.shards.by_name.values():
+        tensor.fill_(7.0)
+    session.sync.pull()
+    now = session.shards.by_name
+    return sum(not torch.equal(now[name], before[name]) for name in before)
 
 
 def with_session(

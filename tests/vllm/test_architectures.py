@@ -8,7 +8,7 @@ import torch
 from hf_reference import hf_model
 from tiny_models import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm_jobs import hf_log_probs, with_session
+from vllm_jobs import hf_log_probs, spoil_and_pull, with_session
 from world import JobFailed, World
 
 from megatron_opsft.journal import Journal
@@ -53,11 +53,7 @@ def push_and_pull(session: Session, journal: Journal) -> tuple[float, str, int]:
         float((hf_log_probs(model, probe) - torch.tensor(scored)).abs().max())
         for probe, scored in zip(probes, scores, strict=True)
     )
-    for tensor in session.shards.by_name.values():
-        tensor.fill_(7.0)
-    session.sync.pull()
-    wrong = sum(not torch.equal(t, mine[n]) for n, t in session.shards.by_name.items())
-    return difference, pushed.path, wrong
+    return difference, pushed.path, spoil_and_pull(session)
 
 
 @pytest.mark.parametrize("name", DENSE)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from vllm_jobs import train_and_compare, with_session
 from world import JobFailed, World
 
@@ -33,16 +32,17 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_engine_log_probs_match_hf_after_each_of_20_steps(
+def test_engine_log_probs_match_hf_after_each_of_20_steps_and_a_pull_is_exact(
     vllm_world: World, tmp_path: Path, name: str, plain: bool
 ) -> None:
     ranks, overrides = LAYOUTS[name]
     overrides = [*overrides, "optimizer.lr=5e-4"]
     results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, plain)
-    for differences, ways in results:
+    for differences, ways, not_pulled in results:
         assert len(differences) == 20
         assert max(differences) < 1e-4
         assert ways == ["in_place" if plain else "stream"] * 20
+        assert not_pulled == 0
 
 
 def outcome(session: Session, journal: Journal, spoil: Callable[[Session], None]) -> str:
@@ -114,19 +114,17 @@ def spoil_cache(session: Session, journal: Journal) -> str:
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
-@pytest.mark.parametrize("verify", ["checksum", "full"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "verify"), [(1, "full"), (2, "checksum")])
 def test_a_scaled_shard_stops_the_run(
-    vllm_world: World, tmp_path: Path, plain: bool, verify: str, ranks: int
+    vllm_world: World, tmp_path: Path, ranks: int, verify: str, plain: bool
 ) -> None:
     overrides = [f"sync.verify={verify}", f"parallel.tp={ranks}"]
     for said in vllm_world.run(with_session, ranks, tmp_path, overrides, spoil_scale, plain):
         assert "down_proj.weight" in said and "version 3" in said
 
 
-@pytest.mark.parametrize("verify", ["checksum", "full"])
-def test_a_stale_tied_head_stops_the_run(vllm_world: World, tmp_path: Path, verify: str) -> None:
-    (said,) = vllm_world.run(with_session, 1, tmp_path, [f"sync.verify={verify}"], spoil_head)
+def test_a_stale_tied_head_stops_the_run(vllm_world: World, tmp_path: Path) -> None:
+    (said,) = vllm_world.run(with_session, 1, tmp_path, ["sync.verify=checksum"], spoil_head)
     assert "lm_head.weight" in said and "version 3" in said
 
 
@@ -176,7 +174,7 @@ def cold_responses(session: Session, journal: Journal) -> list[Rollout]:
 def test_both_engines_say_the_same_when_cold(vllm_world: World, tmp_path: Path) -> None:
     by_engine = []
     for engine in ("hf", "vllm"):
-        for length in (350, 20):
+        for length in (250, 20):
             overrides = [f"rollout.engine={engine}", f"eval.max_response_tokens={length}"]
             overrides += ["rollout.max_response_tokens=20", "data.prompts_per_step=8"]
             (found,) = vllm_world.run(with_session, 1, tmp_path, overrides, cold_responses)
@@ -186,27 +184,6 @@ def test_both_engines_say_the_same_when_cold(vllm_world: World, tmp_path: Path) 
     assert {r.finish_reason for r in vllm_long} == {FinishReason.STOP}
     cut_off = [r for r in vllm_short if r.finish_reason is FinishReason.LENGTH]
     assert cut_off and {len(r.response_ids) for r in cut_off} == {20}
-
-
-def pull_back(session: Session, journal: Journal) -> tuple[int, str]:
-    """Spoil the shards after a push, pull; how many differ from before."""
-    before = {name: tensor.clone() for name, tensor in session.shards.by_name.items()}
-    for tensor in session.shards.by_name.values():
-        tensor.fill_(7.0)
-    result = session.sync.pull()
-    now = session.shards.by_name
-    return sum(not torch.equal(now[name], before[name]) for name in before), result.path
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_pull_brings_back_what_was_pushed(
-    vllm_world: World, tmp_path: Path, name: str, plain: bool
-) -> None:
-    ranks, overrides = LAYOUTS[name]
-    for wrong, path in vllm_world.run(with_session, ranks, tmp_path, overrides, pull_back, plain):
-        assert wrong == 0
-        assert path == "in_place"
 
 
 def test_rollout_tp_must_divide_the_world(vllm_world: World, tmp_path: Path) -> None:
