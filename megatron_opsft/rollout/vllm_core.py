@@ -63,8 +63,8 @@ class VllmCore:
     The ranks of a tensor-parallel group make the same calls in the same order.
     """
 
-    def __init__(self, settings: VllmSettings, table: WeightTable) -> None:
-        """Errors: `UserError` for a model or a size that vLLM refuses."""
+    def __init__(self, settings: VllmSettings, table: WeightTable, rank: int = 0) -> None:
+        """rank: of this process in its job. Errors: `UserError` for what vLLM refuses."""
         check_installed()
         if table.shape.moe is not None and not settings.is_cuda:
             raise UserError(
@@ -72,7 +72,7 @@ class VllmCore:
                 "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of "
                 "experts"
             )
-        _prepare_environment(settings.is_cuda)
+        _prepare_environment(settings.is_cuda, rank)
         from vllm import LLM
 
         try:
@@ -162,7 +162,7 @@ class VllmCore:
         return [outputs[number] for number in range(len(requests))]
 
 
-def _prepare_environment(is_cuda: bool) -> None:
+def _prepare_environment(is_cuda: bool, rank: int) -> None:
     """What vLLM reads from the environment when it is imported or started."""
     # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -171,8 +171,8 @@ def _prepare_environment(is_cuda: bool) -> None:
     if not is_cuda:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    for name in ("RANK", "LOCAL_RANK"):  # read under a launcher; a run of one rank has none
-        os.environ.setdefault(name, "0")
+    for name in ("RANK", "LOCAL_RANK"):  # torchrun has set them
+        os.environ.setdefault(name, str(rank))
 
 
 def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class VllmEngine:
         self._tp_rank = rank % settings.tp
         self._can_sleep = settings.is_cuda
         self._asleep = False
-        self._core = VllmCore(settings, table)
+        self._core = VllmCore(settings, table, rank)
         self.layout = self._core.layout
         (self._tensors,) = self._core.rpc("opsft_tensors")
 

@@ -53,6 +53,7 @@ class WeightSync:
         self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
+        self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
         self.unknown: frozenset[str] = frozenset()
         dtype = str(shards.dtype).removeprefix("torch.")
@@ -101,7 +102,8 @@ class WeightSync:
         raise SyncError(f"rollout engines died in {_MAX_DEATHS} pushes in a row")
 
     def pull(self) -> SyncResult:
-        """Engine -> trainer: every shard is overwritten from what the engine computes with.
+        """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
+        bit (but -0.0 becomes +0.0 where the engine packs its weights).
 
         The caller then reloads the optimizer's main weights from the model's.
         Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
@@ -110,10 +112,13 @@ class WeightSync:
         if self.unknown:
             raise SyncError(f"the engine's layout of {min(self.unknown)} is unknown: cannot pull")
         own = self._engine.weights()
-        shards = self._shards.by_name
-        if own is not None:
+        if own is not None and self._back is None:
             plan = self._plan(self._engine_holdings(own.tp_rank), self._holdings())
-            Transfer(plan.program(self._shards.layout.rank), own.tensors, shards).run()
+            self._back = Transfer(
+                plan.program(self._shards.layout.rank), own.tensors, self._shards.by_name
+            )
+        if self._back is not None:
+            self._back.run()
         else:
             broadcast_pull(cast(Readable, self._engine), self._shards)
         return SyncResult(
