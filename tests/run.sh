@@ -9,4 +9,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
-.venv/bin/pytest -n 2 --dist loadfile -m "not gpu and not slurm" "$@"
+# vLLM's ranks spin while they wait for each other: they get the machine for themselves. Exit code 5:
+# the arguments chose none of these tests.
+.venv/bin/pytest -n 2 --dist loadfile -m "not gpu and not slurm and not vllm" "$@" || [ $? -eq 5 ]
+.venv/bin/pytest -m "vllm and not gpu" "$@" || [ $? -eq 5 ]

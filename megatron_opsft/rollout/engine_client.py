@@ -54,6 +54,7 @@ class EngineClient:
         """`call("start", ...)`, which takes the time to load libraries and to build the engine."""
         timeout = max(_START_SECONDS, self._timeout)
         self._send(Request("start", arguments), timeout)
+        self._directory.cleanup()  # both are connected: nothing is left behind, whatever happens
         return self._receive(timeout)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -103,8 +104,10 @@ class EngineClient:
         self._directory.cleanup()
 
     def _died(self, how: str) -> EngineDied:
-        lines = self._log_file.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "nothing")
+        text = ""
+        if self._log_file.exists():
+            text = self._log_file.read_text(encoding="utf-8", errors="replace")
+        last = next((line for line in reversed(text.split("\n")) if line.strip()), "nothing")
         return EngineDied(
             f"rollout engine (process {self.pid}) {how}; {self._log_file} ends with: {last[:300]}"
         )
