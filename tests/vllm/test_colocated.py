@@ -37,7 +37,7 @@ def test_engine_log_probs_match_hf_after_each_of_20_steps_and_a_pull_is_exact(
 ) -> None:
     ranks, overrides = LAYOUTS[name]
     overrides = [*overrides, "optimizer.lr=5e-4"]
-    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, plain)
+    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, plain, timeout=400)
     for differences, ways, not_pulled in results:
         assert len(differences) == 20
         assert max(differences) < 1e-4

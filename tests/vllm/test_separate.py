@@ -41,7 +41,7 @@ def test_engine_log_probs_match_hf_after_each_of_20_steps_and_a_pull_is_exact(
 ) -> None:
     ranks, overrides = LAYOUTS[name]
     overrides = [*SEPARATE, *overrides, "optimizer.lr=5e-4"]
-    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20)
+    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, timeout=400)
     for differences, ways, not_pulled in results:
         assert len(differences) == 20
         assert max(differences) < 1e-4
@@ -156,7 +156,7 @@ def killed_between(session: Session, journal: Journal) -> list[tuple[float, floa
 def test_a_dead_or_hung_engine_changes_nothing(
     vllm_world: World, tmp_path: Path, ranks: int, acts: list[Any]
 ) -> None:
-    overrides = [*SEPARATE, f"parallel.tp={ranks}", "rollout.engine_timeout_seconds=8"]
+    overrides = [*SEPARATE, f"parallel.tp={ranks}", "rollout.engine_timeout_seconds=12"]
     found = {}
     for act in (undisturbed, *acts):
         results = vllm_world.run(with_session, ranks, tmp_path, overrides, act, timeout=300)
