@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,9 @@ def test_responses_are_those_of_a_colocated_engine(vllm_world: World, tmp_path: 
 def kill_when_sampling(
     session: Session, delays: dict[int, float], how: signal.Signals
 ) -> list[int]:
-    """From now on the n-th request for samples is followed, `delays[n]` seconds later, by a signal
-    to the engine's process. Returns the processes that were hit, as they are.
+    """From now on the n-th request for samples is followed, `delays[n]` seconds later and before
+    anyone looks for the answer, by a signal to the engine's process. Returns the processes that
+    were hit, as they are.
     """
     engine: Any = session.sampler.engine
     ask = engine._attempt
@@ -91,7 +91,8 @@ def kill_when_sampling(
                 asked += 1
                 if asked in delays:
                     hit.append(client.pid)
-                    threading.Timer(delays[asked], os.kill, (client.pid, how)).start()
+                    time.sleep(delays[asked])
+                    os.kill(client.pid, how)
 
         client.send = sending
         try:
@@ -114,10 +115,10 @@ def undisturbed(session: Session, journal: Journal) -> list[tuple[float, float]]
     return losses(session.config.run.dir)
 
 
-def killed_twice(session: Session, journal: Journal) -> list[tuple[float, float]]:
-    """Once in a first request, once in the request that was asked again."""
+def killed(session: Session, journal: Journal) -> list[tuple[float, float]]:
+    """Twice in a first request, once in the request that was asked again."""
     draw = random.Random(0)
-    delays = {1: draw.uniform(0, 0.3), 2: 0.1, 4: draw.uniform(0, 0.3)}
+    delays = {1: draw.uniform(0, 0.2), 2: 0.05, 4: draw.uniform(0, 0.2)}
     hit = kill_when_sampling(session, delays, signal.SIGKILL)
     result = undisturbed(session, journal)
     assert len(set(hit)) == (3 if session.sampler.engine.replica.answers else 0)
@@ -125,7 +126,7 @@ def killed_twice(session: Session, journal: Journal) -> list[tuple[float, float]
 
 
 def hung_once(session: Session, journal: Journal) -> list[tuple[float, float]]:
-    hit = kill_when_sampling(session, {2: 0.1}, signal.SIGSTOP)
+    hit = kill_when_sampling(session, {2: 0.05}, signal.SIGSTOP)
     result = undisturbed(session, journal)
     assert len(hit) == session.sampler.engine.replica.answers
     assert not any(psutil.pid_exists(pid) for pid in hit)
@@ -151,7 +152,7 @@ def killed_between(session: Session, journal: Journal) -> list[tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    ("ranks", "acts"), [(1, [killed_twice]), (2, [hung_once, killed_between])], ids=["1", "2"]
+    ("ranks", "acts"), [(1, [killed]), (2, [hung_once, killed_between])], ids=["1", "2"]
 )
 def test_a_dead_or_hung_engine_changes_nothing(
     vllm_world: World, tmp_path: Path, ranks: int, acts: list[Any]
