@@ -147,19 +147,19 @@ class VllmCore:
         beat: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """vLLM's outputs of (prompt, sampling parameters), in their order."""
-        from vllm.sampling_params import RequestOutputKind
-
+        if not requests:
+            return []
+        self.llm.enqueue(
+            [{"prompt_token_ids": list(ids)} for ids, _ in requests],
+            [params for _, params in requests],
+            use_tqdm=False,
+        )
         engine = self.llm.llm_engine
-        for number, (ids, params) in enumerate(requests):
-            params.output_kind = RequestOutputKind.FINAL_ONLY
-            engine.add_request(str(number), {"prompt_token_ids": list(ids)}, params)
-        outputs: dict[int, Any] = {}
+        outputs: list[Any] = []
         while engine.has_unfinished_requests():
-            for output in engine.step():
-                if output.finished:
-                    outputs[int(output.request_id)] = output
+            outputs += [output for output in engine.step() if output.finished]
             beat()
-        return [outputs[number] for number in range(len(requests))]
+        return sorted(outputs, key=lambda output: int(output.request_id))
 
 
 def _prepare_environment(is_cuda: bool, rank: int) -> None:
