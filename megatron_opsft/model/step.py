@@ -118,21 +118,26 @@ class Trainer:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        iterators = [iter(batches) for _ in self.chunks]
-        sums = get_forward_backward_func()(
-            forward_step_func=self._forward,
-            data_iterator=iterators if len(iterators) > 1 else iterators[0],
-            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
-            num_microbatches=len(batches),
-            # Micro-batches differ in length and say so themselves (variable_seq_lengths).
-            seq_length=max(batch.tokens_T.numel() for batch in batches),
-            micro_batch_size=1,
-            forward_only=False,
-        )
+        sums = self._run_schedule(self._forward, batches, forward_only=False)
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
         mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
         return factor * sum_over_world([mine])[0]
+
+    def _run_schedule(self, forward: Any, batches: Sequence[MicroBatch], **how: bool) -> Any:
+        """Megatron's schedule over all chunks of this rank; what it collected."""
+        iterators = [iter(batches) for _ in self.chunks]
+        interleaved = len(self.chunks) > 1
+        return get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iterators if interleaved else iterators[0],
+            model=self.chunks if interleaved else self.chunks[0],
+            num_microbatches=len(batches),
+            # Micro-batches differ in length and say so themselves (variable_seq_lengths).
+            seq_length=max(batch.tokens_T.numel() for batch in batches),
+            micro_batch_size=1,
+            **how,
+        )
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
@@ -152,17 +157,8 @@ class Trainer:
         batches = [batch] * (self.layout.pp_size if len(self.chunks) > 1 else 1)
         for chunk in self.chunks:
             chunk.eval()
-        found = get_forward_backward_func()(
-            forward_step_func=self._score,
-            data_iterator=[iter(batches) for _ in self.chunks]
-            if len(self.chunks) > 1
-            else iter(batches),
-            model=self.chunks if len(self.chunks) > 1 else self.chunks[0],
-            num_microbatches=len(batches),
-            seq_length=batch.tokens_T.numel(),
-            micro_batch_size=1,
-            forward_only=True,
-            collect_non_loss_data=True,
+        found = self._run_schedule(
+            self._score, batches, forward_only=True, collect_non_loss_data=True
         )
         mine = []
         if self.layout.counts_loss:

@@ -77,13 +77,11 @@ class EngineWeights:
 
     tensors: the live parameters; where the engine keeps a weight packed, reading unpacks a copy.
     packed: why the tensors cannot be written in place; "" where they can.
-    signed_zeros: whether -0.0 comes back as -0.0.
     """
 
     tp_rank: int
     tensors: Mapping[str, Tensor]
     packed: str = ""
-    signed_zeros: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

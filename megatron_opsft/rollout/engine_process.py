@@ -34,11 +34,11 @@ class Service:
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat = beat
 
-    def start(self, settings: VllmSettings, shape: ModelShape) -> tuple[Identity, bool, bool]:
-        """Build the engine: what it is, whether it packs weights, and whether the head's."""
+    def start(self, settings: VllmSettings, shape: ModelShape) -> tuple[Identity, bool]:
+        """Build the engine: what it is, and whether it packs the head's weight."""
         self._core = VllmCore(settings, WeightTable(shape))
-        core = self._core
-        return read_identity(settings.model_dir, shape.vocab_size), core.packs, core.packs_head
+        identity = read_identity(settings.model_dir, shape.vocab_size)
+        return identity, self._core.packs_head
 
     def sample(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
@@ -66,10 +66,7 @@ class Service:
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of all tensor-parallel ranks."""
-        layout = self._core.layout
-        parameters = [layout.parameters_of(n) for n in range(layout.tp_size)]
-        sums = self._core.rpc("opsft_checksums", parameters, layout.hf_columns, cuts)
-        return Checksums(of_rank=dict(enumerate(sums)), signed_zeros=not self._core.packs)
+        return self._core.checksums(cuts)
 
     def parameter(self, name: str) -> list[Tensor]:
         """One parameter of every tensor-parallel rank, on the CPU."""

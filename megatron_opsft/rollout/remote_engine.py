@@ -227,7 +227,7 @@ class RemoteEngine:
 
     def _introduce(self, client: EngineClient) -> None:
         shape = self._table.shape
-        identity, _, self._packs_head = client.start(self._settings, shape)
+        identity, self._packs_head = client.start(self._settings, shape)
         check_agreement(read_identity(self._settings.model_dir, shape.vocab_size), identity)
 
     def _log_file(self) -> Path:

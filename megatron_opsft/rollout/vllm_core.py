@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from torch import Tensor
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.engine import EngineLayout, PromptRequest, SamplingSettings, Scores
+from megatron_opsft.rollout.engine import (
+    Checksums,
+    EngineLayout,
+    PromptRequest,
+    SamplingSettings,
+    Scores,
+)
 from megatron_opsft.weights.layouts import Parameter, hf_columns
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
@@ -127,6 +134,12 @@ class VllmCore:
             ids = sample.response_ids
             log_probs.append(tuple(row[i].logprob for row, i in zip(rows, ids, strict=True)))
         return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+
+    def checksums(self, cuts: int) -> Checksums:
+        """See `RolloutEngine.checksums`: of the workers of this process's engine."""
+        parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
+        of_rank = dict(self.rpc("opsft_checksums", parameters, self.layout.hf_columns, cuts))
+        return Checksums(of_rank=of_rank, signed_zeros=not self.packs)
 
     def drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""
@@ -247,6 +260,7 @@ def vllm_layout(table: WeightTable, tp_size: int, *, packed_head: bool) -> Engin
     Errors: `UserError` when tp_size does not divide the model.
     """
 
+    @cache  # every push asks
     def parameters_of(tp_rank: int) -> tuple[Parameter, ...]:
         parameters = vllm_parameters(table, tp_rank, tp_size)
         if packed_head and table.shape.tied_embeddings:

@@ -104,14 +104,11 @@ class VllmEngine:
             tp_rank=self._tp_rank,
             tensors=self._tensors,
             packed=self._tensors.packed(self.layout.parameters_of(self._tp_rank)),
-            signed_zeros=not self._core.packs,
         )
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`."""
-        parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
-        (sums,) = self._core.rpc("opsft_checksums", parameters, self.layout.hf_columns, cuts)
-        return Checksums(of_rank={self._tp_rank: sums}, signed_zeros=not self._core.packs)
+        return self._core.checksums(cuts)
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""

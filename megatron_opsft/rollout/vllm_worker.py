@@ -136,17 +136,19 @@ class OpsftWorker:
         parameters_of_rank: Sequence[Sequence[Parameter]],
         hf_columns: Mapping[str, int],
         cuts: int,
-    ) -> list[int]:
-        """`weights.proof.parameter_checksums` of this worker's parameters."""
+    ) -> tuple[int, list[int]]:
+        """This worker's tensor-parallel rank, and `proof.parameter_checksums` of its parameters."""
         tensors = self.opsft_tensors()
         tensors.forget()
-        return parameter_checksums(
-            parameters_of_rank[get_tensor_model_parallel_rank()],
+        tp_rank = get_tensor_model_parallel_rank()
+        sums = parameter_checksums(
+            parameters_of_rank[tp_rank],
             tensors,
             hf_columns=hf_columns,
             cuts=cuts,
             signed_zeros=not tensors.packs,
         )
+        return tp_rank, sums
 
     def opsft_parameter(self, name: str) -> Tensor:
         """A copy of one parameter, on the CPU."""

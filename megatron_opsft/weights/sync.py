@@ -192,17 +192,23 @@ class WeightSync:
         ]
 
     def compare_checksums(self, *, first: bool = False) -> None:
+        """Trainer's and engine's checksums of every engine parameter.
+
+        first: what differs among the parameters whose layout is uncertain becomes `unknown`.
+        Errors: `SyncError` on every rank for any other difference.
+        """
         engine, layout = self._engine.layout, self._shards.layout
         cuts = lcm(layout.tp_size, engine.tp_size)
         found = self._engine.checksums(cuts)
         # Engines are alike: all can tell zeros apart, or none.
         signed_zeros = all(gather_from_all([found.signed_zeros]))
+        pieces = self._pieces()
         wrong: list[str] = []
         for tp_rank in range(engine.tp_size):
             parameters = engine.parameters_of(tp_rank)
             mine = expected_checksums(
                 parameters,
-                self._pieces(),
+                pieces,
                 hf_columns=engine.hf_columns,
                 cuts=cuts,
                 signed_zeros=signed_zeros,

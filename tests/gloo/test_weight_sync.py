@@ -99,7 +99,9 @@ def push_and_pull(case: Case) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("model", ["qwen2", "qwen2_tied", "qwen3_moe"])
-@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(), Case(tp=2, pp=2), Case(pp=2, dp=2), Case(pp=2, vpp=2)], ids=str
+)
 def test_push_reaches_the_engine_and_pull_brings_it_back(
     world: World, case: Case, model: str
 ) -> None:
