@@ -12,8 +12,8 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.journal import Journal, open_journal
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.objective.batch import in_problem_order
+from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.normalization import normalize
-from megatron_opsft.objective.packing import pack
 from megatron_opsft.objective.selection import select
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all

@@ -17,7 +17,7 @@ from torch import Tensor
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import set_learning_rate
 from megatron_opsft.objective.cross_entropy import token_losses
-from megatron_opsft.objective.packing import build_microbatch
+from megatron_opsft.objective.microbatch import build_microbatch
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,

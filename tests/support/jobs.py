@@ -24,8 +24,8 @@ from megatron_opsft.model.build import (
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer, packed_params
 from megatron_opsft.objective.batch import in_problem_order
+from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.normalization import Mode, normalize
-from megatron_opsft.objective.packing import pack
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed

@@ -3,23 +3,8 @@
 import random
 
 import pytest
-import torch
 
-from megatron_opsft.objective.normalization import Normalization
-from megatron_opsft.objective.packing import (
-    build_microbatch,
-    pack,
-    pack_bins,
-    plan_packing,
-    sequence_cost,
-)
-from megatron_opsft.records import Sample
-
-CPU = torch.device("cpu")
-
-
-def sample(prompt: tuple[int, ...], response: tuple[int, ...], index: int = 0) -> Sample:
-    return Sample(problem_id="a", sample_index=index, prompt_ids=prompt, response_ids=response)
+from megatron_opsft.objective.packing import pack_bins, plan_packing, sequence_cost
 
 
 def draw_lengths(seed: int) -> list[int]:
@@ -66,46 +51,3 @@ def test_ranks_are_balanced() -> None:
 def test_longer_sequence_than_the_budget_is_alone() -> None:
     plan = plan_packing([500, 10, 10], budget=100, dp_size=1)
     assert sorted(sorted(indices) for indices in plan[0]) == [[0], [1, 2]]
-
-
-def test_microbatch_by_hand() -> None:
-    batch = build_microbatch(
-        [sample((1, 2), (3, 4, 5)), sample((6,), (7,))], [1.0, 0.5], align=1, device=CPU
-    )
-    assert batch.tokens_T.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert batch.labels_T.tolist() == [2, 3, 4, 5, 0, 7, 0]
-    assert batch.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1]
-    assert batch.weights_T.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.0]
-    assert batch.cu_seqlens.tolist() == [0, 5, 7]
-    assert batch.max_seqlen == 5
-    assert batch.num_loss_tokens == 4
-    assert batch.cu_seqlens.dtype == torch.int32
-    assert batch.weights_T.dtype == torch.float32
-
-
-@pytest.mark.parametrize("align", [2, 4, 8])
-def test_filler_is_a_sequence_of_its_own_without_weight(align: int) -> None:
-    batch = build_microbatch([sample((1, 2), (3, 4, 5))], [1.0], align=align, device=CPU)
-    assert batch.tokens_T.numel() % align == 0
-    assert batch.cu_seqlens.tolist() == [0, 5, batch.tokens_T.numel()]
-    assert not batch.weights_T[5:].any()
-
-
-def test_empty_microbatch_has_no_weight_and_some_tokens() -> None:
-    batch = build_microbatch([], [], align=4, device=CPU)
-    assert batch.tokens_T.numel() == 4
-    assert batch.num_loss_tokens == 0
-    assert not batch.weights_T.any()
-
-
-def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
-    samples = [sample((1, 2, 3), tuple(range(n)), n) for n in range(1, 20)]
-    normalization = Normalization(token_weights=tuple(float(n) for n in range(1, 20)), factor=1.0)
-    for dp_size in (1, 2, 5):
-        total = 0.0
-        for dp_rank in range(dp_size):
-            batches = pack(
-                samples, normalization, budget=40, dp_rank=dp_rank, dp_size=dp_size, device=CPU
-            )
-            total += sum(float(batch.weights_T.sum()) for batch in batches)
-        assert total == sum(n * n for n in range(1, 20))
