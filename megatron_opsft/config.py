@@ -171,6 +171,10 @@ class TrainConfig(Section):
         "batch_max",
         description="batch_max: 1/(B G M), the paper's; response: 1/|o|; token_mean: the released code's.",
     )
+    cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
+        "auto",
+        description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
+    )
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="Activation recomputation."
     )

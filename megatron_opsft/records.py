@@ -75,21 +75,31 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Packed sequences (THD): T tokens of S sequences one behind the other.
+    """Packed sequences (THD): T tokens of S sequences one behind the other, R of them in responses.
 
-    tokens_T, labels_T, positions_T: int64 [T]; the label of a token is the one that follows it.
-    weights_T: float32 [T], the weight of each token's loss; 0 on prompts and on filler.
+    tokens_T, positions_T: int64 [T]; a position is the place in the token's own sequence.
     cu_seqlens: int32 [S + 1], the borders of the sequences; max_seqlen: the longest of them.
-    num_loss_tokens: how many tokens have a non-zero weight.
+    loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
+    labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses.
     """
 
     tokens_T: Tensor
-    labels_T: Tensor
     positions_T: Tensor
-    weights_T: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
-    num_loss_tokens: int
+    loss_indices_R: Tensor
+    labels_R: Tensor
+    weights_R: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        """T, fillers included."""
+        return self.tokens_T.numel()
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """R."""
+        return self.labels_R.numel()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

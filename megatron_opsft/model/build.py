@@ -28,20 +28,16 @@ from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
-from megatron.core.utils import is_te_min_version
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
+from megatron_opsft.objective.cross_entropy import CrossEntropy
 from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
 from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-# Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
-# which made trainings diverge (Megatron-LM pull requests 5115 and 7339).
-_TE_WITH_EXACT_CROSS_ENTROPY = "2.20"
 
 
 def uses_transformer_engine(device: Device, dtype: str) -> bool:
@@ -112,8 +108,6 @@ def transformer_config(
         apply_rope_fusion=with_te,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        # Read by `token_losses` alone: Megatron never sees the labels.
-        cross_entropy_loss_fusion=with_te and is_te_min_version(_TE_WITH_EXACT_CROSS_ENTROPY),
         **recompute,
         **experts,
     )
@@ -138,13 +132,11 @@ def _expert_settings(moe: MoeShape, *, grouped: bool) -> dict[str, Any]:
     }
 
 
-def describe_parts(config: TransformerConfig, device: Device) -> str:
+def describe_parts(config: TransformerConfig, loss: CrossEntropy, device: Device) -> str:
     """Which fast parts this run takes, and why it goes without the others: one line for the log."""
     dtype = "bfloat16" if config.bf16 else "float32"
-    fused_loss = config.cross_entropy_loss_fusion
     if uses_transformer_engine(device, dtype):
         layers = "TransformerEngine"
-        loss_reason = f"TransformerEngine is older than {_TE_WITH_EXACT_CROSS_ENTROPY}"
     else:
         reason = (
             "no CUDA"
@@ -153,16 +145,15 @@ def describe_parts(config: TransformerConfig, device: Device) -> str:
             if dtype == "bfloat16"
             else "float32 is for comparisons"
         )
-        layers, loss_reason = f"plain torch ({reason})", reason
-    loss = "TransformerEngine" if fused_loss else f"Megatron, not fused ({loss_reason})"
+        layers = f"plain torch ({reason})"
     accumulation = (
         "fused by Apex"
         if config.gradient_accumulation_fusion
         else "not fused (no Apex, or no CUDA)"
     )
     return (
-        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss}; "
-        f"weight gradients: {accumulation}"
+        f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "
+        f"({loss.reason}); weight gradients: {accumulation}"
     )
 
 

@@ -16,10 +16,11 @@ from megatron_opsft.model.build import (
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
+from megatron_opsft.objective.cross_entropy import choose_cross_entropy
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.opened import open_weights
-from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.rules import WeightTable, padded_vocab_size
 from megatron_opsft.weights.shards import ModelShards
 
 log = logging.getLogger("megatron_opsft")
@@ -48,8 +49,15 @@ def build_trainer(
         "te" if uses_transformer_engine(device, config.model.dtype) else "local"
     )
     table = WeightTable(shape, norm_names, config.parallel.tp)
+    loss = choose_cross_entropy(
+        config.train.cross_entropy,
+        device,
+        dtype=config.model.dtype,
+        max_tokens=config.train.max_tokens_per_microbatch,
+        rows_per_rank=padded_vocab_size(shape.vocab_size, config.parallel.tp) // config.parallel.tp,
+    )
     if layout.is_main:
-        log.info(describe_parts(megatron, device))
+        log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
     ModelShards.of(models, table, layout).fill(tensors.read)
     chunks = wrap_for_training(models, megatron)
@@ -61,6 +69,7 @@ def build_trainer(
         layout,
         vocab_size=shape.vocab_size,
         weight_decay=config.optimizer.weight_decay,
+        cross_entropy=loss.method,
     )
     # The distributed optimizer moved the parameters into its own buffer: match them anew.
     return trainer, ModelShards.of(models, table, layout)

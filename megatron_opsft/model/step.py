@@ -16,8 +16,11 @@ from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import set_learning_rate
-from megatron_opsft.objective.cross_entropy import token_losses
+from megatron_opsft.model.hidden_states import output_head, without_output_layer
+from megatron_opsft.objective.cross_entropy import Method, summed_loss
+from megatron_opsft.objective.fused_linear import token_statistics
 from megatron_opsft.objective.microbatch import build_microbatch
+from megatron_opsft.objective.output_head import OutputHead, whole_hidden
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -39,42 +42,32 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
 
 
 def _sum_losses(
-    batch: MicroBatch, vocab_size: int, config: TransformerConfig, logits_1TV: Tensor
+    method: Method, config: TransformerConfig, head: OutputHead, batch: MicroBatch, hidden: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule."""
-    losses_1T = token_losses(logits_1TV, batch.labels_T[None], vocab_size, config)
-    loss_sum = (losses_1T[0] * batch.weights_T).sum()
+    loss_sum = summed_loss(
+        method,
+        whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel),
+        head,
+        batch.loss_indices_R,
+        batch.labels_R,
+        batch.weights_R,
+        accumulation_fusion=config.gradient_accumulation_fusion,
+    )
     num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
     return loss_sum, num_tokens, loss_sum.detach().clone()
 
 
-def _losses(
-    batch: MicroBatch,
-    vocab_size: int,
+def _log_probs(
     config: TransformerConfig,
-    logits_1TV: Tensor,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
     non_loss_data: bool = True,
 ) -> Tensor:
-    """The unweighted token losses [T] of one micro-batch, for a forward-only schedule."""
-    return token_losses(logits_1TV, batch.labels_T[None], vocab_size, config)[0]
-
-
-def _forward(
-    of_logits: Any,
-    vocab_size: int,
-    config: TransformerConfig,
-    batches: Iterator[MicroBatch],
-    model: Any,
-) -> tuple[Tensor, Any]:
-    """Logits on the last pipeline stage, hidden states elsewhere."""
-    batch = next(batches)
-    output = model(
-        input_ids=batch.tokens_T[None],
-        position_ids=batch.positions_T[None],
-        attention_mask=None,
-        packed_seq_params=packed_params(batch),
-    )
-    return output, partial(of_logits, batch, vocab_size, config)
+    """Of the response tokens [R] of one micro-batch, for a forward-only schedule."""
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    return token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R).log_probs_R
 
 
 class Trainer:
@@ -89,14 +82,15 @@ class Trainer:
         *,
         vocab_size: int,
         weight_decay: float,
+        cross_entropy: Method = "fused_linear",
     ) -> None:
         """vocab_size: without padding; weight_decay: AdamW's, on matrices."""
         self.chunks = chunks
         self.optimizer = optimizer
         self.layout = layout
-        self._forward = partial(_forward, _sum_losses, vocab_size, config)
-        self._score = partial(_forward, _losses, vocab_size, config)
         self._config = config
+        self._cross_entropy: Method = cross_entropy
+        self._vocab_size = vocab_size
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -118,26 +112,47 @@ class Trainer:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        sums = self._run_schedule(self._forward, batches, forward_only=False)
+        sums = self._run_schedule(
+            partial(_sum_losses, self._cross_entropy), batches, forward_only=False
+        )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
         mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
         return factor * sum_over_world([mine])[0]
 
-    def _run_schedule(self, forward: Any, batches: Sequence[MicroBatch], **how: bool) -> Any:
+    def _run_schedule(self, of_hidden: Any, batches: Sequence[MicroBatch], **how: bool) -> Any:
         """Megatron's schedule over all chunks of this rank; what it collected."""
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
-        return get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=iterators if interleaved else iterators[0],
-            model=self.chunks if interleaved else self.chunks[0],
-            num_microbatches=len(batches),
-            # Micro-batches differ in length and say so themselves (variable_seq_lengths).
-            seq_length=max(batch.tokens_T.numel() for batch in batches),
-            micro_batch_size=1,
-            **how,
+        with without_output_layer(self.models):
+            return get_forward_backward_func()(
+                forward_step_func=partial(self._forward, of_hidden),
+                data_iterator=iterators if interleaved else iterators[0],
+                model=self.chunks if interleaved else self.chunks[0],
+                num_microbatches=len(batches),
+                # Micro-batches differ in length and say so themselves (variable_seq_lengths).
+                seq_length=max(batch.num_tokens for batch in batches),
+                micro_batch_size=1,
+                **how,
+            )
+
+    def _forward(
+        self, of_hidden: Any, batches: Iterator[MicroBatch], chunk: Any
+    ) -> tuple[Tensor, Any]:
+        """One micro-batch through one chunk, for the schedule: hidden states [1, T, H], and on the
+        last stage what is to be made of them.
+        """
+        batch = next(batches)
+        hidden = chunk(
+            input_ids=batch.tokens_T[None],
+            position_ids=batch.positions_T[None],
+            attention_mask=None,
+            packed_seq_params=packed_params(batch),
         )
+        if not chunk.module.post_process:
+            return hidden, None
+        head = output_head(chunk.module, self._vocab_size)
+        return hidden, partial(of_hidden, self._config, head, batch)
 
     @torch.no_grad()
     def score(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
@@ -158,12 +173,11 @@ class Trainer:
         for chunk in self.chunks:
             chunk.eval()
         found = self._run_schedule(
-            self._score, batches, forward_only=True, collect_non_loss_data=True
+            _log_probs, batches, forward_only=True, collect_non_loss_data=True
         )
         mine = []
         if self.layout.counts_loss:
-            log_probs = -found[0][batch.weights_T > 0]
-            mine = [(self.layout.dp_rank, log_probs.tolist())]
+            mine = [(self.layout.dp_rank, found[0].tolist())]
         flat = dict(gather_from_all(mine))[self.layout.dp_rank]
         ends = list(accumulate(len(sample.response_ids) for sample in samples))
         return [tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]

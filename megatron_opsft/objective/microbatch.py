@@ -14,39 +14,39 @@ def build_microbatch(
 ) -> MicroBatch:
     """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens.
 
-    The label of position t is token t+1 of the same sequence; prompt positions before the last,
-    the last token of each sequence and the filler have weight 0. No sample at all gives a filler
-    of `align` tokens.
+    A response token is predicted at the position before it, so the loss sits on the prompt's last
+    position and on all of the response but its last. No sample at all gives a filler of `align`
+    tokens.
     """
     tokens: list[int] = []
-    labels: list[int] = []
     positions: list[int] = []
-    weights: list[float] = []
     lengths: list[int] = []
+    indices: list[int] = []
+    labels: list[int] = []
+    weights: list[float] = []
     for sample, weight in zip(samples, token_weights, strict=True):
-        sequence = (*sample.prompt_ids, *sample.response_ids)
-        num_prompt, num_response = len(sample.prompt_ids), len(sample.response_ids)
-        tokens += sequence
-        labels += (*sequence[1:], 0)
-        positions += range(len(sequence))
-        weights += [0.0] * (num_prompt - 1) + [weight] * num_response + [0.0]
-        lengths.append(len(sequence))
+        first = len(tokens) + len(sample.prompt_ids) - 1
+        num_response = len(sample.response_ids)
+        indices += range(first, first + num_response)
+        labels += sample.response_ids
+        weights += [weight] * num_response
+        tokens += sample.prompt_ids + sample.response_ids
+        lengths.append(len(sample.prompt_ids) + num_response)
+        positions += range(lengths[-1])
     filler = -len(tokens) % align if tokens else align
     if filler:
         tokens += [0] * filler
-        labels += [0] * filler
         positions += range(filler)
-        weights += [0.0] * filler
         lengths.append(filler)
     borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
-        labels_T=torch.tensor(labels, device=device),
         positions_T=torch.tensor(positions, device=device),
-        weights_T=torch.tensor(weights, dtype=torch.float32, device=device),
         cu_seqlens=borders.to(device),
         max_seqlen=max(lengths),
-        num_loss_tokens=sum(len(sample.response_ids) for sample in samples),
+        loss_indices_R=torch.tensor(indices, dtype=torch.int64, device=device),
+        labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
+        weights_R=torch.tensor(weights, dtype=torch.float32, device=device),
     )
 
 

@@ -48,13 +48,20 @@ def peak_memory_bytes(device: Device) -> int:
 
 def has_transformer_engine(device: Device) -> bool:
     """Whether TransformerEngine can be imported; it cannot work without CUDA and raises there."""
+    return transformer_engine_version(device) is not None
+
+
+def transformer_engine_version(device: Device) -> tuple[int, int] | None:
+    """(major, minor) of a TransformerEngine that can be imported, or None."""
     if not device.is_cuda:
-        return False
+        return None
     try:
+        import transformer_engine
         import transformer_engine.pytorch  # noqa: F401
     except (ImportError, RuntimeError, OSError):
-        return False
-    return True
+        return None
+    major, minor = transformer_engine.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def has_fused_weight_gradient() -> bool:

@@ -116,6 +116,18 @@ def sum_integers_over_world(values: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensor itself, now the elementwise sum over the group's ranks. Collective over it."""
+    dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def max_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensor itself, now the elementwise maximum over the group's ranks. Collective over it."""
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    return tensor
+
+
 def any_over_world(flag: bool) -> bool:
     """Whether any rank says yes. Collective over the world."""
     return sum_over_world([float(flag)])[0] > 0

@@ -25,6 +25,7 @@ from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer, packed_params
 from megatron_opsft.objective.batch import in_problem_order
 from megatron_opsft.objective.microbatch import pack
+from megatron_opsft.objective.cross_entropy import Method
 from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
@@ -54,6 +55,7 @@ class Case:
     num_samples: int = 13
     mode: Mode = "batch_max"
     recompute: str = "none"
+    cross_entropy: Method = "fused_linear"
     dtype: str = "float32"
     device_name: str = "cpu"
     # The rank that sampled each response; by default they are dealt out unevenly.
@@ -75,6 +77,7 @@ class Case:
 
     def __str__(self) -> str:
         extra = [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
+        extra += ["vocab_parallel"] * (self.cross_entropy == "vocab_parallel")
         return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
 
 
@@ -113,6 +116,7 @@ def build(case: Case) -> Built:
         layout,
         vocab_size=shape.vocab_size,
         weight_decay=OPTIMIZER.weight_decay,
+        cross_entropy=case.cross_entropy,
     )
     return Built(trainer=trainer, shards=ModelShards.of(models, table, layout), layout=layout)
 
@@ -217,7 +221,7 @@ def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int
         data_iterator=[iter(batches) for _ in models] if interleaved else iter(batches),
         model=models if interleaved else models[0],
         num_microbatches=len(batches),
-        seq_length=max(batch.tokens_T.numel() for batch in batches),
+        seq_length=max(batch.num_tokens for batch in batches),
         micro_batch_size=1,
         forward_only=True,
         collect_non_loss_data=True,

@@ -19,14 +19,15 @@ def test_microbatch_by_hand() -> None:
         [sample((1, 2), (3, 4, 5)), sample((6,), (7,))], [1.0, 0.5], align=1, device=CPU
     )
     assert batch.tokens_T.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    assert batch.labels_T.tolist() == [2, 3, 4, 5, 0, 7, 0]
+    assert batch.loss_indices_R.tolist() == [1, 2, 3, 5]
+    assert batch.labels_R.tolist() == [3, 4, 5, 7]
     assert batch.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1]
-    assert batch.weights_T.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 0.5, 0.0]
+    assert batch.weights_R.tolist() == [1.0, 1.0, 1.0, 0.5]
     assert batch.cu_seqlens.tolist() == [0, 5, 7]
     assert batch.max_seqlen == 5
     assert batch.num_loss_tokens == 4
     assert batch.cu_seqlens.dtype == torch.int32
-    assert batch.weights_T.dtype == torch.float32
+    assert batch.weights_R.dtype == torch.float32
 
 
 @pytest.mark.parametrize("align", [2, 4, 8])
@@ -34,14 +35,14 @@ def test_filler_is_a_sequence_of_its_own_without_weight(align: int) -> None:
     batch = build_microbatch([sample((1, 2), (3, 4, 5))], [1.0], align=align, device=CPU)
     assert batch.tokens_T.numel() % align == 0
     assert batch.cu_seqlens.tolist() == [0, 5, batch.tokens_T.numel()]
-    assert not batch.weights_T[5:].any()
+    assert batch.loss_indices_R.tolist() == [1, 2, 3]
 
 
 def test_empty_microbatch_has_no_weight_and_some_tokens() -> None:
     batch = build_microbatch([], [], align=4, device=CPU)
     assert batch.tokens_T.numel() == 4
     assert batch.num_loss_tokens == 0
-    assert not batch.weights_T.any()
+    assert batch.loss_indices_R.dtype == batch.labels_R.dtype == torch.int64
 
 
 def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
@@ -53,5 +54,5 @@ def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
             batches = pack(
                 samples, normalization, budget=40, dp_rank=dp_rank, dp_size=dp_size, device=CPU
             )
-            total += sum(float(batch.weights_T.sum()) for batch in batches)
+            total += sum(float(batch.weights_R.sum()) for batch in batches)
         assert total == sum(n * n for n in range(1, 20))

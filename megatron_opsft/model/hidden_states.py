@@ -1,0 +1,45 @@
+"""Hidden states instead of logits out of Megatron's GPTModel, while a schedule runs.
+
+The losses take the output layer's product over themselves, for response tokens alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from megatron_opsft.objective.output_head import OutputHead
+
+
+@contextmanager
+def without_output_layer(models: Sequence[Any]) -> Iterator[None]:
+    """Inside, the output layer of these GPTModels hands its input on.
+
+    It is called all the same: what waits for its weight (Megatron's hooks) still does.
+    """
+    layers = [model.output_layer for model in models if model.post_process]
+    for layer in layers:
+        layer.forward = _hand_on  # hides the class's method
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _hand_on(
+    hidden: Tensor, weight: Tensor | None = None, **unused: Any
+) -> tuple[Tensor, Tensor | None]:
+    """In place of `ColumnParallelLinear.forward`, which returns (logits, bias)."""
+    return hidden, None
+
+
+def output_head(model: Any, vocab_size: int) -> OutputHead:
+    """Of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
+    weight = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else model.output_layer.weight
+    )
+    return OutputHead(weight_VH=weight, vocab_size=vocab_size, group=model.pg_collection.tp)
