@@ -15,8 +15,8 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.model.optimizer import set_learning_rate
 from megatron_opsft.model.hidden_states import output_head, without_output_layer
+from megatron_opsft.model.optimizer import set_learning_rate
 from megatron_opsft.objective.cross_entropy import Method, summed_loss
 from megatron_opsft.objective.fused_linear import token_statistics
 from megatron_opsft.objective.microbatch import build_microbatch

@@ -141,7 +141,7 @@ def kl_divergence(
             p = _join(p, ops.row_statistics(of_p_CV, no_labels_C, of_q_CV.sub_(of_p_CV).neg_()))
         p, q = _over_group(p, head_p), _over_group(q, head_q)
         assert p.mean_C is not None
-        kl_R[part] = (p.mean_C - p.lse_C + q.lse_C).clamp_min(0.0)
+        kl_R[part] = (p.mean_C - p.lse_C + q.lse_C).clamp_min(0.0).float()
     return kl_R
 
 
@@ -169,9 +169,9 @@ class _FusedLinearLoss(torch.autograd.Function):
             hidden_CH = hidden_TH[positions_R[part]]
             labels_C = labels_R[part] - head.first_row
             found, logits_CV = _scan(hidden_CH, head, labels_C, size, mean=entropy)
-            log_probs_R[part] = found.target_C - found.lse_C
+            log_probs_R[part] = (found.target_C - found.lse_C).float()
             if entropy_R is not None and found.mean_C is not None:
-                entropy_R[part] = found.lse_C - found.mean_C
+                entropy_R[part] = (found.lse_C - found.mean_C).float()
             if gradient is not None:
                 gradient.add(
                     hidden_CH, positions_R[part], labels_C, weights_R[part], found, logits_CV, size
@@ -229,7 +229,7 @@ class _Gradient:
             if logits_CV is None or size < self._head.num_rows:
                 logits_CV = times_transposed(hidden_CH, rows_VH)
             grad_CV = self._ops.loss_gradient_(
-                logits_CV, labels_C - first, found.lse_C, weights_C, dtype
+                logits_CV, labels_C - first, found.lse_C.float(), weights_C, dtype
             )
             add_product_(total_CH, grad_CV, rows_VH)
             add_outer_(self.weight_VH[first:stop], grad_CV, hidden_CH)
@@ -257,7 +257,8 @@ def _scan(
 
 
 def _no_rows(hidden_CH: Tensor, *, mean: bool) -> RowStatistics:
-    zeros_C = hidden_CH.new_zeros(len(hidden_CH), dtype=torch.float32)
+    # float64: many blocks add up.
+    zeros_C = hidden_CH.new_zeros(len(hidden_CH), dtype=torch.float64)
     return RowStatistics(
         lse_C=torch.full_like(zeros_C, -torch.inf),
         target_C=zeros_C,

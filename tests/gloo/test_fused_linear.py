@@ -1,0 +1,256 @@
+"""The fused linear loss against float64 autograd on whole logits, over tensor-parallel ranks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from world import World
+
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.objective.cross_entropy import summed_loss
+from megatron_opsft.objective.fused_linear import (
+    Chunks,
+    fused_linear_loss,
+    kl_divergence,
+    token_statistics,
+)
+from megatron_opsft.objective.output_head import OutputHead, whole_hidden
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.distributed import start_distributed
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}  # of each tensor's largest entry
+TOKENS, HIDDEN = 24, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """num_losses: R, spread over the tokens; main_grad: as a data-parallel wrapper gives one."""
+
+    tp: int = 1
+    vocab_size: int = 100
+    num_losses: int = 13
+    tokens: int | None = None
+    rows: int | None = None
+    dtype: torch.dtype = torch.float32
+    main_grad: bool = True
+    sequence_parallel: bool = False
+    scale: float = 1.0
+
+    @property
+    def chunks(self) -> Chunks:
+        return Chunks(tokens=self.tokens, rows=self.rows)
+
+    def __str__(self) -> str:
+        names = {
+            "tp": self.tp,
+            "vocab": self.vocab_size,
+            "losses": self.num_losses,
+            "tokens": self.tokens,
+            "rows": self.rows,
+        }
+        flags = [str(self.dtype)[6:], *["sp"] * self.sequence_parallel]
+        flags += ["no-main-grad"] * (not self.main_grad) + [f"x{self.scale}"] * (self.scale != 1)
+        return "-".join([f"{k}{v}" for k, v in names.items() if v is not None] + flags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """hidden [T, H]; weight [vocabulary, H], without padding; positions, labels, weights [R]."""
+
+    hidden: Tensor
+    weight: Tensor
+    positions: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+def inputs(case: Case, seed: int = 0) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    positions = torch.randperm(TOKENS, generator=draw)[: case.num_losses].sort().values
+    weight = torch.randn(case.vocab_size, HIDDEN, generator=draw) * case.scale
+    return Inputs(
+        hidden=torch.randn(TOKENS, HIDDEN, generator=draw).to(case.dtype),
+        weight=(weight / 3).to(case.dtype),
+        positions=positions,
+        labels=torch.randint(case.vocab_size, (case.num_losses,), generator=draw),
+        weights=torch.rand(case.num_losses, generator=draw) + 0.5,
+    )
+
+
+def shard_rows(case: Case) -> int:
+    """Of one rank; padded as the vocabulary is, to a multiple of 16 here."""
+    return -(-case.vocab_size // (16 * case.tp)) * 16
+
+
+def head_of(case: Case, weight: Tensor, group: Any) -> OutputHead:
+    """This rank's rows; padding is full of values that would be noticed."""
+    rows = shard_rows(case)
+    own = torch.full((rows, HIDDEN), 1e3, dtype=case.dtype)
+    mine = weight[group.rank() * rows : (group.rank() + 1) * rows]
+    own[: len(mine)] = mine
+    return OutputHead(weight_VH=torch.nn.Parameter(own), vocab_size=case.vocab_size, group=group)
+
+
+def join(case: Case) -> Any:
+    from megatron.core import parallel_state
+
+    start_distributed(select_device("cpu"), ParallelConfig(tp=case.tp))
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def results_of(cases: list[Case], method: str) -> list[Any]:
+    """`loss_and_gradients` of each, in one job: all have one tensor-parallel size."""
+    group = join(cases[0])
+    return [loss_and_gradients(case, method, group) for case in cases]
+
+
+def loss_and_gradients(case: Case, method: str, group: Any) -> Any:
+    """(loss, gradient of the hidden states, of this rank's rows), and that padding got none."""
+    given = inputs(case)
+    head = head_of(case, given.weight, group)
+    weight: Any = head.weight_VH
+    if case.main_grad:
+        weight.main_grad = torch.ones_like(weight, dtype=torch.float32)  # adds, never overwrites
+        weight.grad_added_to_main_grad = False
+    hidden = given.hidden.clone().requires_grad_()
+    own = hidden
+    if case.sequence_parallel:
+        own = hidden.chunk(case.tp)[group.rank()]
+    whole = whole_hidden(own, group, sequence_parallel=case.sequence_parallel)
+    if method == "fused_linear":
+        loss, found = fused_linear_loss(
+            whole, head, given.positions, given.labels, given.weights, chunks=case.chunks
+        )
+        assert not found.log_probs_R.requires_grad
+    else:
+        loss = summed_loss(method, whole, head, given.positions, given.labels, given.weights)
+    loss.backward()
+    if case.main_grad and method == "fused_linear":
+        assert weight.grad_added_to_main_grad and weight.grad.shape == weight.shape
+        grad_weight = weight.main_grad - 1.0
+    else:
+        assert weight.grad.dtype == case.dtype
+        grad_weight = weight.grad.float()
+    assert hidden.grad is not None and hidden.grad.dtype == case.dtype
+    if case.main_grad:
+        assert not grad_weight[head.num_rows :].any()
+    return loss.item(), hidden.grad.float().numpy(), grad_weight[: head.num_rows].numpy()
+
+
+def float64_autograd(case: Case) -> tuple[float, Tensor, Tensor]:
+    given = inputs(case)
+    hidden = given.hidden.double().requires_grad_()
+    weight = given.weight.double().requires_grad_()
+    logits = hidden[given.positions] @ weight.T
+    losses = F.cross_entropy(logits, given.labels, reduction="none")
+    loss = (losses * given.weights.double()).sum()
+    loss.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return loss.item(), hidden.grad, weight.grad
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Largest difference / largest entry."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+
+
+def check(case: Case, results: list[Any]) -> None:
+    """results: of all ranks."""
+    loss, grad_hidden, grad_weight = float64_autograd(case)
+    limit = LIMITS[case.dtype]
+    for found_loss, _, _ in results:
+        assert found_loss == pytest.approx(loss, rel=limit), case
+    hidden = [torch.from_numpy(part) for _, part, _ in results]
+    if case.sequence_parallel:  # each rank has its own tokens' gradient
+        hidden = [torch.stack(hidden).sum(0)]
+    for part in hidden:
+        assert error(part, grad_hidden) < limit, case
+    found_weight = torch.cat([torch.from_numpy(part) for _, _, part in results])
+    assert error(found_weight, grad_weight) < limit, case
+
+
+def check_all(world: World, cases: list[Case], method: str = "fused_linear") -> None:
+    for case, *results in zip(
+        cases, *world.run(results_of, cases[0].tp, cases, method), strict=True
+    ):
+        check(case, results)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+def test_equals_float64_autograd_for_any_chunks(world: World, tp: int, dtype: torch.dtype) -> None:
+    sizes = [(None, None), (1, 1), (5, 7), (4, 16), (100, 1000)]
+    check_all(world, [Case(tp=tp, dtype=dtype, tokens=t, rows=r) for t, r in sizes])
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_equals_float64_autograd_for_any_vocabulary(world: World, tp: int) -> None:
+    sizes = [1, 16, 17, 99, 128]  # with 4 ranks some have nothing but padding
+    check_all(world, [Case(tp=tp, vocab_size=n, tokens=5, rows=9) for n in sizes])
+    check_all(world, [Case(tp=tp, vocab_size=n, main_grad=False) for n in sizes])
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_equals_float64_autograd_for_any_number_of_response_tokens(world: World, tp: int) -> None:
+    cases = [Case(tp=tp, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in (None, 3)]
+    check_all(world, cases)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_equals_float64_autograd_under_sequence_parallelism(world: World, tp: int) -> None:
+    check_all(world, [Case(tp=tp, dtype=dtype, sequence_parallel=True) for dtype in LIMITS])
+
+
+def test_equals_float64_autograd_for_flat_and_peaked_distributions(world: World) -> None:
+    check_all(world, [Case(tp=2, scale=scale, rows=11) for scale in (0.0, 30.0)])
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_megatron_s_loss_equals_float64_autograd(world: World, tp: int) -> None:
+    cases = [Case(tp=tp, num_losses=n, main_grad=False) for n in (0, 1, 13)]
+    cases += [Case(tp=tp, main_grad=False, sequence_parallel=True)] * (tp > 1)
+    check_all(world, cases, "vocab_parallel")
+
+
+def statistics_of(cases: list[Case]) -> list[Any]:
+    """(log-probs, entropy, KL to another model, KL to itself) of each."""
+    group = join(cases[0])
+    found = []
+    for case in cases:
+        p, q = inputs(case), inputs(case, seed=1)
+        head_p, head_q = head_of(case, p.weight, group), head_of(case, q.weight, group)
+        own = token_statistics(
+            p.hidden, head_p, p.positions, p.labels, entropy=True, chunks=case.chunks
+        )
+        kl, zero = (
+            kl_divergence(p.hidden, head_p, hidden, head, p.positions, chunks=case.chunks)
+            for hidden, head in ((q.hidden, head_q), (p.hidden, head_p))
+        )
+        found.append((own.log_probs_R, own.entropy_R, kl, zero))
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_log_probs_entropy_and_kl_equal_float64(world: World, tp: int) -> None:
+    sizes = [(None, None), (1, 1), (5, 7)]
+    cases = [
+        Case(tp=tp, tokens=tokens, rows=rows, scale=scale, vocab_size=99)
+        for tokens, rows in sizes
+        for scale in (1.0, 30.0)
+    ]
+    for case, *results in zip(cases, *world.run(statistics_of, tp, cases), strict=True):
+        p, q = inputs(case), inputs(case, seed=1)
+        log_p = (p.hidden[p.positions].double() @ p.weight.double().T).log_softmax(-1)
+        log_q = (q.hidden[p.positions].double() @ q.weight.double().T).log_softmax(-1)
+        expected = (
+            log_p.gather(1, p.labels[:, None])[:, 0],
+            -(log_p.exp() * log_p).sum(1),
+            (log_p.exp() * (log_p - log_q)).sum(1),
+            torch.zeros(len(p.labels)).double(),
+        )
+        # The logits themselves are float32, up to 200 where the scale is 30.
+        for found, want in zip([r for rank in results for r in rank], expected * tp, strict=True):
+            torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=2e-6 * case.scale)
