@@ -21,7 +21,7 @@ from megatron_opsft.objective.selection import select
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.train import make_batches
+from megatron_opsft.train import make_batch
 from megatron_opsft.verify.math_verifier import judge
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
@@ -38,8 +38,8 @@ def our_step(s: Session, problems: list[Problem], step: int) -> tuple[Stopwatch,
         verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
     with watch.phase("train"):
         accepted = select(rollouts, verdicts, s.config.rollout.max_response_tokens)
-        batches, factor = make_batches(s, in_problem_order(accepted, problems))
-        s.trainer.step(batches, factor, s.config.optimizer.lr)
+        batch = make_batch(s, in_problem_order(accepted, problems))
+        s.trainer.step(batch.microbatches, batch.factor, s.config.optimizer.lr)
     with watch.phase("sync"):
         s.sync.push(step)
     return watch, sum(len(rollout.response_ids) for rollout in rollouts)

@@ -161,6 +161,14 @@ class ParallelConfig(Section):
     sequence_parallel: bool = Field(
         False, description="Shard the norms' activations over the tensor-parallel ranks."
     )
+    overlap_grad_reduce: bool = Field(
+        True,
+        description="Reduce gradients over the data-parallel ranks while the backward pass still runs.",
+    )
+    overlap_param_gather: bool = Field(
+        True,
+        description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them.",
+    )
 
 
 class TrainConfig(Section):

@@ -10,6 +10,7 @@ from megatron_opsft.config_file import check_resumable, config_hash, load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.objective.batch import describe_rollouts
+from megatron_opsft.objective.packing import PackingReport
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
 from megatron_opsft.runtime.distributed import gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
@@ -40,6 +41,7 @@ class Journal:
         step: int,
         pairs: Sequence[tuple[Rollout, Verdict]],
         samples: Sequence[Sample],
+        packing: PackingReport,
         result: StepResult,
         pushed: SyncResult,
         watch: Stopwatch,
@@ -60,7 +62,8 @@ class Journal:
             **describe_rollouts(everything, samples),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
-            "packing_efficiency": result.packing_efficiency,
+            "packing_efficiency": packing.fill,
+            "rank_imbalance": packing.imbalance,
             "weight_version": pushed.version,
             **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},

@@ -116,7 +116,6 @@ class StepResult:
     lr: float
     trained_tokens: int
     num_microbatches: int
-    packing_efficiency: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

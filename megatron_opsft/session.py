@@ -103,7 +103,9 @@ def open_session(config: Config) -> Iterator[Session]:
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         trainer, shards = build_trainer(config, model_dir, device, layout)
         engine = open_engine(config, model_dir, tokenizer, shards.table, device, layout)
-        sync = WeightSync(shards, engine, config.sync, trainer.score)
+        sync = WeightSync(
+            shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights
+        )
         if isinstance(engine, RemoteEngine):
             engine.push_again = lambda: sync.push(sync.version)
         end_tokens = end_token_ids(tokenizer, model_dir)

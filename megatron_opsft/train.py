@@ -6,6 +6,7 @@ called functions.
 """
 
 import logging
+from dataclasses import dataclass
 
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
@@ -14,12 +15,14 @@ from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.objective.batch import in_problem_order
 from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.normalization import normalize
+from megatron_opsft.objective.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.objective.selection import select
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
+from megatron_opsft.weights.architectures.flops import quadratic_at
 
 log = logging.getLogger("megatron_opsft")
 
@@ -66,25 +69,33 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
         accepted = select(rollouts, verdicts, s.config.rollout.max_response_tokens)
         samples = in_problem_order(gather_from_all(accepted), problems)
         lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
-        batches, factor = make_batches(s, samples)
+        batch = make_batch(s, samples)
         try:
-            result = s.trainer.step(batches, factor, lr)
+            result = s.trainer.step(batch.microbatches, batch.factor, lr)
         except NonFiniteError:
             journal.save_failed_batch(step, samples)
             raise
     with watch.phase("sync"):
         pushed = s.sync.push(step, s.probes(step, samples))
-    journal.record(step, list(zip(rollouts, verdicts, strict=True)), samples, result, pushed, watch)
+    pairs = list(zip(rollouts, verdicts, strict=True))
+    journal.record(step, pairs, samples, batch.packing, result, pushed, watch)
 
 
-def make_batches(s: Session, samples: list[Sample]) -> tuple[list[MicroBatch], float]:
-    """This rank's micro-batches of the global batch, and the factor of its loss; none if nothing
-    is accepted.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """This rank's part of a global batch; `factor`: of the whole batch's loss."""
+
+    microbatches: list[MicroBatch]
+    factor: float
+    packing: PackingReport
+
+
+def make_batch(s: Session, samples: list[Sample]) -> Batch:
+    """Every rank calls it with all accepted samples; no micro-batch if there is none."""
     if not samples:
-        return [], 0.0
+        return Batch(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
     normalization = normalize(samples, s.num_rollouts, s.config.train.normalization)
-    batches = pack(
+    microbatches, packing = pack(
         samples,
         normalization,
         budget=s.config.train.max_tokens_per_microbatch,
@@ -92,6 +103,7 @@ def make_batches(s: Session, samples: list[Sample]) -> tuple[list[MicroBatch], f
         dp_size=s.layout.dp_size,
         multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
         align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
+        quadratic_at=quadratic_at(s.shards.table.shape),
         device=s.device.torch_device,
     )
-    return batches, normalization.factor
+    return Batch(microbatches=microbatches, factor=normalization.factor, packing=packing)

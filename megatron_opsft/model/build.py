@@ -280,16 +280,17 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
 
 
 def wrap_for_training(
-    chunks: list[GPTModel], config: TransformerConfig
+    chunks: list[GPTModel], config: TransformerConfig, parallel: ParallelConfig
 ) -> list[DistributedDataParallel]:
     """Megatron's data-parallel wrapper with float32 gradient buffers."""
     ddp_config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True,
         use_distributed_optimizer=True,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=parallel.overlap_grad_reduce,
+        overlap_param_gather=parallel.overlap_param_gather and parallel.overlap_grad_reduce,
         check_for_nan_in_grad=False,
     )
-    return [
+    wrapped = [
         DistributedDataParallel(
             config=config,
             ddp_config=ddp_config,
@@ -298,3 +299,8 @@ def wrap_for_training(
         )
         for number, chunk in enumerate(chunks)
     ]
+    if parallel.overlap_grad_reduce:
+        # Gradients travel in the last micro-batch, when they are sums.
+        no_sync = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    return wrapped

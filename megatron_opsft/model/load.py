@@ -60,7 +60,7 @@ def build_trainer(
         log.info(describe_parts(megatron, loss, device))
     models = build_model(shape, megatron, device)
     ModelShards.of(models, table, layout).fill(tensors.read)
-    chunks = wrap_for_training(models, megatron)
+    chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
     trainer = Trainer(
         chunks,

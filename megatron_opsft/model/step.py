@@ -91,6 +91,7 @@ class Trainer:
         self._config = config
         self._cross_entropy: Method = cross_entropy
         self._vocab_size = vocab_size
+        self._gathering = False
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -124,6 +125,7 @@ class Trainer:
         """Megatron's schedule over all chunks of this rank; what it collected."""
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
+        self.finish_gathering_weights()
         with without_output_layer(self.models):
             return get_forward_backward_func()(
                 forward_step_func=partial(self._forward, of_hidden),
@@ -196,7 +198,6 @@ class Trainer:
                 lr=lr,
                 trained_tokens=0,
                 num_microbatches=0,
-                packing_efficiency=0.0,
             )
         loss = self.accumulate(batches, factor)
         set_learning_rate(self.optimizer, lr, self._weight_decay)
@@ -206,14 +207,9 @@ class Trainer:
                 f"loss {loss}, gradient norm {grad_norm}: the step was not applied"
             )
         self.optimizer.step()
-        longest = max(batch.tokens_T.numel() for batch in batches)
-        tokens, used, room = sum_over_world(
-            [
-                float(sum(batch.num_loss_tokens for batch in batches) * self.layout.counts_loss),
-                float(sum(batch.tokens_T.numel() for batch in batches)),
-                float(longest * len(batches)),
-            ]
-        )
+        self._start_gathering_weights()
+        mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.counts_loss
+        (tokens,) = sum_over_world([float(mine)])
         return StepResult(
             applied=True,
             loss=loss,
@@ -221,8 +217,23 @@ class Trainer:
             lr=lr,
             trained_tokens=int(tokens),
             num_microbatches=len(batches),
-            packing_efficiency=used / room,
         )
+
+    def _start_gathering_weights(self) -> None:
+        """Every rank has updated its part of the weights; the rest comes from the others."""
+        for chunk in self.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync()
+                self._gathering = True
+
+    def finish_gathering_weights(self) -> None:
+        """Wait until every weight on this rank is that of the last step. Whoever reads weights
+        between a step and the next pass of the model calls it first.
+        """
+        if self._gathering:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
+            self._gathering = False
 
     def _gradient_norm(self) -> float:
         """The norm before clipping; `optimizer.step` applies before anyone can look."""

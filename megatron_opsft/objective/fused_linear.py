@@ -38,9 +38,9 @@ class Chunks:
     tokens: int | None = None
     rows: int | None = None
 
-    def sizes(self, head: OutputHead) -> tuple[int, int]:
-        """(tokens, rows), the same on every rank of the group."""
-        rows = min(self.rows or len(head.weight_VH), len(head.weight_VH))
+    def sizes(self, rows_per_rank: int) -> tuple[int, int]:
+        """(tokens, rows) for a weight of so many rows, padding included."""
+        rows = min(self.rows or rows_per_rank, rows_per_rank)
         return self.tokens or max(16, _CHUNK_BYTES // (4 * rows)), rows
 
 
@@ -128,7 +128,7 @@ def kl_divergence(
             f"vocabularies of {head_p.vocab_size} and {head_q.vocab_size}"
         )
     ops = operations(hidden_p_TH.device)
-    tokens, size = chunks.sizes(head_p)
+    tokens, size = chunks.sizes(len(head_p.weight_VH))
     kl_R = hidden_p_TH.new_zeros(len(positions_R), dtype=torch.float32)
     for part in _parts(len(positions_R), tokens):
         p_CH, q_CH = hidden_p_TH[positions_R[part]], hidden_q_TH[positions_R[part]]
@@ -164,7 +164,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         log_probs_R = torch.zeros_like(labels_R, dtype=torch.float32)
         entropy_R = torch.zeros_like(log_probs_R) if entropy else None
         gradient = _Gradient(hidden_TH, head) if with_gradient else None
-        tokens, size = chunks.sizes(head)
+        tokens, size = chunks.sizes(len(head.weight_VH))
         for part in _parts(len(labels_R), tokens):
             hidden_CH = hidden_TH[positions_R[part]]
             labels_C = labels_R[part] - head.first_row

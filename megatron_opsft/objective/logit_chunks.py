@@ -3,20 +3,21 @@
 The PyTorch version, used on CPUs, and the choice between it and the Triton version of the same two
 functions (`logit_kernels`). Neither communicates: a rank's statistics are of its own columns.
 
-Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's, or a
-part of them). Either may be 0. Labels are int64 and count columns of the chunk: one that is negative
-or at least V lies in another chunk or on another rank. Call them outside of autograd.
+Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's, or
+part of them), G of the C rows. C and V may be 0. Labels are int64 and count columns of the chunk:
+one that is negative or at least V lies in another chunk or on another rank. Call them outside of
+autograd.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay in
-# the cache through all the passes over them; elsewhere they only bound the scratch memory.
+# Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay
+# in the cache through all the passes over them; elsewhere this only bounds the scratch memory.
 _CPU_GROUP = 2**20
 _OTHER_GROUP = 2**24
 _LARGEST = torch.finfo(torch.float32).max
@@ -39,40 +40,27 @@ class ReadRows(Protocol):
     ) -> RowStatistics: ...
 
 
-class WriteGradient(Protocol):
-    """`loss_gradient_`, in either version."""
-
-    def __call__(
-        self,
-        logits_CV: Tensor,
-        labels_C: Tensor,
-        lse_C: Tensor,
-        weights_C: Tensor,
-        out_dtype: torch.dtype,
-    ) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitOperations:
     """name: "triton" or "torch"."""
 
     name: str
     row_statistics: ReadRows
-    loss_gradient_: WriteGradient
+    loss_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
 
 
 def operations(device: torch.device) -> LogitOperations:
     """Triton's on a CUDA device where Triton can be imported, PyTorch's elsewhere."""
     if device.type == "cuda":
         try:
-            from megatron_opsft.objective import logit_kernels
+            from megatron_opsft.objective import logit_kernels as kernels
         except ImportError:
             pass
         else:
             return LogitOperations(
                 name="triton",
-                row_statistics=logit_kernels.row_statistics,
-                loss_gradient_=logit_kernels.loss_gradient_,
+                row_statistics=kernels.row_statistics,
+                loss_gradient_=kernels.loss_gradient_,
             )
     return LogitOperations(
         name="torch", row_statistics=row_statistics, loss_gradient_=loss_gradient_
@@ -82,11 +70,11 @@ def operations(device: torch.device) -> LogitOperations:
 def row_statistics(
     logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
 ) -> RowStatistics:
-    """Of each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of the
-    values under the row's softmax.
+    """Of each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of
+    the values under the row's softmax.
 
-    logits_CV, values_CV: float32, left unchanged; they may be the same tensor. No columns: -inf, 0, 0.
-    What is not finite comes out as in PyTorch: lse is +inf, -inf or nan, the mean nan.
+    logits_CV, values_CV: float32, left unchanged; they may be the same tensor. Of no columns: -inf,
+    0 and 0. What is not finite shows as in torch.logsumexp and softmax.
     """
     lse_C = logits_CV.new_full(labels_C.shape, -torch.inf)
     target_C = torch.zeros_like(lse_C)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from megatron_opsft.objective.normalization import Normalization
-from megatron_opsft.objective.packing import plan_packing
+from megatron_opsft.objective.packing import PackingReport, describe_plan, plan_packing
 from megatron_opsft.records import MicroBatch, Sample
 
 
@@ -59,13 +59,21 @@ def pack(
     dp_size: int,
     multiple: int = 1,
     align: int = 1,
+    quadratic_at: float = 8192.0,
     device: torch.device,
-) -> list[MicroBatch]:
-    """This rank's micro-batches of the global batch; every rank calls it with the same samples."""
+) -> tuple[list[MicroBatch], PackingReport]:
+    """This rank's micro-batches of the global batch, and how well all ranks' are packed.
+
+    Every rank calls it with the same samples. multiple, quadratic_at: see `plan_packing`; align:
+    tokens of a micro-batch are filled up to a multiple of it.
+    """
     lengths = [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples]
-    plan = plan_packing(lengths, budget=budget, dp_size=dp_size, multiple=multiple)
+    plan = plan_packing(
+        lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
+    )
+    report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
     weights = normalization.token_weights
-    return [
+    batches = [
         build_microbatch(
             [samples[i] for i in sorted(indices)],
             [weights[i] for i in sorted(indices)],
@@ -74,3 +82,4 @@ def pack(
         )
         for indices in plan[dp_rank]
     ]
+    return batches, report

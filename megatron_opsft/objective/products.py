@@ -8,7 +8,7 @@ the second one at a time, so that no second copy of an output weight appears.
 import torch
 from torch import Tensor
 
-_BLOCK_ROWS = 8192
+BLOCK_ROWS = 8192
 
 
 def times_transposed(left_CH: Tensor, right_VH: Tensor) -> Tensor:
@@ -19,9 +19,9 @@ def times_transposed(left_CH: Tensor, right_VH: Tensor) -> Tensor:
         return torch.mm(left_CH, right_VH.T, out_dtype=torch.float32)
     out_CV = left_CH.new_empty(len(left_CH), len(right_VH), dtype=torch.float32)
     left_CH = left_CH.float()
-    for first in range(0, len(right_VH), _BLOCK_ROWS):
-        block = right_VH[first : first + _BLOCK_ROWS].float()
-        out_CV[:, first : first + _BLOCK_ROWS] = left_CH @ block.T
+    for first in range(0, len(right_VH), BLOCK_ROWS):
+        block = right_VH[first : first + BLOCK_ROWS].float()
+        out_CV[:, first : first + BLOCK_ROWS] = left_CH @ block.T
     return out_CV
 
 
@@ -30,9 +30,9 @@ def add_product_(out_CH: Tensor, left_CV: Tensor, right_VH: Tensor) -> None:
     if left_CV.is_cuda and left_CV.dtype != torch.float32:
         torch.addmm(out_CH, left_CV, right_VH, out_dtype=torch.float32, out=out_CH)
         return
-    for first in range(0, len(right_VH), _BLOCK_ROWS):
-        block = right_VH[first : first + _BLOCK_ROWS].float()
-        out_CH.addmm_(left_CV[:, first : first + _BLOCK_ROWS].float(), block)
+    for first in range(0, len(right_VH), BLOCK_ROWS):
+        block = right_VH[first : first + BLOCK_ROWS].float()
+        out_CH.addmm_(left_CV[:, first : first + BLOCK_ROWS].float(), block)
 
 
 def add_outer_(out_VH: Tensor, left_CV: Tensor, right_CH: Tensor) -> None:

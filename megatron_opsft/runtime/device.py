@@ -41,6 +41,18 @@ def synchronize(device: Device) -> None:
         torch.cuda.synchronize()
 
 
+# Dense bfloat16 tensor cores, without sparsity: NVIDIA's data sheets of the SXM parts.
+_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
+
+
+def peak_flops(device: Device) -> float | None:
+    """bfloat16 operations a second of this rank's GPU at most; None where that is not known."""
+    if not device.is_cuda:
+        return None
+    name = torch.cuda.get_device_name()
+    return next((peak for model, peak in _PEAK_FLOPS.items() if model in name), None)
+
+
 def peak_memory_bytes(device: Device) -> int:
     """Peak bytes of the CUDA allocator on this rank since start; 0 on a CPU."""
     return torch.cuda.max_memory_allocated() if device.is_cuda else 0

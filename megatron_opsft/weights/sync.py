@@ -44,12 +44,21 @@ class WeightSync:
     """
 
     def __init__(
-        self, shards: ModelShards, engine: RolloutEngine, config: SyncConfig, score: Score
+        self,
+        shards: ModelShards,
+        engine: RolloutEngine,
+        config: SyncConfig,
+        score: Score,
+        wait_for_weights: Callable[[], None] = lambda: None,
     ) -> None:
+        """wait_for_weights: returns when the shards hold the last update; a push calls it as late
+        as it can.
+        """
         self._shards = shards
         self._engine = engine
         self._config = config
         self._score = score
+        self._wait_for_weights = wait_for_weights
         self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
@@ -70,9 +79,11 @@ class WeightSync:
         first = self.version < 0
         if self._transfer is not None:
             self._engine.begin_update()
+            self._wait_for_weights()
             self._transfer.run()
             self._engine.finish_update(version)
         else:
+            self._wait_for_weights()
             self._stream(version)
         self.version = version
         path = "in_place" if self._transfer is not None else "stream"

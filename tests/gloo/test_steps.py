@@ -75,7 +75,6 @@ def test_losses_and_norms_do_not_depend_on_the_token_budget(world: World, budget
     losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
     assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
-    assert all(0 < r.packing_efficiency <= 1 for r in results)
 
 
 def test_trained_tokens_are_counted_once(world: World) -> None:

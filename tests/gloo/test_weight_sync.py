@@ -69,7 +69,13 @@ def push_and_pull(case: Case) -> tuple[float, float]:
     built = build(case)
     train_steps(built, case, range(2))
     engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    sync = WeightSync(built.shards, engine, SyncConfig(bucket_mb=1), built.trainer.score)
+    sync = WeightSync(
+        built.shards,
+        engine,
+        SyncConfig(bucket_mb=1),
+        built.trainer.score,
+        built.trainer.finish_gathering_weights,
+    )
     probes = samples(4, seed=3)
     for version, path in ((1, "stream"), (2, "in_place")):
         for _, value in engine.named_weights():

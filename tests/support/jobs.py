@@ -24,8 +24,8 @@ from megatron_opsft.model.build import (
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer, packed_params
 from megatron_opsft.objective.batch import in_problem_order
-from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.cross_entropy import Method
+from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
@@ -108,7 +108,7 @@ def build(case: Case) -> Built:
     ModelShards.of(models, table, layout).fill(
         lambda name, axis, start, stop: values[name].narrow(axis, start, stop - start)
     )
-    chunks = wrap_for_training(models, config)
+    chunks = wrap_for_training(models, config, case.parallel)
     trainer = Trainer(
         chunks,
         build_optimizer(chunks, OPTIMIZER, bf16=config.bf16),
@@ -138,7 +138,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     if not accepted:
         return [], 0.0
     normalization = normalize(accepted, NUM_ROLLOUTS, case.mode)
-    batches = pack(
+    batches, _ = pack(
         accepted,
         normalization,
         budget=case.budget,
@@ -293,6 +293,7 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
         result = built.trainer.step(batches, factor, lr=OPTIMIZER.lr)
         assert set(gather_from_all([result])) == {result}
         results.append(result)
+    built.trainer.finish_gathering_weights()
     return results
 
 
@@ -303,6 +304,7 @@ def run_training(config_file: str, overrides: list[str]) -> int:
 
 def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.Tensor]:
     """The whole model under its HF names, on every rank."""
+    built.trainer.finish_gathering_weights()
     return {name: t.clone() for name, t in Exporter(built.shards, bucket_bytes).stream()}
 
 

@@ -36,16 +36,19 @@ HOMES = {
     "torch.utils.tensorboard": ["runtime/metrics.py"],
     "wandb": ["runtime/metrics.py"],
     "matplotlib": ["report/"],
+    "triton": ["objective/logit_kernels.py"],
     "megatron": [
         "model/",
         "runtime/",
         "objective/cross_entropy.py",
+        "objective/output_head.py",
         "weights/shards.py",
         "weights/export.py",
         "weights/sync.py",
     ],
     "torch.distributed": [
         "runtime/",
+        "objective/output_head.py",  # the type of a group
         "model/checkpoint.py",
         "weights/export.py",
         "weights/transfer.py",

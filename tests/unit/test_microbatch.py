@@ -51,7 +51,7 @@ def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
     for dp_size in (1, 2, 5):
         total = 0.0
         for dp_rank in range(dp_size):
-            batches = pack(
+            batches, _ = pack(
                 samples, normalization, budget=40, dp_rank=dp_rank, dp_size=dp_size, device=CPU
             )
             total += sum(float(batch.weights_R.sum()) for batch in batches)

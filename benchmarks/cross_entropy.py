@@ -1,0 +1,170 @@
+"""Seconds and peak memory of the token losses with all their gradients, one JSON line per method.
+
+    python benchmarks/cross_entropy.py --impl fused_linear eager [--tokens N --vocab N --hidden N]
+    torchrun --nproc-per-node 4 benchmarks/cross_entropy.py --tp 4 ...
+
+Hidden states [tokens, hidden] and an output weight [vocab, hidden] (this rank's rows of it) come
+in; the weighted sum of the losses and the gradients of both go out. `eager` is what is usually
+written: whole logits, `F.cross_entropy` on them in float32. The others are `train.cross_entropy`'s.
+Repeats go in turn, so that the machine's drift hits all alike; medians of the slowest rank.
+
+peak_bytes: the most memory above what was there before (hidden states, weight and its float32
+gradient buffer): exact on CUDA, of the process on a CPU. formula_bytes: what `loss_memory` says.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from torch import Tensor
+
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.objective.cross_entropy import Method, summed_loss
+from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss
+from megatron_opsft.objective.loss_memory import fused_linear_bytes
+from megatron_opsft.objective.output_head import OutputHead, whole_hidden
+from megatron_opsft.runtime.device import Device, peak_flops, select_device, synchronize
+from megatron_opsft.runtime.distributed import gather_from_all, start_distributed, stop_distributed
+from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.weights.rules import padded_vocab_size
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Run = Callable[[], None]
+
+
+def eager_loss(hidden_TH: Tensor, head: OutputHead, labels_T: Tensor, weights_T: Tensor) -> Tensor:
+    """On one rank."""
+    logits_TV = (hidden_TH @ head.weight_VH[: head.num_rows].T).float()
+    return (F.cross_entropy(logits_TV, labels_T, reduction="none") * weights_T).sum()
+
+
+def prepare(args: argparse.Namespace, device: Device, impl: str) -> Run:
+    """Everything that is there before, and a function that computes loss and gradients."""
+    draw = torch.Generator(device.torch_device).manual_seed(0)
+    where: dict[str, Any] = {"device": device.torch_device, "dtype": DTYPES[args.dtype]}
+    group = parallel_state.get_tensor_model_parallel_group()
+    rows = padded_vocab_size(args.vocab, args.tp) // args.tp
+    weight: Any = torch.nn.Parameter(torch.empty(rows, args.hidden, **where))
+    with torch.no_grad():
+        weight.normal_(0, 0.02, generator=draw)
+    weight.main_grad = torch.ones_like(weight, dtype=torch.float32)
+    head = OutputHead(weight_VH=weight, vocab_size=args.vocab, group=group)
+    hidden = torch.empty(args.tokens, args.hidden, **where).normal_(generator=draw)
+    labels = torch.randint(args.vocab, (args.tokens,), device=where["device"], generator=draw)
+    positions = torch.arange(args.tokens, device=where["device"])
+    weights = torch.ones(args.tokens, device=where["device"])
+    chunks = Chunks(tokens=args.chunk_tokens, rows=args.chunk_rows)
+
+    def run() -> None:
+        leaf = hidden.detach().requires_grad_()
+        whole = whole_hidden(leaf, group, sequence_parallel=False)
+        if impl == "eager":
+            loss = eager_loss(whole, head, labels, weights)
+        elif impl == "fused_linear":
+            loss, _ = fused_linear_loss(whole, head, positions, labels, weights, chunks=chunks)
+        else:
+            method: Method = impl  # type: ignore[assignment]
+            loss = summed_loss(method, whole, head, positions, labels, weights)
+        loss.backward()
+        weight.grad = None
+
+    return run
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The JSON lines; called by every rank."""
+    device = select_device(args.device)
+    if not device.is_cuda:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    layout = start_distributed(device, ParallelConfig(tp=args.tp))
+    seconds: dict[str, list[float]] = {impl: [] for impl in args.impl}
+    peaks = dict.fromkeys(args.impl, 0)
+    for repeat in range(args.repeats + device.is_cuda):  # CUDA compiles and tunes at first
+        for impl in args.impl:
+            run = prepare(args, device, impl)
+            gather_from_all([0])
+            synchronize(device)
+            with PeakMemory(device) as peak:
+                start = time.perf_counter()
+                run()
+                synchronize(device)
+                elapsed = time.perf_counter() - start
+            del run
+            gc.collect()
+            if repeat >= device.is_cuda:
+                seconds[impl].append(max(gather_from_all([elapsed])))
+                peaks[impl] = max(peaks[impl], *gather_from_all([peak.extra_bytes]))
+    rows = padded_vocab_size(args.vocab, args.tp) // args.tp
+    formula = fused_linear_bytes(
+        args.tokens,
+        args.tokens,
+        args.hidden,
+        rows,
+        dtype_bytes=DTYPES[args.dtype].itemsize,
+        on_cuda=device.is_cuda,
+        chunks=Chunks(tokens=args.chunk_tokens, rows=args.chunk_rows),
+    )
+    lines = []
+    for impl in args.impl:
+        median = statistics.median(seconds[impl])
+        line = {
+            "benchmark": "cross_entropy",
+            "impl": impl,
+            "device": device.torch_device.type,
+            "dtype": args.dtype,
+            "tokens": args.tokens,
+            "vocab": args.vocab,
+            "hidden": args.hidden,
+            "tp": args.tp,
+            "seconds": round(median, 4),
+            "tokens_per_second": round(args.tokens / median, 1),
+            "peak_bytes": peaks[impl],
+        }
+        if impl == "fused_linear":
+            line["formula_bytes"] = formula
+        if peak := peak_flops(device):
+            flops = 6 * args.tokens * args.hidden * args.vocab / args.tp
+            line["mfu"] = round(flops / median / peak, 4)
+        if "eager" in args.impl:
+            line["seconds_to_eager"] = round(median / statistics.median(seconds["eager"]), 3)
+            line["peak_to_eager"] = round(peaks[impl] / max(peaks["eager"], 1), 3)
+        lines.append(line)
+    is_main = layout.is_main
+    stop_distributed()
+    return lines if is_main else []
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    methods = ("fused_linear", "vocab_parallel", "te", "eager")
+    parser.add_argument("--impl", nargs="+", choices=methods, default=["fused_linear", "eager"])
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--tokens", type=int, default=1024, help="response tokens")
+    parser.add_argument("--vocab", type=int, default=151936)
+    parser.add_argument("--hidden", type=int, default=1536)
+    parser.add_argument("--tp", type=int, default=1, help="ranks, started with torchrun")
+    parser.add_argument("--chunk-tokens", type=int, help="of fused_linear, as its default")
+    parser.add_argument("--chunk-rows", type=int, help="of fused_linear, as its default")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    if "eager" in args.impl and args.tp > 1:
+        parser.error("--impl eager is for one rank; use --tp 1 or leave it out")
+    for line in measure(args):
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The operations on a chunk of logits, in PyTorch, against whole-chunk formulas in float64."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from megatron_opsft.objective import logit_chunks
+from megatron_opsft.objective.logit_chunks import loss_gradient_, operations, row_statistics
+
+INF, NAN = float("inf"), float("nan")
+SHAPES = [(5, 97), (1, 1000), (7, 1), (3, 2), (0, 11), (4, 0), (0, 0)]
+SCALES = [1.0, 80.0, 1e4]
+
+
+@pytest.fixture(autouse=True, params=[1, 300, 2**20], ids=lambda size: f"group{size}")
+def _group_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logit_chunks, "_CPU_GROUP", request.param)
+
+
+def chunk(num_rows: int, num_columns: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Logits in [-scale, scale], and labels of which about a third lie outside."""
+    torch.manual_seed(num_rows + num_columns)
+    logits = scale * (2 * torch.rand(num_rows, num_columns) - 1)
+    width = max(num_columns, 1)
+    return logits, torch.randint(-(width // 2) - 1, width + width // 2 + 1, (num_rows,))
+
+
+def expected_statistics(
+    logits: Tensor, labels: Tensor, values: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = logits.double()
+    target = [
+        wide[row, label].item() if 0 <= label < logits.shape[1] else 0.0
+        for row, label in enumerate(labels.tolist())
+    ]
+    mean = (wide.softmax(1) * values.double()).sum(1)
+    return wide.logsumexp(1), torch.tensor(target, dtype=torch.float64), mean
+
+
+def expected_gradient(logits: Tensor, labels: Tensor, lse: Tensor, weights: Tensor) -> Tensor:
+    gradient = (logits.double() - lse.double()[:, None]).exp()
+    for row, label in enumerate(labels.tolist()):
+        if 0 <= label < logits.shape[1]:
+            gradient[row, label] -= 1
+    return gradient * weights.double()[:, None]
+
+
+def assert_near(found: Tensor | None, expected: Tensor, scale: float = 1.0) -> None:
+    assert found is not None and found.dtype == torch.float32
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-5, atol=2e-6 * scale, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("given", ["nothing", "logits", "other"])
+def test_statistics_match_float64(shape: tuple[int, int], scale: float, given: str) -> None:
+    logits, labels = chunk(*shape, scale)
+    other = torch.randn(shape)
+    values = {"nothing": None, "logits": logits, "other": other}[given]
+    before, values_before = logits.clone(), other.clone()
+    found = row_statistics(logits, labels, values)
+    lse, target, mean = expected_statistics(logits, labels, other if values is None else values)
+    assert_near(found.lse_C, lse, scale)
+    assert_near(found.target_C, target)
+    if values is None:
+        assert found.mean_C is None
+    else:
+        assert_near(found.mean_C, mean, scale)
+    assert torch.equal(logits, before) and torch.equal(other, values_before)
+
+
+def test_statistics_of_no_columns() -> None:
+    found = row_statistics(torch.empty(2, 0), torch.tensor([0, 5]), torch.empty(2, 0))
+    assert found.lse_C.tolist() == [-INF, -INF]
+    assert found.target_C.tolist() == [0.0, 0.0]
+    assert found.mean_C is not None and found.mean_C.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_gradient_matches_float64(shape: tuple[int, int], scale: float) -> None:
+    logits, labels = chunk(*shape, scale)
+    # As on one of two ranks: the other has some of the probability.
+    lse = torch.logaddexp(logits.logsumexp(1), logits.sum(1) / max(shape[1], 1))
+    weights = torch.rand(shape[0])
+    weights[1::2] = 0.0
+    expected = expected_gradient(logits, labels, lse, weights)
+    low = loss_gradient_(logits.clone(), labels, lse, weights, torch.bfloat16)
+    # float32 knows a logit of 1e4 to 5e-4, and so its probability.
+    rtol = 1e-5 + 1e-7 * scale
+    full = loss_gradient_(logits, labels, lse, weights, torch.float32)
+    assert full is logits and low.dtype == torch.bfloat16
+    torch.testing.assert_close(full.double(), expected, rtol=rtol, atol=1e-6)
+    assert torch.equal(low, full.bfloat16())
+    assert not full[1::2].any() and not low[1::2].any()
+
+
+def test_gradient_is_autograd_s() -> None:
+    logits, labels = chunk(6, 50, 5.0)
+    labels.clamp_(0, 49)
+    weights = torch.rand(6)
+    leaf = logits.clone().requires_grad_()
+    found = row_statistics(logits, labels)
+    (torch.nn.functional.cross_entropy(leaf, labels, reduction="none") * weights).sum().backward()
+    gradient = loss_gradient_(logits, labels, found.lse_C, weights, torch.float32)
+    torch.testing.assert_close(gradient, leaf.grad)
+
+
+def test_columns_of_a_wider_matrix() -> None:
+    wide, labels = chunk(4, 120)
+    found = row_statistics(wide[:, 10:60], labels, wide[:, 20:70])
+    lse, _, mean = expected_statistics(wide[:, 10:60], labels, wide[:, 20:70])
+    assert_near(found.lse_C, lse)
+    assert_near(found.mean_C, mean)
+    before = wide.clone()
+    expected = expected_gradient(wide[:, 10:60], labels, found.lse_C, torch.ones(4))
+    loss_gradient_(wide[:, 10:60], labels, found.lse_C, torch.ones(4), torch.float32)
+    assert_near(wide[:, 10:60], expected)
+    assert torch.equal(wide[:, :10], before[:, :10]) and torch.equal(wide[:, 60:], before[:, 60:])
+
+
+@pytest.mark.parametrize("own_values", [True, False])
+def test_what_is_not_finite_is_as_in_pytorch(own_values: bool) -> None:
+    logits = torch.zeros(6, 5)
+    logits[0] = -INF
+    logits[1, 2], logits[2, 3], logits[3, 1] = INF, NAN, -INF
+    logits[4, 0], logits[4, 1] = INF, NAN
+    labels = torch.tensor([0, 2, 3, 1, 1, 0])
+    values = logits if own_values else torch.ones(6, 5)
+    found = row_statistics(logits, labels, values)
+    lse, target, mean = expected_statistics(logits, labels, values)
+    assert_near(found.lse_C, lse)
+    assert_near(found.target_C, target)
+    assert_near(found.mean_C, mean)
+    expected = expected_gradient(logits, labels, found.lse_C, torch.ones(6))
+    gradient = loss_gradient_(logits, labels, found.lse_C, torch.ones(6), torch.float32)
+    assert_near(gradient, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_weight_0_are_zeros_whatever_their_logits(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[NAN, 1.0], [INF, 0.0], [-INF, -INF], [3.0, 1.0]])
+    labels, weights = torch.tensor([0, 0, 1, 0]), torch.tensor([0.0, 0.0, 0.0, 2.0])
+    lse = logits.logsumexp(1)
+    gradient = loss_gradient_(logits, labels, lse, weights, dtype)
+    assert not gradient[:3].any() and gradient[3].all()
+
+
+class NewTensors(TorchDispatchMode):
+    """(elements, dtype) of every result that is not a view of an argument, nor one itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, torch.dtype]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def storages(tree: Any) -> dict[int, Tensor]:
+            tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+            return {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+
+        result = func(*args, **(kwargs or {}))
+        old = storages((args, kwargs))
+        self.seen += [(t.numel(), t.dtype) for p, t in storages(result).items() if p not in old]
+        return result
+
+
+def test_no_second_buffer_of_the_chunk_s_size() -> None:
+    logits, labels = chunk(64, 100)
+    lse, weights = logits.logsumexp(1), torch.rand(64)
+    limit = max(logit_chunks._CPU_GROUP, 100)
+    with NewTensors() as tensors:
+        row_statistics(logits, labels)
+        row_statistics(logits, labels, logits)
+        low = loss_gradient_(logits.view_as(logits), labels, lse, weights, torch.bfloat16)
+        loss_gradient_(logits, labels, lse, weights, torch.float32)
+    chunks = [dtype for elements, dtype in tensors.seen if elements > limit]
+    assert tensors.seen and chunks == ([torch.bfloat16] if low.numel() > limit else [])
+
+
+def test_pytorch_s_version_on_a_cpu() -> None:
+    chosen = operations(torch.device("cpu"))
+    assert chosen.name == "torch"
+    assert chosen.row_statistics is row_statistics
+    assert chosen.loss_gradient_ is loss_gradient_
