@@ -184,7 +184,13 @@ class TrainConfig(Section):
         description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
     )
     recompute: Literal["none", "selective", "full"] = Field(
-        "none", description="Activation recomputation."
+        "none",
+        description="Activations computed again in the backward pass. selective: each layer's feed-forward part, which holds most of them; full: whole layers.",
+    )
+    offload_layers: int = Field(
+        0,
+        ge=0,
+        description="So many layers' activations wait in CPU memory for the backward pass; needs TransformerEngine, parallel.pp=1 and no recomputation.",
     )
 
 

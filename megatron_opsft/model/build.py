@@ -63,7 +63,11 @@ def transformer_config(
             "recompute_num_layers": 1,
         }
     elif train.recompute == "selective":
-        recompute = {"recompute_granularity": "selective"}
+        # Not Megatron's default, attention alone: flash attention keeps next to nothing.
+        part = "mlp" if shape.moe is None else "moe"
+        recompute = {"recompute_granularity": "selective", "recompute_modules": [part]}
+    if train.offload_layers:
+        recompute |= {"cpu_offloading": True, "cpu_offloading_num_layers": train.offload_layers}
     experts: dict[str, Any] = {}
     if shape.moe is not None:
         experts = _expert_settings(shape.moe, grouped=with_te)
@@ -231,6 +235,26 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         )
     if parallel.vpp and parallel.pp < 2:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
+
+
+def check_offload(
+    shape: ModelShape, train: TrainConfig, parallel: ParallelConfig, *, with_te: bool
+) -> None:
+    """Errors: `UserError` where Megatron cannot keep activations in CPU memory as asked."""
+    layers = train.offload_layers
+    problem = (
+        "needs TransformerEngine, on CUDA and in bfloat16"
+        if not with_te
+        else f"needs parallel.pp=1, which is {parallel.pp}"
+        if parallel.pp > 1
+        else f"needs train.recompute=none, which is {train.recompute}"
+        if train.recompute != "none"
+        else f"must be below the model's {shape.num_layers} layers"
+        if layers >= shape.num_layers
+        else ""
+    )
+    if layers and problem:
+        raise UserError(f"train.offload_layers={layers} {problem}; change it or use 0")
 
 
 def build_model(shape: ModelShape, config: TransformerConfig, device: Device) -> list[GPTModel]:

@@ -8,6 +8,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.model.build import (
     build_model,
     check_layout,
+    check_offload,
     describe_parts,
     transformer_config,
     uses_transformer_engine,
@@ -38,6 +39,8 @@ def build_trainer(
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     tensors = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
+    with_te = uses_transformer_engine(device, config.model.dtype)
+    check_offload(shape, config.train, config.parallel, with_te=with_te)
     megatron = transformer_config(
         shape,
         dtype=config.model.dtype,
@@ -45,9 +48,7 @@ def build_trainer(
         train=config.train,
         device=device,
     )
-    norm_names: Literal["te", "local"] = (
-        "te" if uses_transformer_engine(device, config.model.dtype) else "local"
-    )
+    norm_names: Literal["te", "local"] = "te" if with_te else "local"
     table = WeightTable(shape, norm_names, config.parallel.tp)
     loss = choose_cross_entropy(
         config.train.cross_entropy,

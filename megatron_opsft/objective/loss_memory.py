@@ -20,8 +20,9 @@ def fused_linear_bytes(
     num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
     the output weight, padding included. The larger of two moments: a chunk in the forward pass
     (its logits, their gradient where products take it in the model's dtype, its hidden states and
-    their gradient), and the placeholder of the weight's gradient in the backward pass. The gradient
-    of the hidden states is there in both, and under sequence parallelism all ranks' hidden states.
+    their gradient), and the placeholder of the weight's gradient in the backward pass (which a CPU
+    never touches). The gradient of the hidden states is there in both, and under sequence
+    parallelism all ranks' hidden states.
     """
     tokens, rows = chunks.sizes(rows_per_rank)
     tokens = min(tokens, num_loss_tokens)
@@ -30,7 +31,8 @@ def fused_linear_bytes(
     half = dtype_bytes < 4
     chunk = tokens * rows * (4 + dtype_bytes * (half and on_cuda))
     chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
-    if not on_cuda:  # a part of the logits once more, and converted factors
-        chunk += 4 * 2**20
-        chunk += half * 4 * hidden_size * min(BLOCK_ROWS, rows)
-    return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
+    if on_cuda:
+        return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
+    # A part of the logits once more, and converted factors.
+    block = min(BLOCK_ROWS, rows)
+    return held + chunk + 8 * 2**20 + half * 4 * block * (hidden_size + tokens)

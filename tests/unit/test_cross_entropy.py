@@ -1,22 +1,30 @@
-"""Token losses against torch's cross-entropy, with and without padding of the vocabulary."""
+"""Which cross-entropy a run takes, what it may cost, and Megatron's on logits with padding."""
 
+import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from megatron.core import parallel_state
 
-from megatron_opsft.objective.cross_entropy import mask_vocabulary_padding, token_losses
+from megatron_opsft.errors import UserError
+from megatron_opsft.objective import cross_entropy
+from megatron_opsft.objective.cross_entropy import choose_cross_entropy, losses_of_logits
+from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss
+from megatron_opsft.objective.loss_memory import fused_linear_bytes
+from megatron_opsft.objective.output_head import OutputHead
+from megatron_opsft.runtime.device import Device
 
-NATIVE: Any = SimpleNamespace(cross_entropy_loss_fusion=False, cross_entropy_fusion_impl="native")
+CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
+CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_rank() -> Iterator[None]:
+    from megatron.core import parallel_state
+
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     yield
@@ -24,16 +32,22 @@ def _one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def head_of(weight_VH: torch.Tensor, vocab_size: int) -> OutputHead:
+    return OutputHead(weight_VH=weight_VH, vocab_size=vocab_size, group=dist.group.WORLD)
+
+
 @pytest.mark.parametrize(("vocab_size", "padded"), [(100, 128), (128, 128), (1, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_and_gradients_match_torch(vocab_size: int, padded: int, dtype: torch.dtype) -> None:
+def test_losses_of_padded_logits_match_torch(
+    vocab_size: int, padded: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     values = (5 * torch.randn(1, 7, padded)).to(dtype)
     labels = torch.randint(0, vocab_size, (1, 7))
-    ours = values.clone().requires_grad_()
-    losses = token_losses(ours * 1.0, labels, vocab_size, NATIVE)
+    head = head_of(torch.empty(padded, 4), vocab_size)
+    ours, theirs = (values.clone().requires_grad_() for _ in range(2))
+    losses = losses_of_logits("vocab_parallel", ours * 1.0, labels, head)
     assert losses.dtype == torch.float32
-    theirs = values.clone().requires_grad_()
     expected = F.cross_entropy(theirs[0, :, :vocab_size].float(), labels[0], reduction="none")
     torch.testing.assert_close(losses[0], expected, rtol=1e-6, atol=1e-6)
     (losses[0] * torch.arange(7)).sum().backward()
@@ -45,8 +59,115 @@ def test_losses_and_gradients_match_torch(vocab_size: int, padded: int, dtype: t
     assert not ours.grad[..., vocab_size:].any()
 
 
-@pytest.mark.parametrize(("tp_rank", "valid"), [(0, 64), (1, 36), (2, 0)])
-def test_each_rank_masks_its_own_columns(tp_rank: int, valid: int) -> None:
-    logits = mask_vocabulary_padding(torch.zeros(1, 2, 64), 100, tp_rank)
-    assert (logits[..., :valid] == 0).all()
-    assert (logits[..., valid:] == torch.finfo(torch.float32).min).all()
+def choose(wanted: Any, device: Device = CUDA, dtype: str = "bfloat16", tokens: int = 4096) -> Any:
+    return choose_cross_entropy(
+        wanted, device, dtype=dtype, max_tokens=tokens, rows_per_rank=151_936
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype", "tokens", "method", "reason"),
+    [
+        ((2, 20), "bfloat16", 4096, "te", "TransformerEngine is there, and all logits take 1.2 GB"),
+        ((2, 20), "bfloat16", 65536, "fused_linear", "all logits of a micro-batch .* 19.9 GB"),
+        ((2, 19), "bfloat16", 4096, "fused_linear", "TransformerEngine is 2.19, before 2.20"),
+        ((2, 20), "float32", 4096, "fused_linear", "computes in float32"),
+        (None, "bfloat16", 4096, "fused_linear", "cannot be imported"),
+    ],
+)
+def test_auto_says_which_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, int] | None,
+    dtype: str,
+    tokens: int,
+    method: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(cross_entropy, "transformer_engine_version", lambda device: version)
+    found = choose("auto", dtype=dtype, tokens=tokens)
+    assert found.method == method
+    assert re.search(reason, found.reason)
+    if version != (2, 20) or dtype != "bfloat16":
+        with pytest.raises(UserError, match=rf"train\.cross_entropy=te: .*{reason}"):
+            choose("te", dtype=dtype)
+
+
+def test_auto_on_a_cpu_and_by_name() -> None:
+    assert choose("auto", CPU).method == "fused_linear"
+    assert "needs CUDA" in choose("auto", CPU).reason
+    assert choose("vocab_parallel", CPU).method == "vocab_parallel"
+    with pytest.raises(UserError, match=r"train\.cross_entropy=te: .* needs CUDA; use .*auto"):
+        choose("te", CPU)
+
+
+def run_loss(weight: Any, hidden: torch.Tensor, chunks: Chunks) -> torch.Tensor:
+    loss, _ = fused_linear_loss(
+        hidden,
+        head_of(weight, len(weight)),
+        torch.arange(len(hidden)),
+        torch.zeros(len(hidden), dtype=torch.int64),
+        torch.ones(len(hidden)),
+        chunks=chunks,
+    )
+    return loss
+
+
+def test_a_main_gradient_takes_no_factor_afterwards() -> None:
+    weight: Any = torch.nn.Parameter(torch.randn(16, 8))
+    weight.main_grad = torch.zeros(16, 8)
+    loss = run_loss(weight, torch.randn(3, 8, requires_grad=True), Chunks())
+    with pytest.raises(RuntimeError):
+        (2 * loss).backward()
+
+
+def test_without_gradient_nothing_is_accumulated() -> None:
+    weight: Any = torch.nn.Parameter(torch.randn(16, 8))
+    weight.main_grad = torch.zeros(16, 8)
+    with torch.no_grad():
+        run_loss(weight, torch.randn(3, 8), Chunks())
+    assert not weight.main_grad.any()
+
+
+@pytest.mark.parametrize("wide", [(64, 20_000), (400, 2_000)])
+def test_no_more_than_a_chunk_of_logits_at_a_time(wide: tuple[int, int]) -> None:
+    tokens, vocab_size = wide
+    chunks = Chunks(tokens=16)
+    largest = _LargestResult()
+    weight: Any = torch.nn.Parameter(torch.randn(vocab_size, 8))
+    weight.main_grad = torch.zeros(vocab_size, 8)
+    with largest:
+        run_loss(weight, torch.randn(tokens, 8, requires_grad=True), chunks).backward()
+    assert largest.num_elements == 16 * vocab_size
+
+
+class _LargestResult(torch.utils._python_dispatch.TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
+
+
+def test_memory_by_formula_stays_below_its_bound_for_long_contexts() -> None:
+    """65,536 response tokens, four ranks, 248,320 words, hidden size 4,096, bfloat16."""
+    found = fused_linear_bytes(
+        65_536, 65_536, 4096, 248_320 // 4, dtype_bytes=2, sequence_parallel=True
+    )
+    assert found < 2.5e9
+    eager = 65_536 * 248_320 // 4 * (2 + 4 + 4)
+    assert found < 0.05 * eager
+
+
+def test_memory_by_formula_grows_with_tokens_times_hidden_size_alone() -> None:
+    def bytes_of(tokens: int, rows: int) -> int:
+        return fused_linear_bytes(tokens, tokens, 1536, rows, dtype_bytes=4)
+
+    per_token = 1536 * 4 + 24
+    assert bytes_of(65_536, 151_936) - bytes_of(8192, 151_936) == (65_536 - 8192) * per_token
+    assert bytes_of(65_536, 303_872) - bytes_of(8192, 303_872) == (65_536 - 8192) * per_token

@@ -1,0 +1,245 @@
+"""Seconds and peak memory of `Trainer.step`, one JSON line per acceptance rate.
+
+    python benchmarks/train_step.py [--tokens N --layers N --hidden N --vocab N --impl METHOD]
+    torchrun --nproc-per-node 8 benchmarks/train_step.py --tp 4 --pp 2 ...
+
+A Qwen2 of random weights takes the step that on-policy SFT takes on the accepted ones of
+`--samples` sampled responses; only they are packed, so the step should cost in proportion to them.
+The rates are timed in turn on the same trainer; medians of the slowest rank.
+
+tokens: of all sequences trained on, prompts included. peak_bytes: the most memory of a rank above
+its weights, gradients and optimizer state, exact on CUDA, of the process on a CPU.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from typing import Any
+
+from torch import Tensor
+
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.step import Trainer
+from megatron_opsft.objective.cross_entropy import choose_cross_entropy
+from megatron_opsft.objective.microbatch import pack
+from megatron_opsft.objective.normalization import normalize
+from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.device import Device, peak_flops, select_device, synchronize
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    gather_from_all,
+    start_distributed,
+    stop_distributed,
+)
+from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.weights.architectures.flops import forward_flops, quadratic_at
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.rules import padded_vocab_size
+
+
+def model_shape(args: argparse.Namespace) -> ModelShape:
+    """Heads of 64 (or 128 in wide models), a key/value head for four of them."""
+    head_dim = 128 if args.hidden >= 1536 else 64
+    heads = args.hidden // head_dim
+    return ModelShape(
+        architecture="Qwen2ForCausalLM",
+        num_layers=args.layers,
+        hidden_size=args.hidden,
+        ffn_size=args.ffn or args.hidden * 4,
+        num_heads=heads,
+        num_kv_heads=math.gcd(heads, max(heads // 4, args.tp)),
+        head_dim=head_dim,
+        vocab_size=args.vocab,
+        tied_embeddings=False,
+        qkv_bias=True,
+        qk_norm=False,
+        norm_eps=1e-6,
+        max_position_embeddings=131072,
+        rope_theta=10000.0,
+    )
+
+
+def build_trainer(
+    args: argparse.Namespace, shape: ModelShape, device: Device, layout: Layout
+) -> tuple[Trainer, str]:
+    """With random weights; and the cross-entropy that was chosen."""
+    parallel = ParallelConfig(tp=args.tp, pp=args.pp, sequence_parallel=args.tp > 1)
+    train = TrainConfig(max_tokens_per_microbatch=args.tokens, recompute=args.recompute)
+    config = transformer_config(
+        shape, dtype=args.dtype, parallel=parallel, train=train, device=device
+    )
+    loss = choose_cross_entropy(
+        args.impl,
+        device,
+        dtype=args.dtype,
+        max_tokens=args.tokens,
+        rows_per_rank=padded_vocab_size(shape.vocab_size, args.tp) // args.tp,
+    )
+    models = build_model(shape, config, device)
+    for model in models:
+        for parameter in model.parameters():
+            _randomize(parameter.data)
+    chunks = wrap_for_training(models, config, parallel)
+    trainer = Trainer(
+        chunks,
+        build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16),
+        config,
+        layout,
+        vocab_size=shape.vocab_size,
+        weight_decay=0.0,
+        cross_entropy=loss.method,
+    )
+    return trainer, loss.method
+
+
+def _randomize(weight: Tensor) -> None:
+    if weight.dim() > 1:
+        weight.normal_(0, 0.02)
+    else:
+        weight.fill_(1.0)
+
+
+def draw_samples(args: argparse.Namespace) -> list[Sample]:
+    """Log-normal response lengths around `--response`, at most four times that; shortest first."""
+    draw = random.Random(0)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(args.vocab) for _ in range(count))
+
+    drawn = [
+        Sample(
+            problem_id=str(n),
+            sample_index=0,
+            prompt_ids=tokens(args.prompt),
+            response_ids=tokens(
+                max(1, min(4 * args.response, int(args.response * draw.lognormvariate(0, 0.5))))
+            ),
+        )
+        for n in range(args.samples)
+    ]
+    return sorted(drawn, key=lambda sample: len(sample.response_ids))
+
+
+def accept(samples: list[Sample], rate: float) -> list[Sample]:
+    """Evenly over the lengths, so that the rate is that of tokens too."""
+    count = max(1, round(rate * len(samples)))
+    return [samples[int((n + 0.5) * len(samples) / count)] for n in range(count)]
+
+
+def batch_of(
+    args: argparse.Namespace,
+    accepted: list[Sample],
+    shape: ModelShape,
+    layout: Layout,
+    device: Device,
+) -> tuple[list[MicroBatch], float]:
+    """This rank's micro-batches, and the factor of the loss."""
+    normalization = normalize(accepted, args.samples, "batch_max")
+    batches, _ = pack(
+        accepted,
+        normalization,
+        budget=args.tokens,
+        dp_rank=layout.dp_rank,
+        dp_size=layout.dp_size,
+        align=args.tp,
+        quadratic_at=quadratic_at(shape),
+        device=device.torch_device,
+    )
+    return batches, normalization.factor
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The JSON lines; called by every rank."""
+    device = select_device(args.device)
+    if not device.is_cuda:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    layout = start_distributed(device, ParallelConfig(tp=args.tp, pp=args.pp))
+    shape = model_shape(args)
+    trainer, method = build_trainer(args, shape, device, layout)
+    samples = draw_samples(args)
+    accepted = {rate: accept(samples, rate) for rate in args.acceptance}
+    seconds: dict[float, list[float]] = {rate: [] for rate in accepted}
+    peaks = dict.fromkeys(accepted, 0)
+    for repeat in range(args.repeats + 1):  # the first makes the optimizer's state
+        for rate, chosen in accepted.items():
+            gather_from_all([0])
+            synchronize(device)
+            with PeakMemory(device) as peak:
+                start = time.perf_counter()
+                trainer.step(*batch_of(args, chosen, shape, layout, device), lr=1e-7)
+                trainer.finish_gathering_weights()
+                synchronize(device)
+                elapsed = time.perf_counter() - start
+            if repeat:
+                seconds[rate].append(max(gather_from_all([elapsed])))
+                peaks[rate] = max(peaks[rate], *gather_from_all([peak.extra_bytes]))
+    medians = {rate: statistics.median(values) for rate, values in seconds.items()}
+    lines = []
+    for rate, chosen in accepted.items():
+        lengths = [len(s.prompt_ids) + len(s.response_ids) for s in chosen]
+        line = {
+            "benchmark": "train_step",
+            "device": device.torch_device.type,
+            "dtype": args.dtype,
+            "impl": method,
+            "world_size": layout.world_size,
+            "tp": args.tp,
+            "pp": args.pp,
+            "layers": args.layers,
+            "hidden": args.hidden,
+            "vocab": args.vocab,
+            "recompute": args.recompute,
+            "acceptance": rate,
+            "samples": len(chosen),
+            "tokens": sum(lengths),
+            "seconds": round(medians[rate], 4),
+            "tokens_per_second": round(sum(lengths) / medians[rate], 1),
+            "peak_bytes": peaks[rate],
+        }
+        if peak_rate := peak_flops(device):
+            responses = sum(len(s.response_ids) for s in chosen)
+            flops = 3 * forward_flops(shape, lengths, responses)
+            line["mfu"] = round(flops / medians[rate] / peak_rate / layout.world_size, 4)
+        if 1.0 in medians:
+            line["seconds_to_all_accepted"] = round(medians[rate] / medians[1.0], 3)
+        lines.append(line)
+    is_main = layout.is_main
+    stop_distributed()
+    return lines if is_main else []
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    methods = ("auto", "fused_linear", "vocab_parallel", "te")
+    parser.add_argument("--impl", choices=methods, default="auto", help="train.cross_entropy")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--tokens", type=int, default=4096, help="budget of a micro-batch")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--ffn", type=int, help="default: 4 x hidden")
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--pp", type=int, default=1)
+    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--samples", type=int, default=32, help="sampled responses")
+    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--response", type=int, default=256, help="median tokens of a response")
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 0.25])
+    parser.add_argument("--repeats", type=int, default=3)
+    for line in measure(parser.parse_args()):
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

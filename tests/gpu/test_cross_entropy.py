@@ -1,0 +1,142 @@
+"""Token losses on CUDA against float64 autograd on whole logits, and what they cost in memory."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron_opsft.config import ParallelConfig
+from megatron_opsft.objective.cross_entropy import Method, summed_loss
+from megatron_opsft.objective.fused_linear import (
+    Chunks,
+    fused_linear_loss,
+    kl_divergence,
+    token_statistics,
+)
+from megatron_opsft.objective.logit_chunks import operations
+from megatron_opsft.objective.loss_memory import fused_linear_bytes
+from megatron_opsft.objective.output_head import OutputHead
+from megatron_opsft.runtime.device import has_transformer_engine, select_device
+from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
+from megatron_opsft.runtime.memory import PeakMemory
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # As for a float32 run: TF32 products would be compared with nothing.
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    start_distributed(select_device("cuda"), ParallelConfig())
+    yield
+    stop_distributed()
+
+
+def head_of(weight: Any, vocab_size: int) -> OutputHead:
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_tensor_model_parallel_group()
+    return OutputHead(weight_VH=weight, vocab_size=vocab_size, group=group)
+
+
+def given(
+    dtype: torch.dtype, tokens: int, vocab_size: int, hidden_size: int
+) -> tuple[Tensor, Any, Tensor, Tensor]:
+    """Hidden states, a weight with 64 rows of padding and a main gradient, labels, weights."""
+    torch.manual_seed(0)
+    hidden = torch.randn(tokens, hidden_size, device="cuda", dtype=dtype, requires_grad=True)
+    weight: Any = torch.nn.Parameter(
+        torch.randn(vocab_size + 64, hidden_size, device="cuda", dtype=dtype) / hidden_size**0.5
+    )
+    weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+    labels = torch.randint(vocab_size, (tokens,), device="cuda")
+    return hidden, weight, labels, torch.rand(tokens, device="cuda") + 0.5
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+def float64_autograd(
+    hidden: Tensor, weight: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[float, Tensor, Tensor]:
+    hidden, weight = (t.detach().double().requires_grad_() for t in (hidden, weight))
+    losses = F.cross_entropy(hidden @ weight.T, labels, reduction="none")
+    loss = (losses * weights.double()).sum()
+    loss.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    return loss.item(), hidden.grad, weight.grad
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("chunks", [Chunks(), Chunks(tokens=64, rows=1000), Chunks(tokens=7)])
+def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunks: Chunks) -> None:
+    vocab_size = 5003
+    hidden, weight, labels, weights = given(dtype, 200, vocab_size, 256)
+    expected = float64_autograd(hidden, weight[:vocab_size], labels, weights)
+    positions = torch.arange(200, device="cuda")
+    loss, _ = fused_linear_loss(
+        hidden, head_of(weight, vocab_size), positions, labels, weights, chunks=chunks
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(expected[0], rel=LIMITS[dtype])
+    assert hidden.grad is not None
+    assert error(hidden.grad, expected[1]) < LIMITS[dtype]
+    assert error(weight.main_grad[:vocab_size], expected[2]) < LIMITS[dtype]
+    assert not weight.main_grad[vocab_size:].any()
+
+
+@pytest.mark.parametrize("method", ["te", "vocab_parallel"])
+def test_losses_of_whole_logits_are_near_float64_autograd(method: Method) -> None:
+    if method == "te" and not has_transformer_engine(select_device("cuda")):
+        pytest.skip("needs TransformerEngine")
+    hidden, weight, labels, weights = given(torch.bfloat16, 200, 5003, 256)
+    expected = float64_autograd(hidden, weight[:5003], labels, weights)
+    positions = torch.arange(200, device="cuda")
+    loss = summed_loss(method, hidden, head_of(weight, 5003), positions, labels, weights)
+    loss.backward()
+    # Their logits, and the gradient of these, are bfloat16.
+    assert loss.item() == pytest.approx(expected[0], rel=1e-2)
+    assert hidden.grad is not None
+    assert error(hidden.grad, expected[1]) < 2e-2
+    assert error(weight.grad[:5003], expected[2]) < 2e-2
+    assert not weight.grad[5003:].any()
+
+
+def test_statistics_and_kl_equal_float64() -> None:
+    hidden, weight, labels, _ = given(torch.float32, 64, 5003, 256)
+    other = given(torch.float32, 64, 5003, 256)[0] * 1.1
+    positions, head = torch.arange(64, device="cuda"), head_of(weight, 5003)
+    found = token_statistics(hidden, head, positions, labels, entropy=True)
+    log_p = (hidden.double() @ weight[:5003].double().T).log_softmax(-1)
+    log_q = (other.double() @ weight[:5003].double().T).log_softmax(-1)
+    expected = log_p.gather(1, labels[:, None])[:, 0]
+    torch.testing.assert_close(found.log_probs_R.double(), expected, rtol=1e-5, atol=1e-5)
+    assert found.entropy_R is not None
+    entropy = -(log_p.exp() * log_p).sum(1)
+    torch.testing.assert_close(found.entropy_R.double(), entropy, rtol=1e-5, atol=1e-5)
+    kl = (log_p.exp() * (log_p - log_q)).sum(1)
+    ours = kl_divergence(hidden, head, other, head, positions)
+    torch.testing.assert_close(ours.double(), kl, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [4096, 16_384])
+def test_peak_memory_is_the_formula_s(tokens: int) -> None:
+    device = select_device("cuda")
+    if operations(device.torch_device).name != "triton":
+        pytest.skip("the formula is that of the Triton version")
+    vocab_size, hidden_size = 62_016, 1536
+    hidden, weight, labels, weights = given(torch.bfloat16, tokens, vocab_size, hidden_size)
+    positions = torch.arange(tokens, device="cuda")
+    with PeakMemory(device) as peak:
+        loss, _ = fused_linear_loss(hidden, head_of(weight, vocab_size), positions, labels, weights)
+        loss.backward()
+    expected = fused_linear_bytes(tokens, tokens, hidden_size, len(weight), dtype_bytes=2)
+    assert peak.extra_bytes == pytest.approx(expected, rel=0.05)
