@@ -1,7 +1,7 @@
 """Seconds and peak memory of the token losses with all their gradients, one JSON line per method.
 
     python benchmarks/cross_entropy.py --impl fused_linear eager [--tokens N --vocab N --hidden N]
-    torchrun --nproc-per-node 4 benchmarks/cross_entropy.py --tp 4 ...
+    python benchmarks/cross_entropy.py --impl fused_linear --tp 4 ...
 
 Hidden states [tokens, hidden] and an output weight [vocab, hidden] (this rank's rows of it) come
 in; the weighted sum of the losses and the gradients of both go out. `eager` is what is usually
@@ -23,10 +23,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
+from ranks import run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.objective.cross_entropy import Method, summed_loss
+from megatron_opsft.objective.cross_entropy import choose_cross_entropy, summed_loss
 from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss
 from megatron_opsft.objective.loss_memory import fused_linear_bytes
 from megatron_opsft.objective.output_head import OutputHead, whole_hidden
@@ -45,12 +46,16 @@ def eager_loss(hidden_TH: Tensor, head: OutputHead, labels_T: Tensor, weights_T:
     return (F.cross_entropy(logits_TV, labels_T, reduction="none") * weights_T).sum()
 
 
-def prepare(args: argparse.Namespace, device: Device, impl: str) -> Run:
+def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     """Everything that is there before, and a function that computes loss and gradients."""
     draw = torch.Generator(device.torch_device).manual_seed(0)
     where: dict[str, Any] = {"device": device.torch_device, "dtype": DTYPES[args.dtype]}
     group = parallel_state.get_tensor_model_parallel_group()
     rows = padded_vocab_size(args.vocab, args.tp) // args.tp
+    if impl != "eager":
+        method = choose_cross_entropy(
+            impl, device, dtype=args.dtype, max_tokens=args.tokens, rows_per_rank=rows
+        ).method
     weight: Any = torch.nn.Parameter(torch.empty(rows, args.hidden, **where))
     with torch.no_grad():
         weight.normal_(0, 0.02, generator=draw)
@@ -67,10 +72,9 @@ def prepare(args: argparse.Namespace, device: Device, impl: str) -> Run:
         whole = whole_hidden(leaf, group, sequence_parallel=False)
         if impl == "eager":
             loss = eager_loss(whole, head, labels, weights)
-        elif impl == "fused_linear":
+        elif method == "fused_linear":
             loss, _ = fused_linear_loss(whole, head, positions, labels, weights, chunks=chunks)
         else:
-            method: Method = impl  # type: ignore[assignment]
             loss = summed_loss(method, whole, head, positions, labels, weights)
         loss.backward()
         weight.grad = None
@@ -148,23 +152,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    methods = ("fused_linear", "vocab_parallel", "te", "eager")
+    methods = ("auto", "fused_linear", "vocab_parallel", "te", "eager")
     parser.add_argument("--impl", nargs="+", choices=methods, default=["fused_linear", "eager"])
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--tokens", type=int, default=1024, help="response tokens")
     parser.add_argument("--vocab", type=int, default=151936)
     parser.add_argument("--hidden", type=int, default=1536)
-    parser.add_argument("--tp", type=int, default=1, help="ranks, started with torchrun")
+    parser.add_argument("--tp", type=int, default=1, help="so many ranks are started")
     parser.add_argument("--chunk-tokens", type=int, help="of fused_linear, as its default")
     parser.add_argument("--chunk-rows", type=int, help="of fused_linear, as its default")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if "eager" in args.impl and args.tp > 1:
         parser.error("--impl eager is for one rank; use --tp 1 or leave it out")
+    start_ranks(args.tp)
     for line in measure(args):
         print(json.dumps(line))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,7 +1,7 @@
 """Seconds and peak memory of `Trainer.step`, one JSON line per acceptance rate.
 
     python benchmarks/train_step.py [--tokens N --layers N --hidden N --vocab N --impl METHOD]
-    torchrun --nproc-per-node 8 benchmarks/train_step.py --tp 4 --pp 2 ...
+    torchrun --nproc-per-node 8 benchmarks/train_step.py --tp 4 --pp 2 ...    (or tp x pp ranks)
 
 A Qwen2 of random weights takes the step that on-policy SFT takes on the accepted ones of
 `--samples` sampled responses; only they are packed, so the step should cost in proportion to them.
@@ -19,6 +19,7 @@ import statistics
 import time
 from typing import Any
 
+from ranks import run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
@@ -237,9 +238,11 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=256, help="median tokens of a response")
     parser.add_argument("--acceptance", type=float, nargs="+", default=[1.0, 0.25])
     parser.add_argument("--repeats", type=int, default=3)
-    for line in measure(parser.parse_args()):
+    args = parser.parse_args()
+    start_ranks(args.tp * args.pp)
+    for line in measure(args):
         print(json.dumps(line))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -139,6 +139,7 @@ def kl_divergence(
             of_q_CV = times_transposed(q_CH, head_q.weight_VH[first:stop])
             q = _join(q, ops.row_statistics(of_q_CV, no_labels_C))
             p = _join(p, ops.row_statistics(of_p_CV, no_labels_C, of_q_CV.sub_(of_p_CV).neg_()))
+            del of_p_CV, of_q_CV  # before the next ones
         p, q = _over_group(p, head_p), _over_group(q, head_q)
         assert p.mean_C is not None
         kl_R[part] = (p.mean_C - p.lse_C + q.lse_C).clamp_min(0.0).float()
@@ -176,6 +177,7 @@ class _FusedLinearLoss(torch.autograd.Function):
                 gradient.add(
                     hidden_CH, positions_R[part], labels_C, weights_R[part], found, logits_CV, size
                 )
+            del logits_CV  # before the next ones
         ctx.gradient, ctx.weight = gradient, weight_VH
         ctx.mark_non_differentiable(log_probs_R, *([] if entropy_R is None else [entropy_R]))
         return -(log_probs_R * weights_R).sum(), log_probs_R, entropy_R
@@ -184,8 +186,9 @@ class _FusedLinearLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *unused: Any) -> Any:
         gradient: _Gradient = ctx.gradient
         if gradient.into_main:
-            # The weight's part is where it belongs already: no factor can reach it any more.
-            torch._assert_async(grad_loss == 1)
+            # The weight's part is where it belongs already: no factor can reach it any more. One
+            # that is not finite is for the trainer, which then drops the whole step.
+            torch._assert_async((grad_loss == 1) | ~grad_loss.isfinite())
             ctx.weight.grad_added_to_main_grad = True
             # Data parallelism waits for a gradient, and adds it only where `zero_out_wgrad` says
             # that a tied embedding's is mixed into it.
@@ -226,13 +229,15 @@ class _Gradient:
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
         for first, stop in self._head.blocks(size):
             rows_VH = self._head.weight_VH[first:stop]
-            if logits_CV is None or size < self._head.num_rows:
+            if logits_CV is None:
                 logits_CV = times_transposed(hidden_CH, rows_VH)
             grad_CV = self._ops.loss_gradient_(
                 logits_CV, labels_C - first, found.lse_C.float(), weights_C, dtype
             )
             add_product_(total_CH, grad_CV, rows_VH)
             add_outer_(self.weight_VH[first:stop], grad_CV, hidden_CH)
+            del grad_CV
+            logits_CV = None  # before the next ones
         self.hidden_TH[positions_C] = total_CH.to(self.hidden_TH.dtype)
 
 
@@ -248,7 +253,7 @@ def _scan(
     ops = operations(hidden_CH.device)
     found, logits_CV = _no_rows(hidden_CH, mean=mean), None
     for first, stop in head.blocks(size):
-        logits_CV = None  # before the next ones
+        del logits_CV  # before the next ones
         logits_CV = times_transposed(hidden_CH, head.weight_VH[first:stop])
         found = _join(
             found, ops.row_statistics(logits_CV, labels_C - first, logits_CV if mean else None)
