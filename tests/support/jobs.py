@@ -51,6 +51,7 @@ class Case:
     dp: int = 1
     vpp: int | None = None
     sequence_parallel: bool = False
+    overlap: bool = True
     budget: int = 64
     num_samples: int = 13
     mode: Mode = "batch_max"
@@ -72,11 +73,17 @@ class Case:
     @property
     def parallel(self) -> ParallelConfig:
         return ParallelConfig(
-            tp=self.tp, pp=self.pp, vpp=self.vpp, sequence_parallel=self.sequence_parallel
+            tp=self.tp,
+            pp=self.pp,
+            vpp=self.vpp,
+            sequence_parallel=self.sequence_parallel,
+            overlap_grad_reduce=self.overlap,
+            overlap_param_gather=self.overlap,
         )
 
     def __str__(self) -> str:
         extra = [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
+        extra += ["no-overlap"] * (not self.overlap)
         extra += ["vocab_parallel"] * (self.cross_entropy == "vocab_parallel")
         return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
 
