@@ -33,7 +33,7 @@ from megatron_opsft.objective.loss_memory import fused_linear_bytes
 from megatron_opsft.objective.output_head import OutputHead, whole_hidden
 from megatron_opsft.runtime.device import Device, peak_flops, select_device, synchronize
 from megatron_opsft.runtime.distributed import gather_from_all, start_distributed, stop_distributed
-from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.runtime.memory import PeakMemory, return_freed_memory
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,6 +89,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         from megatron_opsft.runtime import cpu_compat
 
         cpu_compat.install()
+        return_freed_memory()
     layout = start_distributed(device, ParallelConfig(tp=args.tp))
     seconds: dict[str, list[float]] = {impl: [] for impl in args.impl}
     peaks = dict.fromkeys(args.impl, 0)

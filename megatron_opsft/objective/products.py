@@ -20,8 +20,8 @@ def times_transposed(left_CH: Tensor, right_VH: Tensor) -> Tensor:
     out_CV = left_CH.new_empty(len(left_CH), len(right_VH), dtype=torch.float32)
     left_CH = left_CH.float()
     for first in range(0, len(right_VH), BLOCK_ROWS):
-        block = right_VH[first : first + BLOCK_ROWS].float()
-        out_CV[:, first : first + BLOCK_ROWS] = left_CH @ block.T
+        part = slice(first, first + BLOCK_ROWS)
+        out_CV[:, part] = left_CH @ right_VH[part].float().T
     return out_CV
 
 
@@ -31,8 +31,8 @@ def add_product_(out_CH: Tensor, left_CV: Tensor, right_VH: Tensor) -> None:
         torch.addmm(out_CH, left_CV, right_VH, out_dtype=torch.float32, out=out_CH)
         return
     for first in range(0, len(right_VH), BLOCK_ROWS):
-        block = right_VH[first : first + BLOCK_ROWS].float()
-        out_CH.addmm_(left_CV[:, first : first + BLOCK_ROWS].float(), block)
+        part = slice(first, first + BLOCK_ROWS)
+        out_CH.addmm_(left_CV[:, part].float(), right_VH[part].float())
 
 
 def add_outer_(out_VH: Tensor, left_CV: Tensor, right_CH: Tensor) -> None:
