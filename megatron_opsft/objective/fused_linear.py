@@ -26,13 +26,15 @@ from megatron_opsft.objective.output_head import OutputHead
 from megatron_opsft.objective.products import add_outer_, add_product_, times_transposed
 from megatron_opsft.runtime.distributed import max_over, sum_over
 
-_CHUNK_BYTES = 256 * 2**20
+# Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
+# their products.
+_CHUNK_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
     """How many tokens and rows of the weight at once; by default the whole shard's rows, and as
-    many tokens as make 256 MiB of float32 logits.
+    many tokens as make 512 MiB of float32 logits.
     """
 
     tokens: int | None = None
@@ -192,8 +194,8 @@ class _FusedLinearLoss(torch.autograd.Function):
             ctx.weight.grad_added_to_main_grad = True
             # Data parallelism waits for a gradient, and adds it only where `zero_out_wgrad` says
             # that a tied embedding's is mixed into it.
-            make = torch.zeros_like if getattr(ctx.weight, "zero_out_wgrad", False) else None
-            grad_weight_VH = (make or torch.empty_like)(ctx.weight)
+            mixed = getattr(ctx.weight, "zero_out_wgrad", False)
+            grad_weight_VH = (torch.zeros_like if mixed else torch.empty_like)(ctx.weight)
         else:
             gradient.hidden_TH.mul_(grad_loss)
             grad_weight_VH = gradient.weight_VH.mul_(grad_loss).to(ctx.weight.dtype)
