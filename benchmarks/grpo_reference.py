@@ -1,0 +1,259 @@
+"""GRPO's train phase on given rollouts: in plain PyTorch, and by TRL's own trainer.
+
+`against_grpo.py` times both. Plain is what one writes without a framework, and gives TRL's gradient
+(its default loss is DAPO's, arXiv 2503.14476):
+
+- padded micro-batches of all samples, prompts to the left and responses to the right;
+- the policy's log-probabilities before the update, and with beta > 0 those of a frozen copy;
+- loss = - 1/(number of response tokens) sum_t min(r_t A, clip(r_t, 0.8, 1.2) A) - beta k3_t, with
+  r_t = p / p_old, A = (reward - group mean) / (group deviation + 1e-4) and
+  k3_t = p_ref/p - log(p_ref/p) - 1; from all logits of the responses through log_softmax.
+
+TRL is taken with its defaults but for what `trl_settings` says. They skip the log-probabilities
+before the update (with one update for each batch these are the update's own), compute entropies,
+and keep only tiles of 4096 x 32768 logits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen2ForCausalLM, TrainerCallback
+
+from megatron_opsft.config import OptimizerConfig
+from megatron_opsft.records import Sample
+from megatron_opsft.runtime.device import Device, synchronize
+
+EPSILON = 0.2
+PAD_ID, END_ID = 0, 1
+
+Run = Callable[[], list[float]]  # runs the steps and returns the seconds of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every contender trains on, and how. Samples stand group behind group, accepted or not;
+    `rows` of them make a padded micro-batch.
+    """
+
+    model_dir: Path
+    device: Device
+    dtype: str
+    optimizer: OptimizerConfig
+    samples: Sequence[Sample]
+    accepted: Sequence[bool]
+    group_size: int
+    rows: int
+    num_steps: int
+
+    @property
+    def response_width(self) -> int:
+        return max(len(sample.response_ids) for sample in self.samples)
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Of a padded micro-batch, and so the budget of a packed one."""
+        prompt_width = max(len(sample.prompt_ids) for sample in self.samples)
+        return self.rows * (prompt_width + self.response_width)
+
+    def advantages(self) -> Tensor:
+        """(reward - mean of its group) / (deviation of its group + 1e-4), float32 [samples]."""
+        rewards = torch.tensor(self.accepted, dtype=torch.float32).view(-1, self.group_size)
+        centred = rewards - rewards.mean(1, keepdim=True)
+        return (centred / (rewards.std(1, keepdim=True) + 1e-4)).flatten()
+
+
+def time_steps(step: Callable[[], object], work: Work) -> list[float]:
+    """Seconds of each of the steps."""
+    seconds = []
+    for _ in range(work.num_steps):
+        synchronize(work.device)
+        start = perf_counter()
+        step()
+        synchronize(work.device)
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedBatch:
+    """ids, mask: [rows, prompt + response], mask 1 on real tokens; response_mask: its right part,
+    [rows, response]; advantages: float32 [rows].
+    """
+
+    ids: Tensor
+    mask: Tensor
+    response_mask: Tensor
+    advantages: Tensor
+
+
+def pad_batch(samples: Sequence[Sample], advantages: Tensor, device: torch.device) -> PaddedBatch:
+    """Prompts padded left and responses right, each to the longest of these samples."""
+    prompts = [torch.tensor(sample.prompt_ids) for sample in samples]
+    responses = [torch.tensor(sample.response_ids) for sample in samples]
+
+    def join(lefts: list[Tensor], rights: list[Tensor]) -> Tensor:
+        left = pad_sequence(lefts, batch_first=True, padding_side="left", padding_value=PAD_ID)
+        right = pad_sequence(rights, batch_first=True, padding_value=PAD_ID)
+        return torch.cat([left, right], dim=1).to(device)
+
+    mask = join([torch.ones_like(p) for p in prompts], [torch.ones_like(r) for r in responses])
+    return PaddedBatch(
+        ids=join(prompts, responses),
+        mask=mask,
+        response_mask=mask[:, -max(map(len, responses)) :],
+        advantages=advantages.to(device),
+    )
+
+
+class PlainGrpo:
+    """Policy, optimizer, and with beta > 0 the reference model."""
+
+    def __init__(self, work: Work, beta: float) -> None:
+        self.work = work
+        self.beta = beta
+        self.device = work.device.torch_device
+        self.policy = self._load().train()
+        self.reference = self._load().eval().requires_grad_(False) if beta else None
+        o = work.optimizer
+        betas, eps, decay = (o.beta1, o.beta2), o.eps, o.weight_decay
+        self.adamw = torch.optim.AdamW(
+            self.policy.parameters(), o.lr, betas, eps, decay, fused=True
+        )
+
+    def _load(self) -> Any:
+        model = Qwen2ForCausalLM.from_pretrained(self.work.model_dir, dtype=torch.float32)
+        return model.to(self.device)
+
+    def log_probs(self, model: Any, batch: PaddedBatch) -> Tensor:
+        """log p of every response token, float32 [rows, response]."""
+        width = batch.response_mask.shape[1]
+        with_bf16 = self.work.dtype == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=with_bf16):
+            logits = model(batch.ids, batch.mask, use_cache=False, logits_to_keep=width + 1).logits
+        # The position behind the last token comes along: leaving it out here would copy all logits.
+        log_probs = logits.float().log_softmax(-1)
+        return log_probs[:, :-1].gather(-1, batch.ids[:, -width:, None])[..., 0]
+
+    def loss_sum(self, batch: PaddedBatch, old: Tensor, reference: Tensor | None) -> Tensor:
+        """Of a micro-batch's token losses, not normalised."""
+        now = self.log_probs(self.policy, batch)
+        ratio = (now - old).exp()
+        advantages = batch.advantages[:, None]
+        clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON)
+        losses = -torch.min(ratio * advantages, clipped * advantages)
+        if reference is not None:
+            losses = losses + self.beta * ((reference - now).exp() - (reference - now) - 1)
+        return (losses * batch.response_mask).sum()
+
+    def step(self) -> float:
+        """One update; the gradient norm before clipping."""
+        samples, rows = self.work.samples, self.work.rows
+        advantages = self.work.advantages()
+        batches = [
+            pad_batch(samples[start : start + rows], advantages[start : start + rows], self.device)
+            for start in range(0, len(samples), rows)
+        ]
+        reference: list[Tensor | None] = [None] * len(batches)
+        with torch.no_grad():
+            if self.reference is not None:
+                reference = [self.log_probs(self.reference, batch) for batch in batches]
+            old = [self.log_probs(self.policy, batch) for batch in batches]
+        num_tokens = sum(len(sample.response_ids) for sample in samples)
+        for batch, old_part, reference_part in zip(batches, old, reference, strict=True):
+            (self.loss_sum(batch, old_part, reference_part) / num_tokens).backward()
+        clip_grad = self.work.optimizer.clip_grad
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), clip_grad)
+        self.adamw.step()
+        self.adamw.zero_grad()
+        return float(norm)
+
+
+class StepClock(TrainerCallback):
+    """Seconds from the beginning of each step to its end, the optimizer's part included."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        synchronize(self.device)
+        self._start = perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        synchronize(self.device)
+        self.seconds.append(perf_counter() - self._start)
+
+
+def trl_settings(work: Work, beta: float, output_dir: str) -> dict[str, Any]:
+    """What differs from the defaults of TRL's `GRPOConfig`."""
+    settings = work.optimizer
+    batch = {
+        "per_device_train_batch_size": work.rows,
+        "gradient_accumulation_steps": len(work.samples) // work.rows,
+        "num_generations": work.group_size,
+        "max_completion_length": work.response_width,
+        "shuffle_dataset": False,
+        "max_steps": work.num_steps,
+    }
+    adamw = {
+        "learning_rate": settings.lr,
+        "lr_scheduler_type": "constant",
+        "weight_decay": settings.weight_decay,
+        "adam_beta1": settings.beta1,
+        "adam_beta2": settings.beta2,
+        "adam_epsilon": settings.eps,
+        "max_grad_norm": settings.clip_grad,
+    }
+    equal = {"beta": beta, "bf16": work.dtype == "bfloat16", "gradient_checkpointing": False}
+    model = {"model_init_kwargs": {"dtype": "float32"}, "use_cpu": not work.device.is_cuda}
+    quiet = {"output_dir": output_dir, "save_strategy": "no", "report_to": "none"}
+    return {**batch, **adamw, **equal, **model, **quiet, "disable_tqdm": True}
+
+
+def build_trl(work: Work, beta: float, output_dir: str) -> Run:
+    """TRL's trainer, whose rollouts are the given ones and whose reward is their acceptance."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+    from trl import GRPOConfig, GRPOTrainer
+
+    words = Tokenizer(WordLevel({"<pad>": PAD_ID, "<end>": END_ID}, unk_token="<pad>"))
+    names = {"pad_token": "<pad>", "eos_token": "<end>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **names)
+    # Text has no part in this: decoding belongs to the rollouts.
+    tokenizer.batch_decode = lambda ids, **kwargs: [""] * len(ids)
+
+    def rollouts(prompts: list[str], trainer: Any) -> dict[str, Any]:
+        return {
+            "prompt_ids": [list(sample.prompt_ids) for sample in work.samples],
+            "completion_ids": [list(sample.response_ids) for sample in work.samples],
+            "logprobs": None,
+        }
+
+    def acceptance(prompts: list[str], **kwargs: Any) -> list[float]:
+        return [float(flag) for flag in work.accepted]
+
+    clock = StepClock(work.device)
+    numbers = [str(number) for number in range(len(work.samples) // work.group_size)]
+    trainer = GRPOTrainer(
+        model=str(work.model_dir),
+        reward_funcs=acceptance,
+        args=GRPOConfig(**trl_settings(work, beta, output_dir)),
+        train_dataset=Dataset.from_dict({"prompt": numbers}),
+        processing_class=tokenizer,
+        callbacks=[clock],
+        rollout_func=rollouts,
+    )
+
+    def run() -> list[float]:
+        trainer.train()
+        return clock.seconds
+
+    return run
