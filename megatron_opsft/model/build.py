@@ -323,6 +323,10 @@ def wrap_for_training(
         )
         for number, chunk in enumerate(chunks)
     ]
+    if ddp_config.overlap_param_gather:
+        # The trainer waits for gathered weights before anyone reads them, a forward pass included.
+        for chunk in wrapped:
+            chunk.disable_forward_pre_hook(param_sync=False)
     if parallel.overlap_grad_reduce:
         # Gradients travel in the last micro-batch, when they are sums.
         no_sync = [chunk.no_sync for chunk in wrapped]
