@@ -49,8 +49,9 @@ SHAPE_FIELDS = (
 )
 SHAPES = {
     "tiny": (2, 64, 160, 4, 2, 512, True),
-    "small": (8, 512, 1536, 8, 2, 32768, True),
-    "small_152k": (8, 256, 768, 4, 2, 151936, True),
+    "small": (8, 256, 768, 4, 2, 151936, True),
+    "small_512": (8, 512, 1536, 8, 2, 151936, True),
+    "narrow_vocabulary": (8, 512, 1536, 8, 2, 32768, True),
     "r1_distill_qwen_1.5b": (28, 1536, 8960, 12, 2, 151936, False),
 }
 # (prompt, response) tokens of R1-Distill-Qwen-7B on 20 problems of MATH-500.
@@ -239,9 +240,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=32, help="longest prompt")
     parser.add_argument("--rows", type=int, default=8, help="samples in a padded micro-batch")
     parser.add_argument("--beta", type=float, default=0.04, help="of *_beta")
-    parser.add_argument("--repeats", type=int, default=2, help="timed steps in a round")
+    parser.add_argument("--repeats", type=int, default=1, help="timed steps in a round")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=68, help="68: ours fills its micro-batch")
+    parser.add_argument("--seed", type=int, default=37, help="37: ours fills its micro-batch")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="bfloat16 on a GPU")
