@@ -167,7 +167,7 @@ class ParallelConfig(Section):
     )
     overlap_param_gather: bool = Field(
         True,
-        description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them.",
+        description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them; only with overlap_grad_reduce.",
     )
 
 
