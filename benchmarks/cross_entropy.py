@@ -16,14 +16,13 @@ import argparse
 import gc
 import json
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from ranks import run_main, start_ranks
+from ranks import join_ranks, measured, run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
@@ -31,9 +30,9 @@ from megatron_opsft.objective.cross_entropy import choose_cross_entropy, summed_
 from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss
 from megatron_opsft.objective.loss_memory import fused_linear_bytes
 from megatron_opsft.objective.output_head import OutputHead, whole_hidden
-from megatron_opsft.runtime.device import Device, peak_flops, select_device, synchronize
-from megatron_opsft.runtime.distributed import gather_from_all, start_distributed, stop_distributed
-from megatron_opsft.runtime.memory import PeakMemory, return_freed_memory
+from megatron_opsft.runtime.device import Device, peak_flops
+from megatron_opsft.runtime.distributed import stop_distributed
+from megatron_opsft.runtime.memory import return_freed_memory
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -84,30 +83,20 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The JSON lines; called by every rank."""
-    device = select_device(args.device)
+    device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp))
     if not device.is_cuda:
-        from megatron_opsft.runtime import cpu_compat
-
-        cpu_compat.install()
         return_freed_memory()
-    layout = start_distributed(device, ParallelConfig(tp=args.tp))
     seconds: dict[str, list[float]] = {impl: [] for impl in args.impl}
     peaks = dict.fromkeys(args.impl, 0)
     for repeat in range(args.repeats + device.is_cuda):  # CUDA compiles and tunes at first
         for impl in args.impl:
             run = prepare(args, device, impl)
-            gather_from_all([0])
-            synchronize(device)
-            with PeakMemory(device) as peak:
-                start = time.perf_counter()
-                run()
-                synchronize(device)
-                elapsed = time.perf_counter() - start
+            elapsed, peak_bytes = measured(device, run)
             del run
             gc.collect()
             if repeat >= device.is_cuda:
-                seconds[impl].append(max(gather_from_all([elapsed])))
-                peaks[impl] = max(peaks[impl], *gather_from_all([peak.extra_bytes]))
+                seconds[impl].append(elapsed)
+                peaks[impl] = max(peaks[impl], peak_bytes)
     rows = padded_vocab_size(args.vocab, args.tp) // args.tp
     formula = fused_linear_bytes(
         args.tokens,

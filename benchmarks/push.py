@@ -14,69 +14,26 @@ buckets. On a GPU the same line gives the seconds there.
 import argparse
 import json
 import statistics
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from ranks import join_ranks, measured
+from shapes import SHAPES
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
 from megatron_opsft.model.build import build_model, transformer_config, uses_transformer_engine
 from megatron_opsft.rollout.engine import Checksums, EngineWeights, Replica
 from megatron_opsft.rollout.vllm_core import checked_stream, vllm_layout
-from megatron_opsft.runtime.device import Device, select_device, synchronize
-from megatron_opsft.runtime.distributed import (
-    Layout,
-    gather_from_all,
-    start_distributed,
-    stop_distributed,
-)
-from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.layouts import Part, view
 from megatron_opsft.weights.proof import parameter_checksums
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
 from megatron_opsft.weights.sync import WeightSync
-
-R1_DISTILL_QWEN_1P5B = ModelShape(
-    architecture="Qwen2ForCausalLM",
-    num_layers=28,
-    hidden_size=1536,
-    ffn_size=8960,
-    num_heads=12,
-    num_kv_heads=2,
-    head_dim=128,
-    vocab_size=151936,
-    tied_embeddings=False,
-    qkv_bias=True,
-    qk_norm=False,
-    norm_eps=1e-6,
-    max_position_embeddings=131072,
-    rope_theta=10000.0,
-)
-SHAPES = {
-    "46m": replace(
-        R1_DISTILL_QWEN_1P5B,
-        num_layers=8,
-        hidden_size=512,
-        ffn_size=1792,
-        num_heads=8,
-        head_dim=64,
-        vocab_size=18432,
-    ),
-    "1.5b": R1_DISTILL_QWEN_1P5B,
-    "7b": replace(
-        R1_DISTILL_QWEN_1P5B,
-        hidden_size=3584,
-        ffn_size=18944,
-        num_heads=28,
-        num_kv_heads=4,
-        vocab_size=152064,
-    ),
-}
 
 
 class LayoutEngine:
@@ -150,25 +107,10 @@ def build_shards(
     return shards
 
 
-def timed(device: Device, act: Callable[[], Any]) -> float:
-    """Seconds of the slowest rank."""
-    gather_from_all([0])
-    synchronize(device)
-    start = time.perf_counter()
-    act()
-    synchronize(device)
-    return max(gather_from_all([time.perf_counter() - start]))
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The numbers of the JSON line; called by every rank."""
-    device = select_device("auto")
-    if not device.is_cuda:
-        from megatron_opsft.runtime import cpu_compat
-
-        cpu_compat.install()
     parallel = ParallelConfig(tp=args.tp, pp=args.pp)
-    layout = start_distributed(device, parallel)
+    device, layout = join_ranks("auto", parallel)
     shards = build_shards(SHAPES[args.shape], args.dtype, parallel, device, layout)
     like = shards.parameters[0][1]
     syncs = {}
@@ -187,12 +129,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"copy": [], "in_place": [], "stream": [], "checksums": []}
     extra = {"in_place": 0, "stream": 0}
     for version in range(1, args.repeats + 1):
-        seconds["copy"].append(timed(device, copy))
+        seconds["copy"].append(measured(device, copy)[0])
         for way, sync in syncs.items():
-            with PeakMemory(device) as peak:
-                seconds[way].append(timed(device, lambda s=sync, v=version: s.push(v)))
-            extra[way] = max(extra[way], max(gather_from_all([peak.extra_bytes])))
-        seconds["checksums"].append(timed(device, lambda: syncs["in_place"].compare_checksums()))
+            elapsed, peak_bytes = measured(device, lambda s=sync, v=version: s.push(v))
+            seconds[way].append(elapsed)
+            extra[way] = max(extra[way], peak_bytes)
+        seconds["checksums"].append(measured(device, syncs["in_place"].compare_checksums)[0])
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     engine_bytes = sum(t.numel() * t.itemsize for t in engine.tensors.values())
     result = {

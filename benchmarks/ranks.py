@@ -1,10 +1,16 @@
-"""What the benchmarks over several ranks share: starting them, and ending with one clear line."""
+"""What the benchmarks over several ranks share: starting, measuring, ending with one clear line."""
 
 import os
 import sys
+import time
 from collections.abc import Callable
+from typing import Any
 
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.device import Device, select_device, synchronize
+from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
+from megatron_opsft.runtime.memory import PeakMemory
 
 
 def start_ranks(count: int) -> None:
@@ -12,6 +18,29 @@ def start_ranks(count: int) -> None:
     if count > 1 and "WORLD_SIZE" not in os.environ:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
+
+
+def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layout]:
+    """The device of this rank, and its place after all ranks have made Megatron's groups."""
+    device = select_device(device_name)
+    if not device.is_cuda:
+        from megatron_opsft.runtime import cpu_compat
+
+        cpu_compat.install()
+    return device, start_distributed(device, parallel)
+
+
+def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:
+    """Seconds of the slowest rank, and the extra memory of the rank that took most."""
+    gather_from_all([0])
+    synchronize(device)
+    with PeakMemory(device) as peak:
+        start = time.perf_counter()
+        act()
+        synchronize(device)
+        elapsed = time.perf_counter() - start
+    everyone = gather_from_all([(elapsed, peak.extra_bytes)])
+    return max(seconds for seconds, _ in everyone), max(extra for _, extra in everyone)
 
 
 def run_main(main: Callable[[], None]) -> None:

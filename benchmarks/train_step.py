@@ -16,10 +16,11 @@ import json
 import math
 import random
 import statistics
-import time
+from dataclasses import replace
 from typing import Any
 
-from ranks import run_main, start_ranks
+from ranks import join_ranks, measured, run_main, start_ranks
+from shapes import R1_DISTILL_QWEN_1P5B
 from torch import Tensor
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
@@ -30,14 +31,8 @@ from megatron_opsft.objective.cross_entropy import choose_cross_entropy
 from megatron_opsft.objective.microbatch import pack
 from megatron_opsft.objective.normalization import normalize
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.device import Device, peak_flops, select_device, synchronize
-from megatron_opsft.runtime.distributed import (
-    Layout,
-    gather_from_all,
-    start_distributed,
-    stop_distributed,
-)
-from megatron_opsft.runtime.memory import PeakMemory
+from megatron_opsft.runtime.device import Device, peak_flops
+from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.weights.architectures.flops import forward_flops, quadratic_at
 from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.rules import padded_vocab_size
@@ -47,8 +42,8 @@ def model_shape(args: argparse.Namespace) -> ModelShape:
     """Heads of 64 (or 128 in wide models), a key/value head for four of them."""
     head_dim = 128 if args.hidden >= 1536 else 64
     heads = args.hidden // head_dim
-    return ModelShape(
-        architecture="Qwen2ForCausalLM",
+    return replace(
+        R1_DISTILL_QWEN_1P5B,
         num_layers=args.layers,
         hidden_size=args.hidden,
         ffn_size=args.ffn or args.hidden * 4,
@@ -56,12 +51,6 @@ def model_shape(args: argparse.Namespace) -> ModelShape:
         num_kv_heads=math.gcd(heads, max(heads // 4, args.tp)),
         head_dim=head_dim,
         vocab_size=args.vocab,
-        tied_embeddings=False,
-        qkv_bias=True,
-        qk_norm=False,
-        norm_eps=1e-6,
-        max_position_embeddings=131072,
-        rope_theta=10000.0,
     )
 
 
@@ -156,12 +145,7 @@ def batch_of(
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The JSON lines; called by every rank."""
-    device = select_device(args.device)
-    if not device.is_cuda:
-        from megatron_opsft.runtime import cpu_compat
-
-        cpu_compat.install()
-    layout = start_distributed(device, ParallelConfig(tp=args.tp, pp=args.pp))
+    device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp, pp=args.pp))
     shape = model_shape(args)
     trainer, method = build_trainer(args, shape, device, layout)
     samples = draw_samples(args)
@@ -170,17 +154,15 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     peaks = dict.fromkeys(accepted, 0)
     for repeat in range(args.repeats + 1):  # the first makes the optimizer's state
         for rate, chosen in accepted.items():
-            gather_from_all([0])
-            synchronize(device)
-            with PeakMemory(device) as peak:
-                start = time.perf_counter()
+
+            def step(chosen: list[Sample] = chosen) -> None:
                 trainer.step(*batch_of(args, chosen, shape, layout, device), lr=1e-7)
                 trainer.finish_gathering_weights()
-                synchronize(device)
-                elapsed = time.perf_counter() - start
+
+            elapsed, peak_bytes = measured(device, step)
             if repeat:
-                seconds[rate].append(max(gather_from_all([elapsed])))
-                peaks[rate] = max(peaks[rate], *gather_from_all([peak.extra_bytes]))
+                seconds[rate].append(elapsed)
+                peaks[rate] = max(peaks[rate], peak_bytes)
     medians = {rate: statistics.median(values) for rate, values in seconds.items()}
     lines = []
     for rate, chosen in accepted.items():

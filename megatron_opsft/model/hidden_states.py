@@ -14,10 +14,7 @@ from megatron_opsft.objective.output_head import OutputHead
 
 @contextmanager
 def without_output_layer(models: Sequence[Any]) -> Iterator[None]:
-    """Inside, the output layer of these GPTModels hands its input on.
-
-    It is called all the same: what waits for its weight (Megatron's hooks) still does.
-    """
+    """Inside, the output layer of these GPTModels hands its input on."""
     layers = [model.output_layer for model in models if model.post_process]
     for layer in layers:
         layer.forward = _hand_on  # hides the class's method
