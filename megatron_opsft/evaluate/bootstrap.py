@@ -1,0 +1,72 @@
+"""95 % percentile intervals by bootstrap over problems, paired between models.
+
+Problems are what an evaluation samples from a population; the N samples of one problem are not
+independent of each other and stay together. Row 0 of the counts is the data as it is and the other
+R rows are resamples, so a metric, a difference, a ratio or a mean over benchmarks is computed on
+arrays [1 + R] once, and `estimate` reads the value and the interval from it. Two models on the same
+counts are a paired bootstrap. (Efron and Tibshirani 1993, chapters 13 and 8.)
+"""
+
+from zlib import crc32
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from megatron_opsft.evaluate.metrics import Counts, Floats
+
+
+class Bootstrap(BaseModel):
+    """How intervals are made; `level` is their nominal coverage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    num_resamples: int = Field(2000, ge=1)
+    seed: int = Field(0, ge=0)
+    level: float = Field(0.95, gt=0, lt=1)
+
+
+class Estimate(BaseModel):
+    """A metric and its interval; None where a value was derived from others without samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Estimate":
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high must both be there or both be missing")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+
+def draw_counts(num_problems: int, name: str, bootstrap: Bootstrap) -> Counts:
+    """[1 + R, P]: how often each problem is there; row 0 is all ones, every row adds up to P.
+
+    Depends on P, the benchmark's name and the seed alone: not on the model (that pairs models) nor
+    on which other benchmarks there are.
+    """
+    generator = np.random.default_rng([bootstrap.seed, crc32(name.encode("utf-8"))])
+    resamples = bootstrap.num_resamples
+    drawn_RP = generator.integers(num_problems, size=(resamples, num_problems))
+    drawn_RP += np.arange(resamples)[:, None] * num_problems
+    counts = np.bincount(drawn_RP.ravel(), minlength=resamples * num_problems)
+    ones = np.ones((1, num_problems), dtype=np.int64)
+    return np.concatenate([ones, counts.reshape(resamples, num_problems)])
+
+
+def estimate(draws: Floats, level: float = 0.95) -> Estimate:
+    """Value and percentile interval of draws [1 + R] (row 0: the data as it is).
+
+    Rounded to 10 digits, below which the order of a sum in some BLAS would show.
+    """
+    tail = 50 * (1 - level)
+    low, high = np.percentile(draws[1:], [tail, 100 - tail])
+    return Estimate(value=_round(draws[0]), low=_round(low), high=_round(high))
+
+
+def _round(value: np.float64) -> float:
+    return float(f"{value:.10g}") + 0.0  # no -0.0

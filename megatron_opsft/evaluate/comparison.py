@@ -1,0 +1,260 @@
+"""Several results side by side: rows of one table, points and curves of the figures, and every
+setting in which the evaluations differ.
+
+Results of different benchmark sets are compared on the benchmarks that all share; their overall
+values are then computed again from these, without intervals, which need the samples.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import JsonValue
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.bootstrap import Estimate
+from megatron_opsft.evaluate.figure_data import (
+    BudgetCurve,
+    ScatterPoint,
+    budget_curves,
+    scatter_points,
+)
+from megatron_opsft.evaluate.metrics import combine
+from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
+from megatron_opsft.evaluate.tables import TableRow, latex_table, markdown_table, title_of
+
+NOT_SET = "(not set)"
+_Blocks = dict[str, Mapping[str, Estimate]]
+_LEGEND = (
+    "Acc: share of correct samples in %; P@N: share of problems with a correct one of N in %;"
+    " Tok: mean response tokens; CR: Tok over that of the baseline; Eff: Acc / Tok in %."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDifference:
+    """values: one per row of the comparison, as JSON, or NOT_SET."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """blocks: the shared benchmarks and OVERALL, or the one shared benchmark alone.
+
+    left_out: benchmarks that some results have and others do not. budgets: per row, block -> its
+    points. references: per row the model whose tokens are 100 % of its CR, or None. sizes:
+    benchmark -> its numbers of problems and samples, as text. level: of the intervals.
+    """
+
+    rows: tuple[TableRow, ...]
+    blocks: tuple[str, ...]
+    left_out: tuple[str, ...]
+    differences: tuple[SettingDifference, ...]
+    budgets: tuple[Mapping[str, tuple[BudgetPoint, ...]], ...]
+    references: tuple[str | None, ...]
+    sizes: Mapping[str, str]
+    level: float
+
+    def markdown(self, *, intervals: bool = False) -> str:
+        """The table, what its columns are, and the settings that differ."""
+        sizes = "; ".join(f"{title_of(name)}: {size}" for name, size in self.sizes.items())
+        table = markdown_table(self.rows, self.blocks, intervals=intervals)
+        lines = [table, f"{self._legend(intervals)} {sizes}."]
+        if names := dict.fromkeys(name for name in self.references if name is not None):
+            lines[-1] += f" Baseline: {', '.join(names)}."
+        if self.left_out:
+            lines.append(f"\nNot in all results, left out: {', '.join(self.left_out)}.")
+        if self.differences:
+            lines.append("\nSettings that differ:\n")
+            lines += [f"- {line}" for line in self.describe_differences()]
+        return "\n".join(lines) + "\n"
+
+    def latex(self, *, intervals: bool = False) -> str:
+        """The table as a LaTeX `table*`."""
+        caption = self._legend(intervals)
+        return latex_table(self.rows, self.blocks, intervals=intervals, caption=caption)
+
+    def _legend(self, intervals: bool) -> str:
+        overall = " Overall: plain mean over benchmarks." if OVERALL in self.blocks else ""
+        bootstrap = f" In brackets: {100 * self.level:g} % intervals, bootstrap over problems."
+        return _LEGEND + overall + (bootstrap if intervals else "")
+
+    def describe_differences(self) -> list[str]:
+        """One line per setting: its values, and which rows have each."""
+        lines = []
+        for difference in self.differences:
+            groups: dict[str, list[str]] = {}
+            for row, value in zip(self.rows, difference.values, strict=True):
+                groups.setdefault(value, []).append(row.label)
+            shown = "; ".join(f"{value} ({', '.join(who)})" for value, who in groups.items())
+            lines.append(f"{difference.name}: {shown}")
+        return lines
+
+    def points(self, block: str = OVERALL) -> tuple[ScatterPoint, ...]:
+        """Accuracy against tokens of each row, for the scatter plot."""
+        return scatter_points(self.rows, block)
+
+    def curves(self, block: str = OVERALL) -> tuple[BudgetCurve, ...]:
+        """Accuracy, tokens and NormStd of each row against the token budget."""
+        labels = [row.label for row in self.rows]
+        points = [budgets[block] for budgets in self.budgets]
+        return budget_curves(labels, points)
+
+
+def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
+    """One comparison, rows in the order given.
+
+    baseline: the model that every row's CR refers to. By default a row keeps the baseline of its
+    results; rows without one take the only baseline that others name, or the first row.
+    `UserError` where no benchmark is in all of them.
+    """
+    if not results:
+        raise UserError("there is nothing to compare: name one result or more")
+    shared = [n for n in ordered(results[0].benchmarks) if all(n in r.benchmarks for r in results)]
+    if not shared:
+        sets = "; ".join(f"{r.model}: {', '.join(ordered(r.benchmarks))}" for r in results)
+        raise UserError(f"no benchmark is in all results, so nothing can be compared: {sets}")
+    everything = ordered({name for result in results for name in result.benchmarks})
+    blocks = [_metrics(result, shared) for result in results]
+    references = [baseline or _reference(result, results) for result in results]
+    if baseline not in {None, *(name for r in results for name in (r.model, r.baseline))}:
+        raise UserError(f"baseline {baseline}: there are {', '.join(r.model for r in results)}")
+    by_model = {r.model: own for r, own in zip(reversed(results), reversed(blocks), strict=True)}
+    rows = [
+        TableRow(
+            label=label,
+            blocks=_with_ratio(own, reference, by_model, stored=result.baseline == reference),
+        )
+        for label, result, own, reference in zip(
+            _labels(results), results, blocks, references, strict=True
+        )
+    ]
+    return Comparison(
+        rows=tuple(rows),
+        blocks=tuple(shared) if len(shared) == 1 else (*shared, OVERALL),
+        left_out=tuple(name for name in everything if name not in shared),
+        differences=tuple(_differences(results, shared)),
+        budgets=tuple(_budgets(result, shared) for result in results),
+        references=tuple(references),
+        sizes={name: _size(results, name) for name in shared},
+        level=results[0].bootstrap.level,
+    )
+
+
+def _reference(result: Results, results: Sequence[Results]) -> str | None:
+    named = dict.fromkeys(other.baseline for other in results if other.baseline is not None)
+    if result.baseline is not None:
+        return result.baseline
+    if result.model in named:
+        return result.model
+    if named:
+        return next(iter(named)) if len(named) == 1 else None
+    return results[0].model if len(results) > 1 else None
+
+
+def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
+    """Block -> metric -> estimate; overall is the stored one where it is over the same set."""
+    blocks: _Blocks = {name: result.benchmarks[name].metrics for name in shared}
+    whole = len(shared) == len(result.benchmarks)
+    return blocks | {OVERALL: result.overall.metrics if whole else _mean(list(blocks.values()))}
+
+
+def _budgets(result: Results, shared: Sequence[str]) -> dict[str, tuple[BudgetPoint, ...]]:
+    blocks = {name: result.benchmarks[name].budgets for name in shared}
+    if len(shared) == len(result.benchmarks):
+        return blocks | {OVERALL: result.overall.budgets}
+    by_budget: dict[int, list[Mapping[str, Estimate]]] = {}
+    for points in blocks.values():
+        for point in points:
+            by_budget.setdefault(point.budget, []).append(point.metrics)
+    overall = tuple(
+        BudgetPoint(budget=budget, metrics=_mean(metrics))
+        for budget, metrics in sorted(by_budget.items())
+        if len(metrics) == len(shared)
+    )
+    return blocks | {OVERALL: overall}
+
+
+def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+    """Overall values from those of the benchmarks, without intervals."""
+    arrays = [{n: np.array([e.value]) for n, e in metrics.items()} for metrics in benchmarks]
+    return {name: Estimate(value=float(value[0])) for name, value in combine(arrays).items()}
+
+
+def _with_ratio(
+    own: _Blocks, reference: str | None, by_model: Mapping[str, _Blocks], *, stored: bool
+) -> _Blocks:
+    """The blocks with CR against `reference`.
+
+    The stored estimate is taken, with its interval, if it is of the same baseline and agrees with
+    the tokens of that baseline's row; without such a row it is all there is.
+    """
+    blocks: _Blocks = {}
+    for block, metrics in own.items():
+        ratio = metrics.get("compression_ratio") if stored else None
+        if reference is not None and reference in by_model:
+            tokens = by_model[reference][block]["mean_tokens"].value
+            fresh = metrics["mean_tokens"].value / tokens
+            if ratio is None or not math.isclose(ratio.value, fresh, rel_tol=1e-6):
+                ratio = Estimate(value=fresh)
+        rest = {name: value for name, value in metrics.items() if name != "compression_ratio"}
+        blocks[block] = rest | ({} if ratio is None else {"compression_ratio": ratio})
+    return blocks
+
+
+def _labels(results: Sequence[Results]) -> list[str]:
+    """The models' names; the second one of a name gets (2), and so on."""
+    seen: dict[str, int] = {}
+    labels = []
+    for result in results:
+        number = seen[result.model] = seen.get(result.model, 0) + 1
+        labels.append(result.model if number == 1 else f"{result.model} ({number})")
+    return labels
+
+
+def _size(results: Sequence[Results], name: str) -> str:
+    """Such as "30 problems, N = 64"; several values where the results differ."""
+    scores = [result.benchmarks[name] for result in results]
+    problems = dict.fromkeys(str(score.num_problems) for score in scores)
+    samples = dict.fromkeys(str(score.samples_per_problem) for score in scores)
+    return f"{' / '.join(problems)} problems, N = {' / '.join(samples)}"
+
+
+def _differences(results: Sequence[Results], shared: Sequence[str]) -> list[SettingDifference]:
+    """Settings, sizes of the shared benchmarks and the making of intervals, where they differ."""
+    flat = []
+    for result in results:
+        sizes: dict[str, JsonValue] = {
+            name: {
+                "num_problems": result.benchmarks[name].num_problems,
+                "samples_per_problem": result.benchmarks[name].samples_per_problem,
+            }
+            for name in shared
+        }
+        flat.append(
+            _flatten("", result.settings)
+            | _flatten("", sizes)
+            | _flatten("bootstrap.", result.bootstrap.model_dump())
+        )
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    found = []
+    for name in names:
+        values = tuple(settings.get(name, NOT_SET) for settings in flat)
+        if len(set(values)) > 1:
+            found.append(SettingDifference(name=name, values=values))
+    return found
+
+
+def _flatten(prefix: str, tree: Mapping[str, JsonValue]) -> dict[str, str]:
+    """Dotted name -> JSON of the value."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(f"{prefix}{key}.", value)
+        else:
+            flat[prefix + key] = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return flat

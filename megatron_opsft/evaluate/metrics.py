@@ -1,0 +1,205 @@
+"""The paper's metrics of one benchmark and overall, from scored samples alone.
+
+Shapes: P problems, N samples of each, D draws (rows of problem counts). Every metric is computed
+for D weightings of the problems at once: a row of ones gives the metric itself, a row of bootstrap
+counts gives it on that resample (see `bootstrap`), so that a value and its interval come from the
+same code. Units: shares in [0, 1], tokens with the end token; efficiency as `efficiency` says.
+Source: the paper's section on evaluation, its appendix on the coefficient of variation, and, for
+pass@k, Chen et al. 2021 (arXiv 2107.03374), equation 1.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+QUANTILES = {"median_tokens": 0.5, "p95_tokens": 0.95}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredSample:
+    """One response and its verdict.
+
+    num_tokens: of the response, end token included, >= 1. finished: False where it hit the token
+    limit. has_answer: the verifier found an answer in it, right or wrong.
+    """
+
+    problem_id: str
+    sample_index: int
+    num_tokens: int
+    correct: bool
+    finished: bool
+    has_answer: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleGrid:
+    """All samples of one benchmark: problems in order of their ids, samples of their indices.
+
+    tokens_PN: int64; correct_PN, finished_PN, answered_PN: bool; all [P, N].
+    """
+
+    problem_ids: tuple[str, ...]
+    tokens_PN: Counts
+    correct_PN: NDArray[np.bool_]
+    finished_PN: NDArray[np.bool_]
+    answered_PN: NDArray[np.bool_]
+
+    @property
+    def num_problems(self) -> int:
+        """P."""
+        return self.tokens_PN.shape[0]
+
+    @property
+    def samples_per_problem(self) -> int:
+        """N."""
+        return self.tokens_PN.shape[1]
+
+
+def arrange(samples: Sequence[ScoredSample]) -> SampleGrid:
+    """The samples as arrays, the same for every order of `samples`.
+
+    `ValueError` where there is none, a sample is there twice or has no token, or the problems have
+    different numbers of samples: an evaluation that is not finished has no metrics.
+    """
+    if not samples:
+        raise ValueError("there is no sample")
+    rows: dict[str, list[ScoredSample]] = {}
+    for sample in sorted(samples, key=lambda sample: (sample.problem_id, sample.sample_index)):
+        if sample.num_tokens < 1:
+            raise ValueError(f"problem {sample.problem_id}: a sample without tokens")
+        row = rows.setdefault(sample.problem_id, [])
+        if row and row[-1].sample_index == sample.sample_index:
+            raise ValueError(f"problem {sample.problem_id}: sample {sample.sample_index} twice")
+        row.append(sample)
+    numbers = {len(row) for row in rows.values()}
+    if len(numbers) > 1:
+        raise ValueError(f"problems have different numbers of samples: {sorted(numbers)}")
+    table = list(rows.values())
+    return SampleGrid(
+        problem_ids=tuple(rows),
+        tokens_PN=np.array([[s.num_tokens for s in row] for row in table], dtype=np.int64),
+        correct_PN=np.array([[s.correct for s in row] for row in table], dtype=np.bool_),
+        finished_PN=np.array([[s.finished for s in row] for row in table], dtype=np.bool_),
+        answered_PN=np.array([[s.has_answer for s in row] for row in table], dtype=np.bool_),
+    )
+
+
+def measure_samples(samples: Sequence[ScoredSample]) -> dict[str, float]:
+    """All metrics of one benchmark, without intervals."""
+    grid = arrange(samples)
+    ones = np.ones((1, grid.num_problems), dtype=np.int64)
+    return {name: float(value[0]) for name, value in measure(grid, ones).items()}
+
+
+def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
+    """Metric -> [D]: each where problem p is there counts_DP[d, p] times.
+
+    A row of counts adds up to P. All but the token quantiles and the efficiency are means over
+    problems, which are means over samples too, as N is the same for all.
+    """
+    means = mean_over_problems(problem_values(grid), counts_DP)
+    quantiles = token_quantiles(grid, counts_DP, list(QUANTILES.values()))
+    metrics: dict[str, Floats] = {}
+    for name, value in means.items():
+        metrics[name] = value
+        if name == "mean_tokens":
+            metrics |= dict(zip(QUANTILES, quantiles, strict=True))
+            metrics["efficiency"] = efficiency(means["accuracy"], value)
+    return metrics
+
+
+def problem_values(grid: SampleGrid) -> dict[str, Floats]:
+    """Metric -> [P]: the value of each problem, of those metrics that are means over problems."""
+    correct_P = grid.correct_PN.sum(axis=1)
+    values = {
+        "accuracy": grid.correct_PN.mean(axis=1),
+        "pass_at_n": grid.correct_PN.any(axis=1).astype(np.float64),
+    }
+    for k in pass_ks(grid.samples_per_problem):
+        values[f"pass_at_{k}"] = pass_at_k(correct_P, grid.samples_per_problem, k)
+    values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
+    values["norm_std"] = norm_std(grid.tokens_PN)
+    values["truncated_share"] = 1.0 - grid.finished_PN.mean(axis=1)
+    values["no_answer_share"] = 1.0 - grid.answered_PN.mean(axis=1)
+    return values
+
+
+def pass_ks(num_samples: int) -> list[int]:
+    """1, 2, 4, ... and N itself."""
+    powers = [1 << e for e in range(num_samples.bit_length())]
+    return sorted({*(k for k in powers if k <= num_samples), num_samples})
+
+
+def pass_at_k(correct_P: NDArray[np.integer], num_samples: int, k: int) -> Floats:
+    """[P]: the chance that k of the N samples, drawn without replacement, hold a correct one.
+
+    1 - C(N - c, k) / C(N, k), of exact integers; unbiased for the chance that k fresh samples do.
+    """
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"pass@{k} of {num_samples} samples")
+    total = comb(num_samples, k)
+    by_correct = [1.0 - comb(num_samples - c, k) / total for c in range(num_samples + 1)]
+    return np.array(by_correct, dtype=np.float64)[correct_P]
+
+
+def norm_std(tokens_PN: Counts) -> Floats:
+    """[P]: population standard deviation of the N lengths over their mean."""
+    return tokens_PN.std(axis=1) / tokens_PN.mean(axis=1)
+
+
+def mean_over_problems(values_P: Mapping[str, Floats], counts_DP: Counts) -> dict[str, Floats]:
+    """Metric -> [D]: weighted means over problems."""
+    stacked_PM = np.stack(list(values_P.values()), axis=1)
+    means_DM = counts_DP.astype(np.float64) @ stacked_PM / stacked_PM.shape[0]
+    return {name: means_DM[:, m] for m, name in enumerate(values_P)}
+
+
+def token_quantiles(
+    grid: SampleGrid, counts_DP: Counts, quantiles: Sequence[float]
+) -> list[Floats]:
+    """One [D] for each quantile of the lengths of all samples, as np.quantile (linear) has it."""
+    order = np.argsort(grid.tokens_PN, axis=None, kind="stable")
+    sorted_S = grid.tokens_PN.ravel()[order]
+    problem_S = order // grid.samples_per_problem
+    place_Q = np.asarray(quantiles) * (len(sorted_S) - 1)
+    below_Q = np.floor(place_Q)
+    above_Q = np.ceil(place_Q)
+    out_DQ = np.empty((len(counts_DP), len(place_Q)))
+    for d, counts_P in enumerate(counts_DP):
+        ends_S = np.cumsum(counts_P[problem_S])  # the multiset's ranks that each sample fills
+        low_Q = sorted_S[np.searchsorted(ends_S, below_Q, side="right")]
+        high_Q = sorted_S[np.searchsorted(ends_S, above_Q, side="right")]
+        out_DQ[d] = low_Q + (high_Q - low_Q) * (place_Q - below_Q)
+    return list(out_DQ.T)
+
+
+def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:
+    """Eff of the paper: accuracy in % over mean tokens, times 100 (59.0 % at 10,178: 0.58)."""
+    return 1e4 * accuracy / mean_tokens
+
+
+def compression_ratio(mean_tokens: Floats, baseline_mean_tokens: Floats) -> Floats:
+    """CR as a share: mean tokens over the baseline's."""
+    return mean_tokens / baseline_mean_tokens
+
+
+def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean.
+
+    The ratio to a baseline is no mean either: `compression_ratio` of the overall tokens gives it.
+    """
+    names = [name for name in benchmarks[0] if all(name in metrics for metrics in benchmarks)]
+    means = {
+        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0)
+        for name in names
+        if name != "compression_ratio"
+    }
+    if "efficiency" in means:
+        means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
+    return means

@@ -1,0 +1,250 @@
+"""Figures of an evaluation: accuracy against length with its Pareto front, and budget curves.
+
+What is drawn comes as plain records (the protocols below; `evaluate.figure_data` has them), with
+shares in [0, 1] and tokens. Colours are Okabe and Ito's, told apart by colour-blind readers; every
+model has a marker of its own too. The same input gives the same bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from megatron_opsft.errors import UserError
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">")
+_FRONT_COLOR = "#888888"
+
+
+class Estimate(Protocol):
+    """A value and its interval, or None for both ends where there is none."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+class ScatterPoint(Protocol):
+    """One model: accuracy against mean tokens."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def tokens(self) -> Estimate: ...
+    @property
+    def accuracy(self) -> Estimate: ...
+    @property
+    def on_front(self) -> bool: ...
+
+
+class BudgetCurve(Protocol):
+    """One model: estimates at each of its budgets, ascending."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def budgets(self) -> Sequence[int]: ...
+    @property
+    def accuracy(self) -> Sequence[Estimate]: ...
+    @property
+    def tokens(self) -> Sequence[Estimate]: ...
+    @property
+    def norm_std(self) -> Sequence[Estimate]: ...
+
+
+def plot_accuracy_length(
+    points: Sequence[ScatterPoint], out_paths: Sequence[Path], *, title: str = ""
+) -> None:
+    """Draw accuracy (%) against mean tokens with intervals and Pareto front into each file.
+
+    `UserError` for no point or a suffix other than .png, .svg and .pdf.
+    """
+    _check(points, out_paths)
+    with _style():
+        figure = _figure((6.6, 4.6))
+        axes = figure.subplots()
+        for place, point in enumerate(points):
+            look = _look(place)
+            axes.errorbar(
+                [point.tokens.value],
+                [100 * point.accuracy.value],
+                xerr=_whiskers(point.tokens),
+                yerr=_whiskers(point.accuracy, scale=100),
+                color=look["color"],
+                linestyle="none",
+                elinewidth=1.1,
+            )
+            axes.plot(
+                [point.tokens.value],
+                [100 * point.accuracy.value],
+                markersize=9 if point.on_front else 7,
+                markeredgecolor="white",
+                linestyle="none",
+                zorder=3,
+                label=point.label,
+                **look,
+            )
+        _draw_front(axes, points)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("mean response tokens")
+        axes.set_ylabel("accuracy (%)")
+        axes.xaxis.set_major_formatter(_thousands)
+        _finish(axes)
+        low, high = axes.get_ylim()
+        high = max(high, low + 10)  # so that noise of a point looks like noise
+        axes.set_ylim(low - max(0.0, high - 101), min(high, 101))
+        axes.set_title(title)
+        figure.legend(loc="outside lower center", ncols=min(3, len(points) + 1), frameon=False)
+        _save(figure, out_paths)
+
+
+def plot_budgets(
+    curves: Sequence[BudgetCurve], out_paths: Sequence[Path], *, title: str = ""
+) -> None:
+    """Draw accuracy, mean tokens and NormStd against the token budget, one line per model.
+
+    Shaded: intervals. `UserError` as in `plot_accuracy_length`.
+    """
+    _check(curves, out_paths)
+    with _style():
+        figure = _figure((9.6, 3.6))
+        panels = figure.subplots(1, 3)
+        for place, curve in enumerate(curves):
+            for axes, estimates, scale in (
+                (panels[0], curve.accuracy, 100),
+                (panels[1], curve.tokens, 1),
+                (panels[2], curve.norm_std, 1),
+            ):
+                _draw_curve(axes, curve, estimates, scale, place)
+        headings = ("accuracy (%)", "mean response tokens", "NormStd of lengths")
+        budgets = _ticks({budget for curve in curves for budget in curve.budgets})
+        for axes, heading in zip(panels, headings, strict=True):
+            axes.set_title(heading, fontsize=10)
+            axes.set_xlabel("token budget")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(budgets, [_short(budget) for budget in budgets], minor=False)
+            axes.set_xticks([], minor=True)
+            axes.set_ylim(bottom=0)
+            _finish(axes)
+        panels[1].yaxis.set_major_formatter(_thousands)
+        handles, labels = panels[0].get_legend_handles_labels()
+        if title:
+            figure.suptitle(title, fontsize=11)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False
+        )
+        _save(figure, out_paths)
+
+
+def _draw_curve(
+    axes: Any, curve: BudgetCurve, estimates: Sequence[Estimate], scale: float, place: int
+) -> None:
+    axes.plot(
+        curve.budgets,
+        [scale * estimate.value for estimate in estimates],
+        linewidth=1.5,
+        markersize=6,
+        markeredgecolor="white",
+        clip_on=False,
+        zorder=3,
+        label=curve.label,
+        **_look(place),
+    )
+    known = [
+        (budget, scale * estimate.low, scale * estimate.high)
+        for budget, estimate in zip(curve.budgets, estimates, strict=True)
+        if estimate.low is not None and estimate.high is not None
+    ]
+    if known:
+        budgets, low, high = zip(*known, strict=True)
+        axes.fill_between(budgets, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
+
+
+def _draw_front(axes: Any, points: Sequence[ScatterPoint]) -> None:
+    """A staircase: what accuracy some model reaches with at most so many tokens."""
+    front = sorted(
+        (point.tokens.value, 100 * point.accuracy.value) for point in points if point.on_front
+    )
+    end = max(point.tokens.value for point in points)
+    if len(points) > 1:
+        tokens, accuracy = zip(*front, (end, front[-1][1]), strict=True)
+        axes.plot(
+            tokens,
+            accuracy,
+            drawstyle="steps-post",
+            color=_FRONT_COLOR,
+            linestyle="--",
+            linewidth=1.1,
+            zorder=2,
+            label="Pareto front",
+        )
+
+
+def _whiskers(estimate: Estimate, scale: float = 1.0) -> list[list[float]] | None:
+    """Lengths below and above the value, as matplotlib wants them; None without interval."""
+    if estimate.low is None or estimate.high is None:
+        return None
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
+    return [[scale * max(0.0, below)], [scale * max(0.0, above)]]
+
+
+def _look(place: int) -> dict[str, Any]:
+    return {"color": _COLORS[place % len(_COLORS)], "marker": _MARKERS[place % len(_MARKERS)]}
+
+
+def _ticks(budgets: Iterable[int]) -> list[int]:
+    """The budgets that have room for a label, the largest first among them."""
+    shown: list[int] = []
+    for budget in sorted(budgets, reverse=True):
+        if not shown or budget < 0.6 * shown[-1]:
+            shown.append(budget)
+    return shown[::-1]
+
+
+def _short(budget: int) -> str:
+    return f"{budget // 1024}k" if budget % 1024 == 0 else f"{budget:,}"
+
+
+def _thousands(value: float, _: int) -> str:
+    return f"{value:,.0f}"
+
+
+def _finish(axes: Any) -> None:
+    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _check(drawn: Sequence[object], out_paths: Sequence[Path]) -> None:
+    for path in out_paths:
+        if Path(path).suffix not in _SUFFIXES:
+            raise UserError(f"figure {path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    if not drawn:
+        raise UserError("figure: there is no model to draw")
+
+
+def _style() -> Any:
+    import matplotlib
+
+    return matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10})
+
+
+def _figure(size: tuple[float, float]) -> Any:
+    """Drawing needs neither a display nor the global state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Any, out_paths: Sequence[Path]) -> None:
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    for path in map(Path, out_paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix))

@@ -1,0 +1,175 @@
+"""Several results side by side: rows, baselines, settings that differ, figures' data."""
+
+import pytest
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.bootstrap import Bootstrap
+from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
+from megatron_opsft.evaluate.figure_data import pareto_front
+from megatron_opsft.evaluate.metrics import ScoredSample
+from megatron_opsft.evaluate.results import OVERALL, ModelSamples, Results, build_results
+
+FAST = Bootstrap(num_resamples=100)
+BUDGETS = (64, 4096)
+
+
+def model(
+    name: str,
+    tokens: int,
+    correct: int,
+    benchmarks: tuple[str, ...] = ("gsm8k", "aime24"),
+    samples: int = 4,
+    **settings: object,
+) -> ModelSamples:
+    """`correct` of 10 problems are solved; lengths are `tokens`, and twice that on AIME."""
+    return ModelSamples(
+        name=name,
+        samples={
+            benchmark: [
+                ScoredSample(
+                    problem_id=f"p{p}",
+                    sample_index=n,
+                    num_tokens=tokens * (2 if benchmark == "aime24" else 1) + n,
+                    correct=p < correct,
+                    finished=True,
+                    has_answer=True,
+                )
+                for p in range(10)
+                for n in range(samples)
+            ]
+            for benchmark in benchmarks
+        },
+        settings={"temperature": 0.6, "max_tokens": 4096, "template": {"name": "r1"}} | settings,
+    )
+
+
+def build(own: ModelSamples, base: ModelSamples | None = None) -> Results:
+    return build_results(own, baseline=base, budgets=BUDGETS, bootstrap=FAST)
+
+
+OLD, NEW = model("old", 1000, 6), model("new", 200, 7)
+
+
+def ratios(results: list[Results], baseline: str | None = None) -> list[float | None]:
+    found = []
+    for row in compare(results, baseline=baseline).rows:
+        estimate = row.blocks[OVERALL].get("compression_ratio")
+        found.append(None if estimate is None else round(estimate.value, 3))
+    return found
+
+
+def test_rows_hold_the_stored_estimates() -> None:
+    old, new = build(OLD), build(NEW, OLD)
+    comparison = compare([old, new])
+    assert comparison.blocks == ("gsm8k", "aime24", OVERALL)
+    assert [row.label for row in comparison.rows] == ["old", "new"]
+    row = comparison.rows[1]
+    assert row.blocks["gsm8k"] == new.benchmarks["gsm8k"].metrics
+    assert row.blocks[OVERALL] == new.overall.metrics
+    assert row.blocks[OVERALL]["compression_ratio"].low is not None
+    assert comparison.differences == ()
+    assert "In brackets: 95 % intervals" in comparison.markdown(intervals=True)
+    assert "In brackets" not in comparison.latex()
+
+
+def test_compression_ratio_is_against_the_right_baseline() -> None:
+    old, new = build(OLD), build(NEW, OLD)
+    plain, other = build(NEW), build(model("other", 500, 5))
+    expected = round(301.5 / 1501.5, 3)
+    assert ratios([old, new]) == [1, expected]
+    assert ratios([new, old]) == [expected, 1]
+    assert ratios([new]) == [expected]
+    assert ratios([old]) == [None]
+    assert ratios([old, plain]) == [1, expected]  # nobody names a baseline: the first row
+    assert ratios([new, old, other]) == [expected, 1, round(751.5 / 1501.5, 3)]
+    assert ratios([old, plain], "new") == [round(1501.5 / 301.5, 3), 1]
+    with pytest.raises(UserError, match="baseline nobody: there are old, new"):
+        ratios([old, new], "nobody")
+
+
+def test_two_models_keep_their_own_baselines() -> None:
+    big, big_new = model("big", 800, 8), model("big new", 400, 8)
+    results = [build(OLD), build(NEW, OLD), build(big), build(big_new, big)]
+    assert ratios(results) == [1, round(301.5 / 1501.5, 3), 1, round(601.5 / 1201.5, 3)]
+
+
+def test_a_ratio_to_other_samples_of_the_baseline_is_computed_again() -> None:
+    rerun = build(model("old", 1100, 6))
+    row = compare([rerun, build(NEW, OLD)]).rows[1]
+    ratio = row.blocks[OVERALL]["compression_ratio"]
+    assert ratio.value == pytest.approx(301.5 / 1651.5)
+    assert ratio.low is None
+
+
+def test_shared_benchmarks_alone_are_compared() -> None:
+    few = build(model("few", 300, 5, ("aime24", "math500")))
+    comparison = compare([build(OLD), few])
+    assert comparison.blocks == ("aime24",)
+    assert comparison.left_out == ("gsm8k", "math500")
+    overall = comparison.rows[0].blocks[OVERALL]["mean_tokens"]
+    assert (overall.value, overall.low) == (2001.5, None)
+    assert comparison.curves()[0].tokens[1].value == 2001.5
+    assert "left out: gsm8k, math500" in comparison.markdown()
+
+
+def test_overall_over_a_subset_is_a_mean_over_that_subset() -> None:
+    whole = build(model("whole", 100, 4, ("gsm8k", "aime24", "math500")))
+    comparison = compare([whole, build(OLD)])
+    overall = comparison.rows[0].blocks[OVERALL]
+    assert overall["mean_tokens"].value == (101.5 + 201.5) / 2
+    assert overall["efficiency"].value == pytest.approx(1e4 * 0.4 / 151.5)
+    assert comparison.rows[1].blocks[OVERALL]["mean_tokens"].low is not None
+    (at_64, at_4096) = comparison.curves()[0].tokens
+    assert (at_64.value, at_4096.value) == (64, 151.5)
+
+
+def test_no_shared_benchmark_is_refused() -> None:
+    with pytest.raises(UserError, match="no benchmark is in all results.*old: gsm8k, aime24; x: m"):
+        compare([build(OLD), build(model("x", 9, 1, ("math500",)))])
+    with pytest.raises(UserError, match="nothing to compare"):
+        compare([])
+
+
+def test_every_setting_that_differs_is_named() -> None:
+    other = model(
+        "new", 200, 7, samples=2, temperature=1.0, template={"name": "cod"}, engine="vllm 1"
+    )
+    comparison = compare([build(OLD), build(other), build(OLD)])
+    assert set(comparison.differences) == {
+        SettingDifference(name="temperature", values=("0.6", "1.0", "0.6")),
+        SettingDifference(name="template.name", values=('"r1"', '"cod"', '"r1"')),
+        SettingDifference(name="engine", values=(NOT_SET, '"vllm 1"', NOT_SET)),
+        SettingDifference(name="gsm8k.samples_per_problem", values=("4", "2", "4")),
+        SettingDifference(name="aime24.samples_per_problem", values=("4", "2", "4")),
+    }
+    assert "temperature: 0.6 (old, old (2)); 1.0 (new)" in comparison.describe_differences()
+    assert '- engine: (not set) (old, old (2)); "vllm 1" (new)' in comparison.markdown()
+    assert "GSM8K: 10 problems, N = 4 / 2" in comparison.markdown()
+
+
+def test_how_intervals_were_made_is_a_setting() -> None:
+    other = build_results(NEW, budgets=(), bootstrap=Bootstrap(num_resamples=50, seed=3))
+    names = [found.name for found in compare([build(OLD), other]).differences]
+    assert names == ["bootstrap.num_resamples", "bootstrap.seed"]
+
+
+def test_points_and_curves() -> None:
+    worse = build(model("worse", 1200, 6))
+    comparison = compare([build(OLD), build(NEW), worse])
+    points = comparison.points()
+    assert [(p.label, p.tokens.value, p.accuracy.value, p.on_front) for p in points] == [
+        ("old", 1501.5, 0.6, False),
+        ("new", 301.5, 0.7, True),
+        ("worse", 1801.5, 0.6, False),
+    ]
+    curve = comparison.curves("gsm8k")[1]
+    assert (curve.label, curve.budgets) == ("new", BUDGETS)
+    assert [estimate.value for estimate in curve.accuracy] == [0, 0.7]
+    assert [estimate.value for estimate in curve.tokens] == [64, 201.5]
+    assert curve.norm_std[0].value == 0
+
+
+def test_pareto_front_matches_its_definition() -> None:
+    points = [(100, 0.5), (200, 0.6), (150, 0.5), (200, 0.6), (300, 0.6), (50, 0.1), (90, 0.05)]
+    assert pareto_front(points) == {0, 1, 3, 5}
+    assert pareto_front([(1, 1)]) == {0}
