@@ -1,6 +1,6 @@
 """What the trainer asks of a rollout engine; how a step's work is cut into batches and shared."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -106,6 +106,23 @@ class Scores:
 
     log_probs: tuple[tuple[float, ...], ...]
     stale_tokens: int
+
+
+# How many responses more there is room for -> requests for at most so many; empty: no work is left.
+Take = Callable[[int], Sequence[PromptRequest]]
+
+
+class StreamingEngine(Protocol):
+    """Samples without end from work that is taken when there is room for it."""
+
+    replica: Replica
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """Responses as they finish, until `take` has none left and all are through.
+
+        The tensor-parallel ranks of an engine must get the same answers from `take`. Lists are
+        empty where `replica.answers` is false.
+        """
 
 
 class RolloutEngine(Protocol):
