@@ -183,6 +183,15 @@ def make_request(
     )
 
 
+def single_requests(requests: Iterable[PromptRequest]) -> list[PromptRequest]:
+    """A request of its own for each response, in their order."""
+    return [
+        replace(request, sample_indices=(index,), seeds=(seed,))
+        for request in requests
+        for index, seed in zip(request.sample_indices, request.seeds, strict=True)
+    ]
+
+
 def split_batches(
     requests: Sequence[PromptRequest], batch_size: int
 ) -> list[tuple[PromptRequest, ...]]:

@@ -14,7 +14,6 @@ response, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -33,6 +32,7 @@ from megatron_opsft.rollout.engine import (
     SamplingSettings,
     Scores,
     Take,
+    single_requests,
     split_batches,
 )
 from megatron_opsft.rollout.fused_experts import by_disk_name
@@ -244,11 +244,7 @@ class HfEngine:
         owner_N = torch.repeat_interleave(torch.arange(len(batch), device=device), counts)
         cache.batch_select_indices(owner_N)
         make_room(cache)
-        places = [
-            replace(request, sample_indices=(index,), seeds=(seed,))
-            for request in batch
-            for index, seed in zip(request.sample_indices, request.seeds, strict=True)
-        ]
+        places = single_requests(batch)
         finished = self._decode(logits_PV[owner_N], mask_PS[owner_N], cache, places, sampling)
         for rows in finished:
             yield make_rollouts(
