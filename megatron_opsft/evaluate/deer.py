@@ -28,53 +28,23 @@ Where this differs from the released code, and why:
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.boxed import find_boxes
-from megatron_opsft.config import Section
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import PromptRequest, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.responses import make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
 
-_OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
-_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 # A nucleus of one token wherever the most probable one has more than this; a trial with any other
 # token is confident of nothing. Smaller numbers drown in the rounding that exact engines allow for.
 _GREEDY_TOP_P = 1e-3
-
-
-class DeerSettings(Section):
-    """Defaults: the paper's threshold, the released code's words, texts and limits."""
-
-    threshold: float = Field(
-        0.95, ge=0, le=1, description="Exit where the trial answer's confidence is above this."
-    )
-    transition_words: tuple[str, ...] = Field(
-        ("Wait",),
-        min_length=1,
-        description="Words at which an answer is tried; each must be one token of the model.",
-    )
-    trial_prompt: str = Field(
-        "\n**Final Answer**\n\\boxed",
-        description="Inducer of the trial answer; it ends with an open box.",
-    )
-    max_trial_tokens: int = Field(
-        20, ge=1, description="Longest trial answer; one that is longer is not confident."
-    )
-    max_trials: int = Field(10, ge=1, description="Trials per response; then it thinks to its end.")
-    think_end: str = Field("</think>", description="The token that ends the model's thinking.")
-    exit_text: str = Field(
-        "\n</think>\n\n",
-        description="Written on an exit, before the conclusion; counts as part of the response.",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,33 +114,16 @@ class Deer:
         engine: RolloutEngine,
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
-        """Errors: `UserError` for an engine that answers another rank, for a transition word or an
-        end of thinking that is no single token, and for texts without what they must have.
-        """
+        """Errors: `UserError` for an engine that answers another rank; those of `DeerTokens`."""
         if not engine.replica.answers:
             raise UserError(
                 "deer: this rank's engine answers another rank, so no trial can be made here; "
                 "use engines of tensor-parallel size 1 (rollout.tp=1)"
             )
-        opening = _OPEN_BOX.search(settings.trial_prompt)
-        if opening is None:
-            raise UserError(
-                f"deer.trial_prompt: {settings.trial_prompt!r} does not end with an open box; "
-                "end it with \\boxed or \\boxed{"
-            )
         self._settings = settings
         self._engine = engine
         self._tokenizer = tokenizer
-        self._opening = opening.group()
-        self._think_end_id = _think_end_id(settings.think_end, tokenizer)
-        words = settings.transition_words
-        self._transition_ids = _transition_ids(words, tokenizer) - {self._think_end_id}
-        self._trial_prompt_ids = tokenizer.encode(settings.trial_prompt, add_special_tokens=False)
-        self._exit_ids = tokenizer.encode(settings.exit_text, add_special_tokens=False)
-        if self._exit_ids.count(self._think_end_id) != 1:
-            raise UserError(
-                f"deer.exit_text: {settings.exit_text!r} does not hold {settings.think_end!r} once"
-            )
+        self._tokens = DeerTokens.read(settings, tokenizer)
 
     def generate(
         self, requests: Sequence[PromptRequest], sampling: SamplingSettings
@@ -190,7 +143,7 @@ class Deer:
             for request in requests
             for index, seed in zip(request.sample_indices, request.seeds, strict=True)
         ]
-        stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
+        stops = (*sampling.end_token_ids, *self._tokens.transition_ids, self._tokens.think_end_id)
         thinking, uninterrupted = responses, []
         while thinking:
             self._extend(thinking, sampling, stops)
@@ -232,10 +185,10 @@ class Deer:
         A trial takes no tokens of the budget. But the engine was made for prompts and responses of
         a certain length, and scoring may sample one token more.
         """
-        trial = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
+        trial = len(self._tokens.trial_prompt_ids) + self._settings.max_trial_tokens + 1
         room = _room(response, sampling) + 1  # the transition word would go
-        at_transition = response.ids[-1] in self._transition_ids
-        return at_transition and room >= max(trial, len(self._exit_ids) + 1)
+        at_transition = response.ids[-1] in self._tokens.transition_ids
+        return at_transition and room >= max(trial, len(self._tokens.exit_ids) + 1)
 
     def _try_answers(self, responses: Sequence[_Response], sampling: SamplingSettings) -> None:
         """A trial for each response, all of which end with a transition; exits where it is due."""
@@ -245,9 +198,9 @@ class Deer:
             temperature=1.0,
             top_p=_GREEDY_TOP_P,
             max_response_tokens=self._settings.max_trial_tokens,
-            end_token_ids=(*sampling.end_token_ids, self._think_end_id),
+            end_token_ids=(*sampling.end_token_ids, self._tokens.think_end_id),
         )
-        contexts = [[*response.ids[:-1], *self._trial_prompt_ids] for response in responses]
+        contexts = [[*response.ids[:-1], *self._tokens.trial_prompt_ids] for response in responses]
         trials = self._engine.generate(
             [r.request(context, r.seed) for r, context in zip(responses, contexts, strict=True)],
             greedy,
@@ -258,7 +211,7 @@ class Deer:
             response.num_trials += 1
             response.extra_tokens += len(trial.response_ids)
             if confidence > self._settings.threshold:
-                response.ids[-1:] = self._exit_ids
+                response.ids[-1:] = self._tokens.exit_ids
                 response.extra_tokens += 1
                 response.exited = True
             tries_left = response.num_trials < self._settings.max_trials
@@ -291,7 +244,7 @@ class Deer:
             skip_special_tokens=False,
             clean_up_tokenization_spaces=False,
         )
-        texts = [self._opening + text for text in texts]
+        texts = [self._tokens.opening + text for text in texts]
         for last, text in enumerate(texts):
             boxes = find_boxes(text)
             if boxes and boxes[0].start == 0:
@@ -327,41 +280,3 @@ def _room(response: _Response, sampling: SamplingSettings) -> int:
 
 def _is_complete(response: _Response, sampling: SamplingSettings) -> bool:
     return response.ids[-1] in sampling.end_token_ids or _room(response, sampling) == 0
-
-
-def _transition_ids(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """All tokens that spell one of the words, with whatever spaces and punctuation around it.
-
-    Upper and lower case are different words. A word that only several tokens spell together would
-    have to be told from others that begin alike, behind its end: such words are refused.
-    """
-    wanted = {_EDGES.sub("", word): word for word in words}
-    ids = sorted(tokenizer.get_vocab().values())
-    texts = tokenizer.batch_decode(
-        [[token_id] for token_id in ids],
-        skip_special_tokens=False,
-        clean_up_tokenization_spaces=False,
-    )
-    special = set(tokenizer.all_special_ids)
-    found: dict[str, list[int]] = {}
-    for token_id, text in zip(ids, texts, strict=True):
-        bare = _EDGES.sub("", text)
-        if bare and bare in wanted and token_id not in special:
-            found.setdefault(bare, []).append(token_id)
-    for bare, word in wanted.items():
-        if bare not in found:
-            raise UserError(
-                f"deer.transition_words: {word!r} is not a single token of this model; name words "
-                "that are and that its thinking has where a thought ends"
-            )
-    return frozenset(token_id for ids in found.values() for token_id in ids)
-
-
-def _think_end_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1:
-        raise UserError(
-            f"deer.think_end: {text!r} is not a single token of this model; name the token that "
-            "ends its thinking"
-        )
-    return int(ids[0])

@@ -9,6 +9,7 @@ from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark, choose_names, load_benchmark
 from megatron_opsft.evaluate.budgets import check_budgets, default_budgets
+from megatron_opsft.evaluate.deer_settings import DeerTokens
 from megatron_opsft.evaluate.model import EvalModel, is_tiny_reasoner, open_model
 from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvalSettings
@@ -85,6 +86,13 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
     subject = _subject(model, settings, benchmarks, settings.out)
     baseline = _read_baseline(settings, subject.model, benchmarks)
     subjects = [subject, baseline] if isinstance(baseline, Subject) else [subject]
+    if settings.method == "deer":
+        if settings.tp != 1:
+            raise UserError(
+                f"--method deer: engines of one rank only, not --tp {settings.tp}; leave --tp out"
+            )
+        for each in subjects:
+            DeerTokens.read(settings.deer, each.model.tokenizer)
     max_tokens = _max_tokens(settings.max_tokens, subjects)
     dtype = settings.dtype
     if dtype == "auto":

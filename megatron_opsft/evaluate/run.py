@@ -71,7 +71,7 @@ def sample(
     name: of this part of the job. engine: one that is open, if any. Returns the open engine.
     """
     files = SampleFiles(subject.out)
-    done = _agree_on_done(inputs, files, job, name)
+    done, num_correct = _agree_on_done(inputs, files, job, name)
     tickets = make_tickets(
         inputs.benchmarks,
         subject.prompts,
@@ -98,7 +98,7 @@ def sample(
             job,
             total=num_done + num_left,
             done=num_done,
-            correct=0,
+            correct=num_correct,
         ) as progress,
     ):
         with Scorer(verifier, problems, files, counted, job) as scorer:
@@ -122,17 +122,25 @@ def sample(
     return engine
 
 
-def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> _Done:
-    """benchmark -> (problem id, index) of the samples that are there, as rank 0 sees them."""
+def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> tuple[_Done, int]:
+    """benchmark -> (problem id, index) of the samples that are there, as rank 0 sees them; and how
+    many of these are correct.
+    """
     if job.is_main:
-        found = {b.name: sorted(files.keys(b.name)) for b in inputs.benchmarks}
+        found = {
+            b.name: [(s.problem_id, s.sample_index, s.scored().correct) for s in files.read(b.name)]
+            for b in inputs.benchmarks
+        }
         job.put(f"{name}/there", json.dumps(found))
     told = json.loads(job.get(f"{name}/there"))
-    wanted = {b.name: {p.id for p in b.problems} for b in inputs.benchmarks}
-    return {
-        b.name: {(i, n) for i, n in told[b.name] if i in wanted[b.name] and n < b.samples}
-        for b in inputs.benchmarks
-    }
+    done: _Done = {}
+    num_correct = 0
+    for benchmark in inputs.benchmarks:
+        wanted = {problem.id for problem in benchmark.problems}
+        there = [s for s in told[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
+        done[benchmark.name] = {(problem_id, index) for problem_id, index, _ in there}
+        num_correct += sum(correct for _, _, correct in there)
+    return done, num_correct
 
 
 def _load(inputs: Inputs, subject: Subject, job: Job, engine: EvalEngine | None) -> EvalEngine:

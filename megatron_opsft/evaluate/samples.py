@@ -19,8 +19,6 @@ from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.records import FinishReason, Outcome
 from megatron_opsft.runtime.durable import write_bytes
 
-_Key = tuple[str, int]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
@@ -79,15 +77,11 @@ class SampleFiles:
 
     def read(self, benchmark: str) -> list[StoredSample]:
         """All samples, by problem and index; one that is there twice counts once."""
-        found: dict[_Key, StoredSample] = {}
+        found: dict[tuple[str, int], StoredSample] = {}
         for path in self._files(benchmark):
             for sample in _read(path):
                 found.setdefault((sample.problem_id, sample.sample_index), sample)
         return [found[key] for key in sorted(found)]
-
-    def keys(self, benchmark: str) -> set[_Key]:
-        """(problem id, sample index) of all samples."""
-        return {(sample.problem_id, sample.sample_index) for sample in self.read(benchmark)}
 
     def combine(self, benchmark: str) -> None:
         """Make the parts one file; a kill in between leaves parts or file, or both."""

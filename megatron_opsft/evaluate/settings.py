@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.config import Section
-from megatron_opsft.evaluate.deer import DeerSettings
+from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
 class EvalSettings(Section):

@@ -86,11 +86,12 @@ class WorkQueue:
         return self._requests(parts)
 
     def _fair(self, room: int) -> int:
-        """At most half of this replica's share of what is left, but a ticket."""
+        """At most half of this replica's share of what is left, in whole tickets, but one."""
         if self._replica.count == 1:
             return room
         left = self._left - self._job.add(f"{self._name}/samples", 0)
-        return min(room, max(TICKET_SAMPLES, left // (2 * self._replica.count)))
+        tickets = left // (2 * self._replica.count * TICKET_SAMPLES)
+        return min(room, max(tickets, 1) * TICKET_SAMPLES)
 
     def _claim(self, room: int) -> list[tuple[int, int, int]]:
         """(ticket, first sample, sample behind the last) of new work for at most `room` samples."""

@@ -120,8 +120,8 @@ class StreamingEngine(Protocol):
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """Responses as they finish, until `take` has none left and all are through.
 
-        The tensor-parallel ranks of an engine must get the same answers from `take`. Lists are
-        empty where `replica.answers` is false.
+        Lists come every few tokens, if only empty ones; where `replica.answers` is false all are.
+        The tensor-parallel ranks of an engine must get the same answers from `take`.
         """
 
 

@@ -137,7 +137,7 @@ class HfEngine:
         ]
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `StreamingEngine.stream`: batch by batch, within a batch as responses finish."""
+        """See `StreamingEngine.stream`: batch by batch, within a batch every few tokens."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         while batch := take(self.batch_size):
@@ -150,9 +150,9 @@ class HfEngine:
         for sample in samples:
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
-            start = len(sample.prompt_ids)
-            logits_RV = self.model(input_ids=ids).logits[0, start - 1 : -1].float()
-            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, start:, None])
+            kept = len(sample.response_ids) + 1  # the last one predicts what is not there
+            logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
+            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, 1 - kept :, None])
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
 
@@ -263,7 +263,7 @@ class HfEngine:
         places: Sequence[PromptRequest],
         sampling: SamplingSettings,
     ) -> Iterator[dict[int, list[int]]]:
-        """Rows as they finish, with their token ids up to the end token."""
+        """Rows as they finish, with their token ids up to the end token; empty in between."""
         num_rows, num_tokens = mask_NS.shape[0], sampling.max_response_tokens
         device = mask_NS.device
         ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=device)
@@ -293,9 +293,8 @@ class HfEngine:
             if last or t % _CHECK_EVERY == _CHECK_EVERY - 1:
                 lengths = dict(zip(rows_N.tolist(), length_N.tolist(), strict=True))
                 new = [row for row, length in lengths.items() if length and row not in told]
-                if new:
-                    yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
-                    told.update(new)
+                yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
+                told.update(new)
                 num_finished = sum(length > 0 for length in lengths.values())
                 if num_finished == len(lengths):
                     return

@@ -164,7 +164,7 @@ def test_responses_come_as_they_finish() -> None:
 
     parts = list(engine.stream(take, settings))
     assert asked == [6, 6, 6, 6]
-    assert len(parts) > 4 and all(parts)
+    assert sum(map(bool, parts)) > 4
     came = sorted((rollout for part in parts for rollout in part), key=_key)
     assert came == sorted(engine.generate(requests, settings), key=_key)
 
