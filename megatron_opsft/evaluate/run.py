@@ -26,7 +26,7 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
 from megatron_opsft.runtime.device import select_device
-from megatron_opsft.runtime.job import Job, join_job
+from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.verify.verifier import Verifier
 
 log = logging.getLogger("megatron_opsft")
@@ -52,6 +52,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
             engine = sample(inputs, subject, job, f"model{number}", engine)
         if engine is not None:
             engine.close()
+        leave_job()
         return write_outputs(inputs) if job.is_main else ""
 
 

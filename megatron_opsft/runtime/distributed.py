@@ -13,7 +13,7 @@ from megatron.core import parallel_state
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.job import join_job
+from megatron_opsft.runtime.job import join_job, leave_job
 
 T = TypeVar("T")
 
@@ -87,8 +87,7 @@ def stop_distributed() -> None:
     engine has left the job's group already.
     """
     parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave_job()
 
 
 def gather_from_all(items: Sequence[T]) -> list[T]:

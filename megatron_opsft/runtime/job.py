@@ -79,3 +79,9 @@ def join_job(device: Device, timeout: timedelta) -> Job:
     if rank == 0:
         shared.set("id", uuid4().hex)
     return Job(rank=rank, world_size=world_size, id=shared.get("id").decode(), store=shared)
+
+
+def leave_job() -> None:
+    """End the job's process groups; quiet where an engine has ended them already."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
