@@ -20,7 +20,7 @@ from pathlib import Path
 from megatron_opsft.evaluate.directory import read_manifest, write_manifest
 from megatron_opsft.evaluate.engines import EvalEngine, open_engine
 from megatron_opsft.evaluate.inputs import Inputs, read_inputs
-from megatron_opsft.evaluate.run import sample
+from megatron_opsft.evaluate.run import open_verifier, sample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import make_tickets
 from megatron_opsft.rollout.engine import single_requests
@@ -126,7 +126,8 @@ def measure_eval(inputs: Inputs, engine: EvalEngine, job: Job, name: str) -> flo
     out = inputs.settings.out
     out.mkdir(parents=True)
     write_manifest(out, {})
-    sample(inputs, inputs.model, job, name, engine)
+    with open_verifier(inputs.settings) as verifier:
+        sample(inputs, inputs.model, job, name, verifier, engine)
     return read_manifest(out)["starts"][0]["tokens_per_second"]
 
 

@@ -47,13 +47,21 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
             for subject in inputs.subjects:
                 held.enter_context(locked(subject.out))
             _open_directories(inputs, overwrite=overwrite)
+        # First, so that its processes start while the engine does.
+        verifier = held.enter_context(open_verifier(settings))
         engine = None
         for number, subject in enumerate(inputs.subjects):
-            engine = sample(inputs, subject, job, f"model{number}", engine)
+            engine = sample(inputs, subject, job, f"model{number}", verifier, engine)
         if engine is not None:
             engine.close()
         leave_job()
         return write_outputs(inputs) if job.is_main else ""
+
+
+def open_verifier(settings: EvalSettings) -> Verifier:
+    """This rank's verifier; close it, or use it in a `with`."""
+    config = VerifyConfig(workers=settings.verify_workers, timeout_seconds=settings.verify_timeout)
+    return Verifier(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
@@ -65,7 +73,12 @@ def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
 
 
 def sample(
-    inputs: Inputs, subject: Subject, job: Job, name: str, engine: EvalEngine | None
+    inputs: Inputs,
+    subject: Subject,
+    job: Job,
+    name: str,
+    verifier: Verifier,
+    engine: EvalEngine | None,
 ) -> EvalEngine | None:
     """Make the missing samples of one model, on all ranks together.
 
@@ -87,21 +100,15 @@ def sample(
     problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
     num_done, num_left = sum(map(len, done.values())), sum(len(t.seeds) for t in tickets)
     counted = Counted.of(name)
-    verify = VerifyConfig(
-        workers=inputs.settings.verify_workers, timeout_seconds=inputs.settings.verify_timeout
-    )
     start = time.monotonic()
-    with (
-        Verifier(verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier,
-        Progress(
-            subject.model.name,
-            counted,
-            job,
-            total=num_done + num_left,
-            done=num_done,
-            correct=num_correct,
-        ) as progress,
-    ):
+    with Progress(
+        subject.model.name,
+        counted,
+        job,
+        total=num_done + num_left,
+        done=num_done,
+        correct=num_correct,
+    ) as progress:
         with Scorer(verifier, problems, files, counted, job) as scorer:
             for responses in _responses(inputs, subject, engine, queue):
                 scorer.put(responses)

@@ -13,6 +13,7 @@ Shapes: P prompts of a batch, N responses still decoding, S prompt length with p
 response, V vocabulary.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -38,14 +39,20 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.fused_experts import by_disk_name
 from megatron_opsft.rollout.kv_cache import make_room
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.sampling import sample_tokens, sample_with_margins, uniforms
+from megatron_opsft.rollout.sampling import (
+    largest_move,
+    sample_tokens,
+    sample_with_margins,
+    uniforms,
+)
 from megatron_opsft.runtime.threads import one_thread
 from megatron_opsft.weights.layouts import hf_columns, hf_parameters
 from megatron_opsft.weights.proof import parameter_checksums
 
 # The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
 # 2e-5 (8 layers of hidden size 1,536), both in float32 at temperature 0.6.
-ROUNDING = 1e-4
+ROUNDING = 5e-5
+_log = logging.getLogger(__name__)
 _CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
 _ALONE = Replica(index=0, count=1)
 _COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
@@ -285,7 +292,9 @@ class HfEngine:
                 for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
                     row = int(rows_N[n])
                     ids = [*places[row].prompt_ids, *tokens_NL[row, :t].tolist()]
-                    token_N[n] = self._sample_alone(ids, uniforms_NL[row, t], sampling)
+                    token_N[n] = self._sample_alone(
+                        ids, logits_NV[n], uniforms_NL[row, t], sampling
+                    )
             tokens_NL[rows_N, t] = token_N
             length_N = torch.where((length_N == 0) & torch.isin(token_N, ends), t + 1, length_N)
             last = t + 1 == num_tokens
@@ -312,16 +321,27 @@ class HfEngine:
             )
 
     def _sample_alone(
-        self, ids: Sequence[int], uniform: Tensor, sampling: SamplingSettings
+        self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
     ) -> Tensor:
-        """The next token, [1], from logits that depend on `ids` alone."""
+        """The next token, [1], from logits that depend on `ids` alone; logits_V: the batch's.
+
+        The two show what rounding does here: what is allowed for it must be well above.
+        """
         with one_thread():
-            logits_1V = self.model(
+            alone_1V = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),
                 use_cache=False,
                 logits_to_keep=1,
             ).logits[:, -1]
-        return sample_tokens(logits_1V, uniform[None], sampling.temperature, sampling.top_p)
+        moved = largest_move(alone_1V[0], logits_V, sampling.temperature)
+        if moved > self.noise / 2:
+            _log.warning(
+                "rounding moves probabilities by %.1e, more than half of the %.1e allowed for: a "
+                "response so far may depend on its batch; from here on %.1e is allowed for",
+                *(moved, self.noise, 4 * moved),
+            )
+            self.noise = 4 * moved
+        return sample_tokens(alone_1V, uniform[None], sampling.temperature, sampling.top_p)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last position, [rows, V]; the cache grows by the given tokens."""

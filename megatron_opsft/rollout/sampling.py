@@ -74,6 +74,17 @@ def sample_with_margins(
     return tokens_N, distance_N >= noise
 
 
+def largest_move(logits_V: Tensor, others_V: Tensor, temperature: float) -> float:
+    """How far two versions of the same logits are apart: the largest difference of a cumulative
+    probability.
+    """
+    one_V, other_V = (
+        torch.softmax(values_V.double() / temperature, dim=-1).cumsum(dim=-1)
+        for values_V in (logits_V, others_V)
+    )
+    return float((one_V - other_V).abs().max())
+
+
 def _sample_nucleus(
     scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, noise: float, k: int
 ) -> tuple[Tensor, Tensor]:
@@ -101,13 +112,14 @@ def _sample_nucleus(
     picked_N, distance_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
     sure_N = distance_N >= noise
     if noise:
-        before_NK = mass_before_NK / total_N1
-        doubt_NK = _doubtful_members(sorted_NK / total_N1, before_NK, kept_sorted_NK, top_p, noise)
-        rows = doubt_NK.any(dim=-1).nonzero().squeeze(-1)
-        doubt = torch.zeros_like(doubt_NK[rows]).scatter(-1, order_NK[rows], doubt_NK[rows])
-        sure_N[rows] &= _survives_doubt(
-            weights_NK[rows], kept_NK[rows], doubt, uniforms_N[rows], picked_N[rows], noise
-        )
+        rows = _near_border(sorted_NK, mass_before_NK, kept_sorted_NK, total_N1, top_p, noise)
+        if len(rows):
+            doubt_NK = _doubtful_members(
+                weights_NK[rows] / total_N1[rows], kept_NK[rows], order_NK[rows], top_p, noise
+            )
+            sure_N[rows] &= _survives_doubt(
+                weights_NK[rows], doubt_NK, kept_NK[rows], uniforms_N[rows], picked_N[rows], noise
+            )
     if ids_NK is None:
         return picked_N, sure_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
@@ -123,16 +135,37 @@ def _sample_nucleus(
     return tokens_N, sure_N
 
 
+def _near_border(
+    sorted_NK: Tensor,
+    before_NK: Tensor,
+    kept_NK: Tensor,
+    total_N1: Tensor,
+    top_p: float,
+    noise: float,
+) -> Tensor:
+    """Rows in which rounding might move a token into the nucleus or out of it, int64.
+
+    All in order of falling weight; before_NK: the weight in front of each token. In doubt are
+    members within `noise` of the border, and a last member about as probable as the next token.
+    """
+    moved_NK = (before_NK < (top_p - noise) * total_N1) ^ (before_NK < (top_p + noise) * total_N1)
+    alike_NK = sorted_NK[:, 1:] >= sorted_NK[:, :-1] * (1 - 2 * noise)
+    swapped_NK = alike_NK & (kept_NK[:, 1:] ^ kept_NK[:, :-1])
+    return (moved_NK.any(dim=-1) | swapped_NK.any(dim=-1)).nonzero().squeeze(-1)
+
+
 def _doubtful_members(
-    probabilities_NK: Tensor, before_NK: Tensor, kept_NK: Tensor, top_p: float, noise: float
+    probabilities_NK: Tensor, kept_NK: Tensor, order_NK: Tensor, top_p: float, noise: float
 ) -> Tensor:
     """Which tokens rounding might move into the nucleus or out of it, bool [N, K].
 
-    All in order of falling probability; before_NK: the probability in front of each token. A token
-    is in doubt when its border with top_p is closer than `noise`, and so are the tokens about as
-    probable as the last member or the first non-member where those two might change places.
+    order_NK: the places of the tokens by falling probability. A token is in doubt when what is in
+    front of it is as much as top_p but for `noise`, and so are the tokens about as probable as the
+    last member or the first non-member where those two might change places.
     """
-    near_NK = (before_NK - top_p).abs() <= noise
+    sorted_NK = probabilities_NK.gather(-1, order_NK)
+    near_NK = (sorted_NK.cumsum(dim=-1) - sorted_NK - top_p).abs() <= noise
+    near_NK = torch.zeros_like(near_NK).scatter(-1, order_NK, near_NK)
     last_N1 = torch.where(kept_NK, probabilities_NK, torch.inf).amin(dim=-1, keepdim=True)
     next_N1 = torch.where(kept_NK, 0.0, probabilities_NK).amax(dim=-1, keepdim=True)
     swap_N1 = last_N1 * (1 - noise) <= next_N1 * (1 + noise)
@@ -144,8 +177,8 @@ def _doubtful_members(
 
 def _survives_doubt(
     weights_NK: Tensor,
-    kept_NK: Tensor,
     doubt_NK: Tensor,
+    kept_NK: Tensor,
     uniforms_N: Tensor,
     picked_N: Tensor,
     noise: float,

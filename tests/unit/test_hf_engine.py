@@ -23,7 +23,7 @@ from megatron_opsft.rollout.engine import (
     my_share,
     split_batches,
 )
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.hf_engine import ROUNDING, HfEngine
 
 VOCAB_SIZE = 97
 END = 5
@@ -132,24 +132,39 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
     """Noise on the logits of every batch stands for the rounding of another composition."""
     model = _model("llama", torch.float32)
     requests, settings = _requests(num_prompts=8, group_size=16), _settings(max_response_tokens=40)
-    wanted, noisy = {}, {}
-    for exact in (True, False):
-        wanted[exact] = HfEngine(model, SpellingTokenizer(), 64, version=0, exact=exact).generate(
-            requests, settings
-        )
+
+    def responses(exact: bool, batch_size: int) -> list[Rollout]:
+        engine = HfEngine(model, SpellingTokenizer(), batch_size, version=0, exact=exact)
+        engine.noise *= 100  # so that noise which matters is still below
+        return engine.generate(requests, settings)
+
+    wanted = {exact: responses(exact, 64) for exact in (True, False)}
     generator = torch.Generator().manual_seed(1)
     clean = HfEngine._forward
 
     def with_noise(self: HfEngine, *arguments: torch.Tensor) -> torch.Tensor:
         logits = clean(self, *arguments)
-        return logits + 5e-5 * (2 * torch.rand(logits.shape, generator=generator) - 1)
+        return logits + 2e-3 * (2 * torch.rand(logits.shape, generator=generator) - 1)
 
     monkeypatch.setattr(HfEngine, "_forward", with_noise)
-    for exact in (True, False):
-        engine = HfEngine(model, SpellingTokenizer(), 50, version=0, exact=exact)
-        noisy[exact] = engine.generate(requests, settings)
-    assert noisy[True] == wanted[True]
-    assert noisy[False] != wanted[False]  # the noise matters
+    assert responses(True, 50) == wanted[True]
+    assert responses(False, 50) != wanted[False]  # the noise matters
+
+
+def test_rounding_beyond_what_is_allowed_for_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = HfEngine(_model("llama", torch.float32), SpellingTokenizer(), 64, 0, exact=True)
+    requests, settings = _requests(num_prompts=8, group_size=16), _settings()
+    engine.generate(requests, settings)
+    assert engine.noise == ROUNDING and not caplog.records
+    clean = HfEngine._forward
+    monkeypatch.setattr(
+        HfEngine, "_forward", lambda *arguments: clean(*arguments).bfloat16().float()
+    )
+    engine.generate(requests, settings)
+    assert engine.noise > 4 * ROUNDING / 2
+    assert "may depend on its batch" in caplog.text
 
 
 def test_responses_come_as_they_finish() -> None:
