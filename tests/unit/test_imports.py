@@ -17,7 +17,7 @@ LAYERS: list[list[str]] = [
     ["model"],
     ["weights.export", "weights.pull"],
     ["weights.sync"],
-    ["evaluate", "convert", "launch", "diagnose", "report"],
+    ["evaluate", "convert", "launch", "diagnose", "report", "plan"],
     ["session"],
     ["journal"],
     ["train"],
@@ -30,7 +30,7 @@ HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
     "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
-    "typer": ["cli.py", "convert/commands.py"],
+    "typer": ["cli.py", "convert/commands.py", "plan/commands.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
     "torch.utils.tensorboard": ["runtime/metrics.py"],
@@ -48,6 +48,7 @@ HOMES = {
     ],
     "torch.distributed": [
         "runtime/",
+        "plan/ranks.py",
         "objective/output_head.py",  # the type of a group
         "model/checkpoint.py",
         "weights/export.py",
