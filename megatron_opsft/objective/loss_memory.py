@@ -91,9 +91,10 @@ def fused_linear_bytes(
     chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
     if on_cuda:
         return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
-    # A part of the logits once more, and converted factors.
+    # One after the other: a part of the logits once more, then converted factors and their product.
     block = min(BLOCK_ROWS, rows)
-    return held + chunk + 8 * 2**20 + half * 4 * block * (hidden_size + tokens)
+    scratch = 4 * min(2**20, tokens * rows)
+    return held + chunk + max(scratch, half * 4 * block * (hidden_size + tokens))
 
 
 def whole_logits_bytes(

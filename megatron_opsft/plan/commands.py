@@ -24,7 +24,7 @@ class _PlanGroup(TyperGroup):
 
 app = typer.Typer(
     cls=_PlanGroup,
-    help="What a run needs and costs, before it is paid for: `plan CONFIG` means `plan run CONFIG`.",
+    help="What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

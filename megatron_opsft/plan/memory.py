@@ -141,7 +141,7 @@ def _loss_bytes(job: Job) -> float:
             job.microbatch_tokens,
             job.microbatch_tokens,
             job.shape.hidden_size,
-            job.rows_per_rank,
+            min(job.rows_per_rank, job.shape.vocab_size),  # it never touches padding
             dtype_bytes=job.dtype_bytes,
             on_cuda=job.hardware.is_cuda,
             sequence_parallel=job.sequence_parallel,

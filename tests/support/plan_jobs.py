@@ -1,4 +1,4 @@
-"""What a plan predicts is measured here: on every rank, inside a process group of the job's size."""
+"""What a plan predicts is measured here, on every rank of a process group of the job's size."""
 
 from dataclasses import dataclass
 
