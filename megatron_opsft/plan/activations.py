@@ -76,12 +76,11 @@ def _feed_forward(job: Job, h: float, norm: float) -> tuple[float, float]:
         return norm + e * (2 + products) * f, e * (2 * f + 2 * h)
     # Tokens reach this rank's part of the experts from all tensor-parallel ranks: k copies each.
     moe, f = shape.moe, shape.moe.ffn_size / tp
-    local = moe.top_k if job.sequence_parallel or tp == 1 else moe.top_k
     router = 9 * moe.num_experts / (tp if job.sequence_parallel else 1) + 40 * moe.top_k
     # torch: also the product with the router's weight.
     products = 2 if job.modules == "te" else 4
-    kept = local * e * (shape.hidden_size + (2 + products) * f)
-    transient = local * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
+    kept = moe.top_k * e * (shape.hidden_size + (2 + products) * f)
+    transient = moe.top_k * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
     return norm + router + kept, transient
 
 

@@ -152,7 +152,24 @@ def _search(
     top: int,
     as_json: bool,
 ) -> int:
-    raise UserError("search is not here yet")
+    """Prints the layouts; the exit code."""
+    from megatron_opsft.plan.ranks import build_stages
+    from megatron_opsft.plan.search import found_as_json, search_layouts
+    from megatron_opsft.plan.tables import show_found
+    from megatron_opsft.plan.verdict import make_plan
+
+    found = search_layouts(config, shape, hardware, world_size, asked.workload, num_steps)
+    shown = found[:top]
+    # The search counts parameters; of the best one Megatron's own model is built.
+    exact = None
+    if shown and shown[0].plan.fits:
+        job = shown[0].plan.job
+        exact = make_plan(job, build_stages(job), asked.workload(job), num_steps)
+    if as_json:
+        typer.echo(json.dumps(found_as_json(shown, exact)))
+    else:
+        _print(show_found(shown, exact, len(found)))
+    return 0 if exact is not None and exact.fits else 1
 
 
 def _print(what: Any) -> None:
@@ -161,3 +178,44 @@ def _print(what: Any) -> None:
     console = Console()
     # A file or pipe has no width of its own: no line is to be cut there.
     Console(width=None if console.is_terminal else 160).print(what, soft_wrap=False)
+
+
+@app.command()
+def calibrate(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(help="Directories of runs on one kind of device.")
+    ],
+    out: Annotated[Path, typer.Option(help="File of figures to write, for --hardware.")],
+    gpu: Gpu = "h100",
+    hardware: HardwareFile = None,
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Devices of a node.")] = 8,
+    prompt_tokens: PromptTokens = 150,
+    sigma: Sigma = DEFAULT_SIGMA,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace what is at --out.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Fit a device's achieved fractions and overheads to what runs measured (metrics.jsonl).
+
+    Peaks, sizes and prices stay as they are for --gpu. Exit code 2: bad input.
+    """
+    from megatron_opsft.plan.calibrate import calibrate as fit
+    from megatron_opsft.plan.calibrate import read_run, write_hardware
+
+    if out.exists() and not overwrite:
+        raise UserError(f"--out={out} exists; name another file or give --overwrite")
+    base = _load_hardware(gpu, hardware, gpus_per_node)
+    runs = [
+        read_run(path, _read_shape, base, prompt_tokens=prompt_tokens, sigma=sigma)
+        for path in run_dirs
+    ]
+    result = fit(runs, base)
+    write_hardware(out, result.hardware, run_dirs, base_file=hardware)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    else:
+        from megatron_opsft.plan.tables import show_calibration
+
+        _print(show_calibration(result))
+        typer.echo(f"wrote {out}; use it with --hardware {out} --gpu {gpu}")

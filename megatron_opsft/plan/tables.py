@@ -6,7 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from megatron_opsft.plan.calibrate import Calibration
 from megatron_opsft.plan.memory import RankMemory
+from megatron_opsft.plan.search import Found
 from megatron_opsft.plan.verdict import Plan
 
 
@@ -151,3 +153,42 @@ def _step_table(plan: Plan) -> Table:
         f"{plan.tokens_per_second:,.0f} sampled tokens/s; MFU of the step {plan.step_mfu:.1%}",
     )
     return table
+
+
+def show_found(found: Sequence[Found], exact: Plan | None, num_tried: int) -> RenderableType:
+    """The layouts of a search, best first; exact: the plan of the best one."""
+    table = Table(title=f"The best of {num_tried} layouts", title_justify="left")
+    for column in ("step s", "rollout", "train", "push", "margin GB", "fits"):
+        table.add_column(column, justify="right")
+    table.add_column("overrides", overflow="fold")
+    for one in found:
+        step = one.plan.step
+        seconds = (step.total, step.rollout, step.train, step.push)
+        table.add_row(
+            *(f"{value:.2f}" for value in seconds),
+            _gb(one.plan.worst.margin),
+            "yes" if one.plan.fits else "no",
+            " ".join(one.overrides),
+        )
+    if exact is None:
+        return Group(table, Text("NOTHING FITS: more or larger devices are needed.", "bold red"))
+    return Group(
+        table,
+        Text(f"use: {' '.join(found[0].overrides)}", style="bold"),
+        Text(verdict_line(exact), style="bold green" if exact.fits else "bold red"),
+    )
+
+
+def show_calibration(result: Calibration) -> RenderableType:
+    """Figures before and after, and how well they then describe the runs."""
+    figures = Table(title="Figures", title_justify="left")
+    for column in ("figure", "before", "fitted", "from"):
+        figures.add_column(column)
+    for name, (before, after, how) in result.changes.items():
+        figures.add_row(name, f"{before:.4g}", f"{after:.4g}", how)
+    check = Table(title="Seconds of a step, medians", title_justify="left")
+    for column in ("run", "phase", "measured", "predicted"):
+        check.add_column(column, justify="left" if column in ("run", "phase") else "right")
+    for row in result.checks:
+        check.add_row(row.run, row.phase, f"{row.measured:.3f}", f"{row.predicted:.3f}")
+    return Group(figures, check)
