@@ -152,7 +152,8 @@ def calibrate(runs: Sequence[MeasuredRun], base: Hardware) -> Calibration:
     ):
         rows = [row for run in runs for row in rows_of(run)]
         share, fixed = fit_two(rows, getattr(hardware, fraction), getattr(hardware, overhead))
-        hardware = replace(hardware, **{fraction: share, overhead: fixed})
+        figures: Any = {fraction: share, overhead: fixed}
+        hardware = replace(hardware, **figures)
         if fraction == "training_fraction":  # products of a forward pass are products
             hardware = replace(hardware, prefill_fraction=share)
         runs = [replace(run, job=replace(run.job, hardware=hardware)) for run in runs]

@@ -261,7 +261,7 @@ def _bucket_bytes(job: Job) -> float:
     """Of a push: two buckets under way. The first push streams whole tensors instead, one of which
     may be larger than a bucket (an embedding), beside its gathered shards.
     """
-    bucket = job.config.sync.bucket_mb * 2**20
+    bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)
     largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes
     if job.parallel.tp == job.parallel.pp == 1:
         return 2.0 * bucket

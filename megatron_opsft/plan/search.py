@@ -42,8 +42,8 @@ def search_layouts(
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
     what they lack.
 
-    Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute x
-    rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
+    Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
+    x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
     rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout is
     accepted at all, with the last reason.
     """
