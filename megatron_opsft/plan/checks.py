@@ -20,6 +20,8 @@ def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size:
     """The job, if nothing is wrong with it. Errors: `UserError`, as the trainer would raise it, and
     for a device that config or engine cannot use.
     """
+    if not hardware.is_cuda and config.run.device == "cuda":
+        raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
     check_engine_settings(config.rollout)

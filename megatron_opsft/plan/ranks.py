@@ -52,21 +52,9 @@ def build_stages(job: Job) -> list[Stage]:
 def build_stage(job: Job, rank: int, table: WeightTable) -> Stage:
     """What one global rank holds. `cpu_compat` is installed."""
     with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
-        device = Device(torch_device=meta, backend="fake")
-        config = transformer_config(
-            job.shape,
-            dtype=job.config.model.dtype,
-            parallel=job.parallel,
-            # Recomputation changes no shape; offloading needs TransformerEngine.
-            train=TrainConfig(),
-            device=device,
-        )
-        models = build_model(job.shape, config, device)
+        models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
         shards = ModelShards.of(models, table, layout)
-        chunks = wrap_for_training(models, config, job.parallel)
-        buffers = [
-            buffer for chunk in chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers
-        ]
+        state = 12 if job.dtype_bytes == 2 else 8  # two moments; float32 main weights of bfloat16
         return Stage(
             index=layout.pp_rank,
             num_layers=sum(len(model.decoder.layers) for model in models),
@@ -76,8 +64,26 @@ def build_stage(job: Job, rank: int, table: WeightTable) -> Stage:
             whole_parameters=sum(whole_numel(rule) for rule, _ in shards.parameters),
             weight_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
             gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
-            optimizer_bytes=_optimizer_bytes(buffers, config.bf16),
+            optimizer_bytes=int(per_peer(buffers).max()) * state,
         )
+
+
+def build_buffers(job: Job, device: Device) -> tuple[list[Any], list[Any]]:
+    """The model chunks of the rank that this process is, and Megatron's buffers of their weights
+    and main gradients.
+    """
+    config = transformer_config(
+        job.shape,
+        dtype=job.config.model.dtype,
+        parallel=job.parallel,
+        # Recomputation changes no shape; offloading needs TransformerEngine.
+        train=TrainConfig(),
+        device=device,
+    )
+    models = build_model(job.shape, config, device)
+    chunks = wrap_for_training(models, config, job.parallel)
+    buffers = [buffer for c in chunks for buffer in c.buffers + c.expert_parallel_buffers]
+    return models, buffers
 
 
 @contextmanager
@@ -95,14 +101,7 @@ def whole_numel(rule: Rule) -> int:
     return 0 if rule.replica else sum(prod(shape) for shape in rule.hf_shapes)
 
 
-def _optimizer_bytes(buffers: list[Any], bf16: bool) -> int:
-    """Of the data-parallel rank that has most: of every bucket each rank updates an equal part,
-    padding left out. AdamW's two moments, and float32 main weights where the model's are not.
-    """
-    return int(_updated_elements(buffers).max()) * (12 if bf16 else 8)
-
-
-def _updated_elements(buffers: list[Any]) -> Any:
+def per_peer(buffers: list[Any]) -> Any:
     """Elements that each data-parallel rank updates, int64 [dp]: the overlap of its equal part of
     every bucket with the parameters that lie in it.
     """

@@ -18,6 +18,8 @@ from megatron_opsft.plan.verdict import Plan, as_json, make_plan
 from megatron_opsft.weights.architectures.shape import ModelShape
 
 _MAX_PIPELINE = 32
+# Of a device's memory that a proposed layout leaves free: the formulas are not better than that.
+SAFE_SHARE = 0.05
 _RECOMPUTE = ("none", "selective", "full")
 
 Change = dict[str, Any]
@@ -40,7 +42,7 @@ def search_layouts(
     num_steps: int,
 ) -> list[Found]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
-    what they lack.
+    what they lack. What it proposes leaves `SAFE_SHARE` of the memory free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
     x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
@@ -70,8 +72,13 @@ def search_layouts(
 def _rank_of(found: Found) -> tuple[bool, float, int]:
     """Fitting ones first, the fastest; among equally fast ones the simplest."""
     plan = found.plan
-    badness = plan.step.total if plan.fits else -plan.worst.margin
-    return not plan.fits, round(badness, 3), len(found.overrides)
+    badness = plan.step.total if is_safe(plan) else -plan.worst.margin
+    return not is_safe(plan), round(badness, 3), len(found.overrides)
+
+
+def is_safe(plan: Plan) -> bool:
+    """Whether it fits with something to spare."""
+    return plan.fits and plan.worst.margin >= SAFE_SHARE * plan.worst.limit
 
 
 def _layouts(
@@ -114,7 +121,9 @@ def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
     overrides = []
     for key, value in changes.items():
         section, name = key.split(".")
-        shown = "null" if value is None else str(value).lower() if value in (True, False) else value
+        shown = (
+            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        )
         always = key in ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
         if always or getattr(getattr(config, section), name) != value:
             overrides.append(f"{key}={shown}")
@@ -128,7 +137,8 @@ def _fraction_that_fits(plan: Plan) -> float | None:
         return None
     if job.config.rollout.kv_cache_bytes is not None:
         return None
-    over = max(rank.rollout - rank.limit for rank in plan.memory)
+    room = (1 - SAFE_SHARE) * plan.worst.limit
+    over = max(rank.rollout for rank in plan.memory) - room
     if over <= 0:
         return None
     fraction = job.config.rollout.gpu_memory_fraction - over / plan.worst.limit
@@ -144,7 +154,7 @@ def found_as_json(found: list[Found], exact: Plan | None) -> dict[str, Any]:
         "layouts": [
             {
                 "overrides": list(one.overrides),
-                "fits": one.plan.fits,
+                "fits": is_safe(one.plan),
                 "margin_bytes": one.plan.worst.margin,
                 "step_seconds": one.plan.step.total,
                 "price": one.plan.price,

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from megatron_opsft.plan.calibrate import Calibration
 from megatron_opsft.plan.memory import RankMemory
-from megatron_opsft.plan.search import Found
+from megatron_opsft.plan.search import Found, is_safe
 from megatron_opsft.plan.verdict import Plan
 
 
@@ -49,8 +49,8 @@ def _headline(plan: Plan) -> str:
     if job.parallel.vpp:
         layout += f", {job.parallel.vpp} virtual stages"
     engines = (
-        f"{job.num_engines} {job.config.rollout.engine} engines of {job.engine_tp}"
-        f" ({job.config.rollout.placement})"
+        f"{job.num_engines} x {job.config.rollout.engine} engine of {job.engine_tp} "
+        f"({job.config.rollout.placement})"
     )
     return (
         f"{whole / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: {layout}; "
@@ -167,11 +167,13 @@ def show_found(found: Sequence[Found], exact: Plan | None, num_tried: int) -> Re
         table.add_row(
             *(f"{value:.2f}" for value in seconds),
             _gb(one.plan.worst.margin),
-            "yes" if one.plan.fits else "no",
+            "yes" if is_safe(one.plan) else "tight" if one.plan.fits else "no",
             " ".join(one.overrides),
         )
     if exact is None:
-        return Group(table, Text("NOTHING FITS: more or larger devices are needed.", "bold red"))
+        return Group(
+            table, Text("NOTHING FITS with 5 % to spare: take more or larger devices.", "bold red")
+        )
     return Group(
         table,
         Text(f"use: {' '.join(found[0].overrides)}", style="bold"),

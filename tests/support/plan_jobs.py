@@ -10,7 +10,18 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.objective.microbatch import build_microbatch
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.memory import Stage
+from megatron_opsft.plan.ranks import (
+    build_buffers,
+    build_stage,
+    build_stages,
+    fake_rank,
+    per_peer,
+)
 from megatron_opsft.records import Sample
+from megatron_opsft.runtime import cpu_compat
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.weights.rules import WeightTable
 
 _PROMPT, _RESPONSE = 1, 31
 
@@ -52,6 +63,26 @@ def planned_job(case: Case, tokens: int) -> Job:
         hardware=load_hardware("cpu"),
         world_size=case.world_size,
     )
+
+
+def planned_stages(job: Job) -> list[Stage]:
+    """`build_stages`, for a process of its own."""
+    return build_stages(job)
+
+
+def planned_ranks(job: Job, ranks: list[int]) -> list[Stage]:
+    """What some global ranks hold, each built for itself."""
+    cpu_compat.install()
+    table = WeightTable(job.shape, "local", job.parallel.tp)
+    return [build_stage(job, rank, table) for rank in ranks]
+
+
+def updated_elements(job: Job, rank: int) -> list[int]:
+    """Elements that each data-parallel peer of a rank updates."""
+    cpu_compat.install()
+    with fake_rank(job, rank), cpu_compat.without_memory() as meta:
+        buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))[1]
+        return per_peer(buffers).tolist()
 
 
 def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
