@@ -20,7 +20,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.hardware import SHIPPED, Hardware, figures_of, read_entries
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles
+from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.memory import rank_memory
 from megatron_opsft.plan.predict import StepSeconds, decode_work, predict_step
 from megatron_opsft.plan.stages import count_stages
@@ -124,22 +124,23 @@ def _measured_step(
     lengths = _saved_lengths(path, int(line["step"]))
     if lengths is None:
         mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)
-        lengths = quantiles(int(line["num_rollouts"]), mean_tokens=mean, sigma=sigma, limit=limit)
+        count = int(line["num_rollouts"])
+        lengths = shuffled(quantiles(count, mean_tokens=mean, sigma=sigma, limit=limit))
     accepted = (max(1, round(line["mean_accepted_tokens"])),) * int(line["num_accepted"])
     return MeasuredStep(
         workload=Workload(
-            lengths=tuple(lengths), accepted=accepted, prompt_tokens=prompt_tokens, limit=limit
+            lengths=lengths, accepted=accepted, prompt_tokens=prompt_tokens, limit=limit
         ),
         seconds={phase: line[f"{key}_seconds"] for phase, key in _PHASES.items()},
     )
 
 
-def _saved_lengths(path: Path, step: int) -> list[int] | None:
+def _saved_lengths(path: Path, step: int) -> tuple[int, ...] | None:
     file = path / "rollouts" / f"step_{step:06d}.jsonl.gz"
     if not file.is_file():
         return None
     with gzip.open(file, "rt", encoding="utf-8") as rows:
-        return [int(json.loads(row)["num_tokens"]) for row in rows]
+        return tuple(int(json.loads(row)["num_tokens"]) for row in rows)
 
 
 def calibrate(runs: Sequence[MeasuredRun], base: Hardware) -> Calibration:

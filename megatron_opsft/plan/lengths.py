@@ -54,12 +54,10 @@ def make_workload(
     that is correct and finished. No more are accepted than finish.
     """
     ordered = quantiles(num_responses, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
-    shuffled = list(ordered)
-    random.Random(0).shuffle(shuffled)
     finished = [n for n in ordered if n < limit]
     count = min(len(finished), round(acceptance * num_responses))
     return Workload(
-        lengths=tuple(shuffled),
+        lengths=shuffled(ordered),
         accepted=tuple(finished[int((i + 0.5) * len(finished) / count)] for i in range(count)),
         prompt_tokens=prompt_tokens,
         limit=limit,
@@ -75,6 +73,13 @@ def quantiles(count: int, *, mean_tokens: float, sigma: float, limit: int) -> li
         for i in range(count)
     )
     return [max(1, min(limit, round(value))) for value in exact]
+
+
+def shuffled(lengths: Sequence[int]) -> tuple[int, ...]:
+    """The same ones in an order that says nothing, and always the same."""
+    order = list(lengths)
+    random.Random(0).shuffle(order)
+    return tuple(order)
 
 
 def mean_before_the_cut(measured: float, *, sigma: float, limit: int) -> float:

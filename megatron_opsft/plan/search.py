@@ -47,7 +47,7 @@ def search_layouts(
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
     x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
     rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout is
-    accepted at all, with the last reason.
+    accepted at all, with the reason.
     """
     found = []
     refused: UserError | None = None
@@ -65,6 +65,7 @@ def search_layouts(
             plan = make_plan(job, count_stages(job), workload(job), num_steps)
         found.append(Found(plan=plan, overrides=_overrides(config, changes)))
     if not found:
+        check_job(config, shape, hardware, world_size)  # what is wrong with the file itself
         raise refused or UserError(f"no layout of {world_size} ranks is there to be tried")
     return sorted(found, key=_rank_of)
 
