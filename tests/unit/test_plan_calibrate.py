@@ -30,9 +30,12 @@ TRUE = replace(
 )
 
 
-def write_run(path: Path, hardware: Hardware, *, lengths: bool = True) -> Path:
+SMALL_BATCHES = ("rollout.group_size=2", "train.max_tokens_per_microbatch=4600")
+
+
+def write_run(path: Path, hardware: Hardware, *overrides: str, lengths: bool = True) -> Path:
     """A run whose seconds are what a plan with these figures predicts."""
-    job = replace(make_job(SHAPE, 8, "parallel.tp=2"), hardware=hardware)
+    job = replace(make_job(SHAPE, 8, "parallel.tp=2", *overrides), hardware=hardware)
     stages = count_stages(job)
     memory = [rank_memory(job, stage, 1) for stage in stages]
     (path / "rollouts").mkdir(parents=True)
@@ -67,16 +70,27 @@ def write_run(path: Path, hardware: Hardware, *, lengths: bool = True) -> Path:
     return path
 
 
-def fitted(path: Path, base: Hardware) -> tuple[Hardware, dict[str, float]]:
-    """The figures, and by phase the relative error of what they then predict."""
-    run = read_run(path, lambda name: SHAPE, base, prompt_tokens=100, sigma=0.6)
-    assert len(run.steps) == 8  # without the first two
-    result = calibrate([run], base)
-    return result.hardware, {c.phase: c.predicted / c.measured - 1 for c in result.checks}
+def fitted(directory: Path, *, lengths: bool) -> tuple[Hardware, dict[tuple[str, str], float]]:
+    """The figures, and by run and phase the relative error of what they then predict."""
+    base = load_hardware("h100")
+    runs = [
+        read_run(
+            write_run(directory / name, TRUE, *overrides, lengths=lengths),
+            lambda name: SHAPE,
+            base,
+            prompt_tokens=100,
+            sigma=0.6,
+        )
+        for name, overrides in (("large", ()), ("small", SMALL_BATCHES))
+    ]
+    assert [len(run.steps) for run in runs] == [8, 8]  # without the first two
+    result = calibrate(runs, base)
+    errors = {(c.run, c.phase): c.predicted / c.measured - 1 for c in result.checks}
+    return result.hardware, errors
 
 
-def test_the_figures_behind_a_run_are_found(tmp_path: Path) -> None:
-    found, errors = fitted(write_run(tmp_path / "run", TRUE), load_hardware("h100"))
+def test_the_figures_behind_two_runs_are_found(tmp_path: Path) -> None:
+    found, errors = fitted(tmp_path, lengths=True)
     assert found.training_fraction == pytest.approx(0.37, rel=0.01)
     assert found.step_overhead_seconds == pytest.approx(0.05, rel=0.05)
     assert found.decode_fraction == pytest.approx(0.43, rel=0.01)
@@ -87,10 +101,18 @@ def test_the_figures_behind_a_run_are_found(tmp_path: Path) -> None:
 
 
 def test_without_saved_lengths_the_means_do(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "run", TRUE, lengths=False)
-    found, errors = fitted(path, load_hardware("h100"))
-    assert found.decode_fraction == pytest.approx(0.43, rel=0.25)
-    assert abs(errors["rollout"]) < 0.05
+    found, errors = fitted(tmp_path, lengths=False)
+    assert found.decode_fraction == pytest.approx(0.43, rel=0.05)
+    assert abs(errors["large", "rollout"]) < 0.02
+    assert abs(errors["small", "rollout"]) < 0.02
+
+
+def test_one_run_is_described_even_where_the_figures_cannot_be_told_apart(tmp_path: Path) -> None:
+    base = load_hardware("h100")
+    path = write_run(tmp_path / "run", TRUE)
+    run = read_run(path, lambda name: SHAPE, base, prompt_tokens=100, sigma=0.6)
+    for check in calibrate([run], base).checks:
+        assert check.predicted == pytest.approx(check.measured, rel=0.02)
 
 
 def test_the_written_file_is_what_a_plan_reads(tmp_path: Path) -> None:
