@@ -154,7 +154,7 @@ def _search(
 ) -> int:
     """Prints the layouts; the exit code."""
     from megatron_opsft.plan.ranks import build_stages
-    from megatron_opsft.plan.search import found_as_json, is_safe, search_layouts
+    from megatron_opsft.plan.search import found_as_json, search_layouts
     from megatron_opsft.plan.tables import show_found
     from megatron_opsft.plan.verdict import make_plan
 
@@ -162,7 +162,7 @@ def _search(
     shown = found[:top]
     # The search counts parameters; of the best one Megatron's own model is built.
     exact = None
-    if shown and is_safe(shown[0].plan):
+    if shown and shown[0].plan.is_safe:
         job = shown[0].plan.job
         exact = make_plan(job, build_stages(job), asked.workload(job), num_steps)
     if as_json:

@@ -14,12 +14,10 @@ from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import Plan, as_json, make_plan
+from megatron_opsft.plan.verdict import SAFE_SHARE, Plan, as_json, make_plan
 from megatron_opsft.weights.architectures.shape import ModelShape
 
 _MAX_PIPELINE = 32
-# Of a device's memory that a proposed layout leaves free: the formulas are not better than that.
-SAFE_SHARE = 0.05
 _RECOMPUTE = ("none", "selective", "full")
 
 Change = dict[str, Any]
@@ -73,13 +71,8 @@ def search_layouts(
 def _rank_of(found: Found) -> tuple[bool, float, int]:
     """Fitting ones first, the fastest; among equally fast ones the simplest."""
     plan = found.plan
-    badness = plan.step.total if is_safe(plan) else -plan.worst.margin
-    return not is_safe(plan), round(badness, 3), len(found.overrides)
-
-
-def is_safe(plan: Plan) -> bool:
-    """Whether it fits with something to spare."""
-    return plan.fits and plan.worst.margin >= SAFE_SHARE * plan.worst.limit
+    badness = plan.step.total if plan.is_safe else -plan.worst.margin
+    return not plan.is_safe, round(badness, 3), len(found.overrides)
 
 
 def _layouts(
@@ -155,7 +148,7 @@ def found_as_json(found: list[Found], exact: Plan | None) -> dict[str, Any]:
         "layouts": [
             {
                 "overrides": list(one.overrides),
-                "fits": is_safe(one.plan),
+                "fits": one.plan.is_safe,
                 "margin_bytes": one.plan.worst.margin,
                 "step_seconds": one.plan.step.total,
                 "price": one.plan.price,

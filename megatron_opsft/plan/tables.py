@@ -8,7 +8,7 @@ from rich.text import Text
 
 from megatron_opsft.plan.calibrate import Calibration
 from megatron_opsft.plan.memory import RankMemory
-from megatron_opsft.plan.search import Found, is_safe
+from megatron_opsft.plan.search import Found
 from megatron_opsft.plan.verdict import Plan
 
 
@@ -32,7 +32,7 @@ def verdict_line(plan: Plan) -> str:
     if plan.price:
         cost += f", ${plan.price:,.0f}"
     return (
-        f"FITS, with {rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%}) to spare on stage "
+        f"{'FITS' if plan.is_safe else 'FITS TIGHTLY'}, with {rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%}) to spare on stage "
         f"{rank.stage.index}. {cost}. Bottleneck: {plan.bottleneck}."
     )
 
@@ -167,7 +167,7 @@ def show_found(found: Sequence[Found], exact: Plan | None, num_tried: int) -> Re
         table.add_row(
             *(f"{value:.2f}" for value in seconds),
             _gb(one.plan.worst.margin),
-            "yes" if is_safe(one.plan) else "tight" if one.plan.fits else "no",
+            "yes" if one.plan.is_safe else "tight" if one.plan.fits else "no",
             " ".join(one.overrides),
         )
     if exact is None:

@@ -14,6 +14,9 @@ from megatron_opsft.plan.predict import (
     training_flops,
 )
 
+# Of a device's memory that is to stay free: the formulas are not better than that.
+SAFE_SHARE = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -36,6 +39,11 @@ class Plan:
     @property
     def fits(self) -> bool:
         return not self.problems
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with `SAFE_SHARE` to spare: what a search proposes."""
+        return self.fits and self.worst.margin >= SAFE_SHARE * self.worst.limit
 
     @property
     def worst(self) -> RankMemory:
@@ -157,6 +165,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     step = plan.step
     return {
         "fits": plan.fits,
+        "is_safe": plan.is_safe,
         "problems": plan.problems,
         "world_size": job.world_size,
         "device": job.hardware.name,

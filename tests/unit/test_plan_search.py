@@ -7,9 +7,9 @@ from real_shapes import REAL_SHAPES
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
-from megatron_opsft.plan.search import SAFE_SHARE, Found, is_safe, search_layouts
+from megatron_opsft.plan.search import Found, search_layouts
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import make_plan
+from megatron_opsft.plan.verdict import SAFE_SHARE, make_plan
 
 
 def search(model: str, world_size: int, *overrides: str, gpu: str = "h100") -> list[Found]:
@@ -21,7 +21,7 @@ def test_the_best_layout_is_the_fastest_that_fits_and_its_overrides_make_it() ->
     model, base = "DeepSeek-R1-Distill-Qwen-7B", ("rollout.gpu_memory_fraction=0.6",)
     found = search(model, 16, *base)
     best = found[0]
-    safe = [one for one in found if is_safe(one.plan)]
+    safe = [one for one in found if one.plan.is_safe]
     assert best.plan.step.total == pytest.approx(min(o.plan.step.total for o in safe), abs=1e-3)
     assert best.plan.worst.margin >= SAFE_SHARE * 84.9e9
     # As a user would take it over.
@@ -44,7 +44,7 @@ def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
     found = search("DeepSeek-R1-Distill-Qwen-32B", 64, "rollout.gpu_memory_fraction=0.9")
     (lowered,) = [o for o in found[0].overrides if o.startswith("rollout.gpu_memory_fraction=")]
     assert 0.3 < float(lowered.split("=")[1]) < 0.9
-    assert is_safe(found[0].plan)
+    assert found[0].plan.is_safe
 
 
 def test_what_fits_nowhere_is_said() -> None:
