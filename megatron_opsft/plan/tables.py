@@ -31,9 +31,11 @@ def verdict_line(plan: Plan) -> str:
     cost = f"{plan.num_steps} steps take {_hours(plan)}, {plan.device_hours:,.1f} device-hours"
     if plan.price:
         cost += f", ${plan.price:,.0f}"
+    fits = "FITS" if plan.is_safe else "FITS TIGHTLY"
+    spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
     return (
-        f"{'FITS' if plan.is_safe else 'FITS TIGHTLY'}, with {rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%}) to spare on stage "
-        f"{rank.stage.index}. {cost}. Bottleneck: {plan.bottleneck}."
+        f"{fits}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
+        f"Bottleneck: {plan.bottleneck}."
     )
 
 
