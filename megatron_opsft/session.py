@@ -36,7 +36,8 @@ from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, Sample
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.open_engine import check_engine, max_engine_tokens, open_engine
+from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
+from megatron_opsft.rollout.open_engine import check_engine, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
 from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
@@ -103,7 +104,7 @@ def open_session(config: Config) -> Iterator[Session]:
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
-    _check_lengths(config, shape.max_position_embeddings)
+    check_lengths(config, shape.max_position_embeddings)
     problems = _load_problems(config, encoder)
     layout = start_distributed(device, config.parallel)
     _warn(config, problems, layout)
@@ -154,17 +155,6 @@ def open_session(config: Config) -> Iterator[Session]:
         engine.close()
     # Only after success: a rank that fails must not wait in a collective for the others.
     stop_distributed()
-
-
-def _check_lengths(config: Config, max_positions: int) -> None:
-    tokens = max_engine_tokens(config)
-    prompt = config.data.max_prompt_tokens
-    if tokens > max_positions:
-        raise UserError(
-            f"data.max_prompt_tokens={prompt} and max_response_tokens="
-            f"{tokens - prompt} together exceed the model's {max_positions} positions "
-            "(max_position_embeddings); lower one"
-        )
 
 
 def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:

@@ -1,7 +1,9 @@
 """Settings of every test, no network and one thread per process, and the command line to call."""
 
+import multiprocessing
 import os
 from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 from forked_cli import ForkedCli
@@ -16,3 +18,11 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
     """Runs the command line, each time in a process of its own."""
     with ForkedCli(tmp_path_factory.mktemp("cli")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def elsewhere() -> Iterator[Executor]:
+    """A process of its own, kept: for what changes torch for good, as models without memory do."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
+        yield executor

@@ -11,7 +11,6 @@ rounds every gradient to bfloat16. Columns that only pad the vocabulary get no p
 gradient, so the loss is the one of the unpadded Hugging Face model.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,24 +20,13 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.objective.fused_linear import fused_linear_loss
+from megatron_opsft.objective.loss_memory import CrossEntropy, Method, fastest_that_fits
 from megatron_opsft.objective.output_head import OutputHead
 from megatron_opsft.runtime.device import Device, transformer_engine_version
-
-Method = Literal["te", "vocab_parallel", "fused_linear"]
 
 # Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
 # which made trainings diverge (Megatron-LM pull requests 5115 and 7339).
 _TE_WITH_EXACT_CROSS_ENTROPY = (2, 20)
-# TransformerEngine's kernel wants every logit at once. Up to here that is cheap.
-_MAX_TE_LOGIT_BYTES = 4 * 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossEntropy:
-    """How this run computes its token losses, and why so: one line for the log."""
-
-    method: Method
-    reason: str
 
 
 def choose_cross_entropy(
@@ -60,18 +48,7 @@ def choose_cross_entropy(
         )
     if wanted != "auto":
         return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
-    if problem:
-        return CrossEntropy(method="fused_linear", reason=problem)
-    logit_bytes = 2 * max_tokens * rows_per_rank
-    if logit_bytes > _MAX_TE_LOGIT_BYTES:
-        return CrossEntropy(
-            method="fused_linear",
-            reason=f"all logits of a micro-batch would take {logit_bytes / 1e9:.1f} GB",
-        )
-    return CrossEntropy(
-        method="te",
-        reason=f"TransformerEngine is there, and all logits take {logit_bytes / 1e9:.1f} GB",
-    )
+    return fastest_that_fits(problem, max_tokens=max_tokens, rows_per_rank=rows_per_rank)
 
 
 def _te_problem(device: Device, dtype: str) -> str:

@@ -22,31 +22,10 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.objective.logit_chunks import RowStatistics, operations
+from megatron_opsft.objective.loss_memory import DEFAULT_CHUNKS, Chunks
 from megatron_opsft.objective.output_head import OutputHead
 from megatron_opsft.objective.products import add_outer_, add_product_, times_transposed
 from megatron_opsft.runtime.distributed import max_over, sum_over
-
-# Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
-# their products.
-_CHUNK_BYTES = 512 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """How many tokens and rows of the weight at once; by default the whole shard's rows, and as
-    many tokens as make 512 MiB of float32 logits.
-    """
-
-    tokens: int | None = None
-    rows: int | None = None
-
-    def sizes(self, rows_per_rank: int) -> tuple[int, int]:
-        """(tokens, rows) for a weight of so many rows, padding included."""
-        rows = min(self.rows or rows_per_rank, rows_per_rank)
-        return self.tokens or max(16, _CHUNK_BYTES // (4 * rows)), rows
-
-
-DEFAULT_CHUNKS = Chunks()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from uuid import uuid4
 import torch
 
 from megatron_opsft.config import Config
-from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.engine import Replica, RolloutEngine
 from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.limits import check_engine_settings, max_engine_tokens
 from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm_core import VllmSettings, check_installed
@@ -20,25 +20,9 @@ from megatron_opsft.weights.rules import WeightTable
 
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing vLLM."""
-    rollout = config.rollout
-    if rollout.engine == "vllm":
+    check_engine_settings(config.rollout)
+    if config.rollout.engine == "vllm":
         check_installed()
-        return
-    for key, value, wanted in (
-        ("placement", rollout.placement, "colocated"),
-        ("tp", rollout.tp, 1),
-    ):
-        if value != wanted:
-            raise UserError(
-                f"rollout.{key}={value} is vLLM's; set rollout.engine=vllm or "
-                f"rollout.{key}={wanted}"
-            )
-
-
-def max_engine_tokens(config: Config) -> int:
-    """The longest prompt and response together that a run asks an engine for."""
-    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens or 0)
-    return config.data.max_prompt_tokens + response
 
 
 def open_engine(

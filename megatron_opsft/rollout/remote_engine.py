@@ -25,6 +25,7 @@ from megatron_opsft.rollout.engine import (
     Scores,
 )
 from megatron_opsft.rollout.engine_client import EngineClient
+from megatron_opsft.rollout.limits import check_separate
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.shared_buckets import SharedBuckets
 from megatron_opsft.rollout.vllm_core import VllmSettings, checked_stream, vllm_layout
@@ -63,11 +64,7 @@ class RemoteEngine:
         Errors: `UserError` for more engines than ranks, for an engine that reads another tokenizer
         or model, and for one that cannot be started.
         """
-        if num_engines > layout.world_size:
-            raise UserError(
-                f"rollout.num_engines={num_engines}: each engine needs a training rank that asks "
-                f"it, and there are {layout.world_size}"
-            )
+        check_separate(num_engines, layout.world_size)
         self.version: int | None = None
         self.push_again: Callable[[], object] = lambda: None
         self.tokenizer = tokenizer

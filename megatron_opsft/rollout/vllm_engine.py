@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
@@ -15,6 +14,7 @@ from megatron_opsft.rollout.engine import (
     Scores,
     Take,
 )
+from megatron_opsft.rollout.limits import check_colocated
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm_core import VllmCore, VllmSettings, checked_stream
 from megatron_opsft.weights.rules import WeightTable
@@ -38,11 +38,7 @@ class VllmEngine:
 
         Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
         """
-        if world_size % settings.tp:
-            raise UserError(
-                f"rollout.tp={settings.tp} does not divide the world size {world_size}; "
-                "choose a divisor"
-            )
+        check_colocated(settings.tp, world_size)
         self.version: int | None = None
         self.tokenizer = tokenizer
         self.replica = Replica(

@@ -8,15 +8,20 @@ own. What changes:
   `Tensor.type()` says `torch.cuda.FloatTensor` (the distributed optimizer compares that string);
 - `torch.cuda.current_device()` is the CPU, `synchronize` and streams do nothing;
 - the random-state functions use the CPU generator.
+
+`without_memory` goes one step further: CUDA then means torch's meta device, whose tensors have
+shapes and no memory, so that a plan can build what it could never hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-_CPU = torch.device("cpu")
+_CPU, _META = torch.device("cpu"), torch.device("meta")
+_device = _CPU  # what stands for CUDA
 _installed: list[TorchFunctionMode] = []
 
 
@@ -27,7 +32,7 @@ def _names_cuda(value: Any) -> bool:
 
 
 class _CudaMeansCpu(TorchFunctionMode):
-    """Maps every mention of a CUDA device in a torch function call to the CPU."""
+    """Maps every mention of a CUDA device in a torch function call to what stands for it."""
 
     def __torch_function__(
         self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -38,10 +43,10 @@ class _CudaMeansCpu(TorchFunctionMode):
             return func(*args).replace("torch.", "torch.cuda.", 1)
         if kwargs:
             if _names_cuda(kwargs.get("device")):
-                kwargs["device"] = _CPU
+                kwargs["device"] = _device
             return func(*args, **kwargs)
         if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
-            args = (args[0], _CPU, *args[2:])
+            args = (args[0], _device, *args[2:])
         return func(*args)
 
 
@@ -77,7 +82,7 @@ def install() -> None:
     import megatron.core.tensor_parallel.random as megatron_random
 
     cuda: Any = torch.cuda
-    cuda.current_device = lambda: _CPU
+    cuda.current_device = lambda: _device
     cuda.synchronize = lambda *args: None
     cuda.empty_cache = lambda: None
     cuda.current_stream = cuda.default_stream = cuda.Stream = _NoStream
@@ -89,3 +94,17 @@ def install() -> None:
     mode = _CudaMeansCpu()
     mode.__enter__()
     _installed.append(mode)
+
+
+@contextmanager
+def without_memory() -> Iterator[torch.device]:
+    """Inside, new tensors and all that Megatron puts on CUDA live on the meta device, which is
+    handed out. `install` comes first.
+    """
+    global _device
+    _device = _META
+    try:
+        with _META:
+            yield _META
+    finally:
+        _device = _CPU

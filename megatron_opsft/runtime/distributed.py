@@ -49,6 +49,14 @@ def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: floa
     Called once by every rank. Errors: `UserError` when the world size is not a multiple of tp x pp.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_world(world_size, parallel)
+    if not dist.is_initialized():
+        join_job(device, timedelta(minutes=minutes))
+    return make_groups(parallel)
+
+
+def check_world(world_size: int, parallel: ParallelConfig) -> None:
+    """Errors: `UserError` for a layout that does not cut so many ranks."""
     if parallel.cp != 1:
         raise UserError(f"parallel.cp={parallel.cp}: context parallelism is not supported; use 1")
     if world_size % (parallel.tp * parallel.pp):
@@ -57,8 +65,10 @@ def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: floa
             f"{parallel.tp} x {parallel.pp}; start {parallel.tp * parallel.pp} (or a multiple) "
             "ranks with torchrun --nproc-per-node"
         )
-    if not dist.is_initialized():
-        join_job(device, timedelta(minutes=minutes))
+
+
+def make_groups(parallel: ParallelConfig) -> Layout:
+    """Megatron's groups of the job's process group, which is there. Called once by every rank."""
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,

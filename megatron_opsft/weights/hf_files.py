@@ -1,6 +1,7 @@
 """Hugging Face model directories: found, opened, checked and read slice by slice."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,10 +22,11 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tik
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
     """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
 
-    A hub name is downloaded once to the Hugging Face cache; UserError where it cannot be.
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
+    UserError where they cannot be.
     """
     if name == TINY_REASONER:
         return ASSETS / TINY_REASONER
@@ -42,7 +44,7 @@ def resolve_model(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(

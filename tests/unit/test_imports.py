@@ -18,7 +18,7 @@ LAYERS: list[list[str]] = [
     ["weights.export", "weights.pull"],
     ["weights.sync"],
     ["report"],
-    ["evaluate", "convert", "launch", "diagnose"],
+    ["evaluate", "convert", "launch", "diagnose", "plan"],
     ["session"],
     ["journal"],
     ["train"],
@@ -31,7 +31,7 @@ HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
     "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
-    "typer": ["cli.py", "convert/commands.py", "evaluate/commands.py"],
+    "typer": ["cli.py", "convert/commands.py", "evaluate/commands.py", "plan/commands.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
     "torch.utils.tensorboard": ["runtime/metrics.py"],
@@ -49,6 +49,7 @@ HOMES = {
     ],
     "torch.distributed": [
         "runtime/",
+        "plan/ranks.py",
         "objective/output_head.py",  # the type of a group
         "model/checkpoint.py",
         "weights/export.py",

@@ -1,0 +1,86 @@
+"""Everything that can be wrong with a run before a device is there: the checks of the trainer."""
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.build import check_layout, check_offload
+from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.plan.job import Job
+from megatron_opsft.rollout.limits import (
+    check_colocated,
+    check_engine_settings,
+    check_lengths,
+    check_separate,
+)
+from megatron_opsft.runtime.distributed import check_world
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.vllm_layout import check_rollout_tp
+
+
+def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size: int) -> Job:
+    """The job, if nothing is wrong with it. Errors: `UserError`, as the trainer would raise it, and
+    for a device that config or engine cannot use.
+    """
+    if not hardware.is_cuda and config.run.device == "cuda":
+        raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
+    if hardware.is_cuda and config.run.device == "cpu":
+        raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
+    check_engine_settings(config.rollout)
+    check_world(world_size, config.parallel)
+    check_layout(shape, config.parallel)
+    check_lengths(config, shape.max_position_embeddings)
+    job = Job(config=config, shape=shape, hardware=hardware, world_size=world_size)
+    check_offload(shape, config.train, config.parallel, with_te=job.modules == "te")
+    if config.train.cross_entropy == "te" and job.modules != "te":
+        raise UserError(
+            "train.cross_entropy=te needs TransformerEngine, on CUDA and in bfloat16; use auto or "
+            "fused_linear"
+        )
+    if config.rollout.engine == "vllm":
+        _check_vllm(job)
+    return job
+
+
+def _check_vllm(job: Job) -> None:
+    rollout = job.config.rollout
+    check_rollout_tp(job.shape, rollout.tp)
+    if job.shape.moe is not None and not job.hardware.is_cuda:
+        raise UserError(
+            "rollout.engine=vllm: on a CPU use rollout.engine=hf for a mixture of experts"
+        )
+    if rollout.placement == "separate":
+        check_separate(rollout.num_engines, job.world_size)
+    else:
+        check_colocated(rollout.tp, job.world_size)
+
+
+def notes_of(job: Job) -> list[str]:
+    """What is allowed but wasteful or unwise: one line each."""
+    config, hardware = job.config, job.hardware
+    notes = []
+    if job.parallel.tp > hardware.gpus_per_node:
+        notes.append(
+            f"parallel.tp={job.parallel.tp} reaches beyond a node of {hardware.gpus_per_node} "
+            "devices: every layer waits for the network"
+        )
+    if job.engine_tp > hardware.gpus_per_node:
+        notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")
+    if job.num_engines > config.data.prompts_per_step and config.rollout.engine == "vllm":
+        idle = job.num_engines - config.data.prompts_per_step
+        notes.append(
+            f"{idle} of {job.num_engines} engines get no problem: data.prompts_per_step="
+            f"{config.data.prompts_per_step}; raise rollout.tp or prompts_per_step"
+        )
+    if job.num_responses < job.dp:
+        notes.append(
+            f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
+            "fillers"
+        )
+    if config.rollout.temperature != 1.0:
+        notes.append(f"rollout.temperature={config.rollout.temperature} is not on-policy; use 1.0")
+    if config.rollout.placement == "separate" and config.rollout.engine == "vllm":
+        notes.append(
+            "separate engines never sleep: each is counted on the device of the rank that asks it"
+        )
+    if job.hardware.is_cuda and config.model.dtype == "float32":
+        notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
+    return notes

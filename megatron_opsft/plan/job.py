@@ -1,0 +1,93 @@
+"""What is planned: a run's configuration on so many devices, and the checks that need no device."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.objective.loss_memory import CrossEntropy, fastest_that_fits
+from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.rollout.limits import max_engine_tokens
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.slicing import padded_vocab_size
+
+Modules = Literal["te", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run on `world_size` training ranks, one for each device.
+
+    On a GPU the version set of the project is assumed: TransformerEngine, vLLM, no Apex.
+    """
+
+    config: Config
+    shape: ModelShape
+    hardware: Hardware
+    world_size: int
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        return self.config.parallel
+
+    @property
+    def dp(self) -> int:
+        return self.world_size // (self.parallel.tp * self.parallel.pp)
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Of weights and activations."""
+        return 4 if self.config.model.dtype == "float32" else 2
+
+    @property
+    def modules(self) -> Modules:
+        """Whose layers the model is made of, as `model.build.uses_transformer_engine` decides."""
+        return "te" if self.hardware.is_cuda and self.dtype_bytes == 2 else "torch"
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.parallel.sequence_parallel and self.parallel.tp > 1
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Of the output layer, padding included."""
+        return padded_vocab_size(self.shape.vocab_size, self.parallel.tp) // self.parallel.tp
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Of the largest micro-batch: a sequence longer than the budget gets one of its own."""
+        longest = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        return max(self.config.train.max_tokens_per_microbatch, longest)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Of the longest prompt and response together that an engine is asked for."""
+        return max_engine_tokens(self.config)
+
+    @property
+    def cross_entropy(self) -> CrossEntropy:
+        """As `objective.cross_entropy.choose_cross_entropy` will choose."""
+        wanted = self.config.train.cross_entropy
+        if wanted != "auto":
+            return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
+        problem = "" if self.modules == "te" else "TransformerEngine needs CUDA and bfloat16"
+        return fastest_that_fits(
+            problem,
+            max_tokens=self.config.train.max_tokens_per_microbatch,
+            rows_per_rank=self.rows_per_rank,
+        )
+
+    @property
+    def num_responses(self) -> int:
+        """B x G of one step."""
+        return self.config.data.prompts_per_step * self.config.rollout.group_size
+
+    @property
+    def engine_tp(self) -> int:
+        """Ranks of one rollout engine; the Hugging Face engine is inside each rank."""
+        return self.config.rollout.tp if self.config.rollout.engine == "vllm" else 1
+
+    @property
+    def num_engines(self) -> int:
+        if self.config.rollout.placement == "separate":
+            return self.config.rollout.num_engines
+        return self.world_size // self.engine_tp

@@ -1,0 +1,268 @@
+"""Bytes on one rank in the three phases of a step, by formula; pure, no Megatron.
+
+Resident all the time: weights, float32 main gradients, and this rank's part of the optimizer (in
+bfloat16 float32 main weights and two moments, in float32 the moments): Megatron's own buffers, see
+`ranks`. A rollout adds the engine, a training pass its activations and the loss, a push the
+engine's weights and two buckets.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+from megatron_opsft.objective.loss_memory import fused_linear_bytes, whole_logits_bytes
+from megatron_opsft.plan.activations import (
+    final_norm_bytes,
+    kept_bytes,
+    layer_bytes,
+    recomputed_bytes,
+)
+from megatron_opsft.plan.job import Job
+from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.vllm_layout import vllm_parameters
+
+# Of an engine beside weights and keys and values: CUDA graphs and its own buffers. Assumption.
+_ENGINE_EXTRA_BYTES = 1.5e9
+# What of it stays while it sleeps (graphs and communicators are not given back). Assumption.
+_ASLEEP_BYTES = 1.5e9
+# Tokens of vLLM's profiling pass on a GPU of 80 GB (its default of max_num_batched_tokens).
+_PROFILED_TOKENS = 8192
+# The Hugging Face engine's buffers grow by a quarter (`rollout.kv_cache`).
+_HF_CACHE_SLACK = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The model of all ranks of one pipeline stage: tensor-parallel and data-parallel peers hold
+    as much.
+
+    num_parameters: elements on one rank, vocabulary padding and copies included; whole_parameters:
+    of the Hugging Face model, those that this stage has the originals of. The bytes are of one
+    rank, the optimizer's of the data-parallel rank that has most.
+    """
+
+    index: int
+    num_layers: int
+    has_embedding: bool
+    has_output: bool
+    num_parameters: int
+    whole_parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes on one rank of a stage. kv_cache: what is left for keys and values; engine_extra:
+    graphs and profiled activations of the engine; loss and recompute exist one after the other.
+    """
+
+    stage: Stage
+    reserved: float
+    activations: float
+    recompute: float
+    loss: float
+    push_buckets: float
+    engine_weights: float
+    engine_extra: float
+    kv_cache: float
+    rollout: float
+    train: float
+    push: float
+    limit: float
+
+    @property
+    def peak(self) -> float:
+        return max(self.rollout, self.train, self.push)
+
+    @property
+    def margin(self) -> float:
+        """Negative where it does not fit."""
+        return self.limit - self.peak
+
+
+def num_in_flight(job: Job, stage: int, num_microbatches: int) -> float:
+    """Micro-batches whose activations a rank holds at once, each of all its layers.
+
+    1F1B: a stage runs ahead by the stages behind it. Interleaved, by two micro-batches for each of
+    those and by one round of all its chunks but the last (Narayanan et al., 2021).
+    """
+    pp, vpp = job.parallel.pp, job.parallel.vpp
+    if vpp is None:
+        return min(pp - stage, num_microbatches)
+    chunks = min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, num_microbatches * vpp)
+    return chunks / vpp
+
+
+def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, float, float]:
+    """(kept, needed for a moment in a backward pass, needed for a moment by the loss), of the
+    largest micro-batch. The loss exists on the last stage alone, never together with the
+    second.
+    """
+    tokens = job.microbatch_tokens
+    layer = layer_bytes(job)
+    layers = stage.num_layers - job.config.train.offload_layers
+    kept = in_flight * tokens * layers * kept_bytes(job, layer)
+    if job.config.train.offload_layers:
+        kept += 2 * tokens * layer.kept  # one on its way to the CPU and one back
+    moment = tokens * recomputed_bytes(job, layer)
+    if not stage.has_output:
+        kept += in_flight * tokens * layer.input  # the schedule keeps what it has sent on
+        moment += tokens * layer.input
+    if job.sequence_parallel:
+        # Megatron gathers a layer's input into one buffer, which it keeps.
+        kept += tokens * job.shape.hidden_size * job.dtype_bytes
+    moment += _largest_weight_gradient(job)
+    loss = 0.0
+    if stage.has_output:
+        while_loss, in_norm = final_norm_bytes(job)
+        loss = max(tokens * while_loss + _loss_bytes(job), tokens * in_norm)
+    return kept, moment, loss
+
+
+def _largest_weight_gradient(job: Job) -> float:
+    """In the model's dtype, until it is added to the main gradient."""
+    shape = job.shape
+    rows = 2 * shape.shard_ffn[1] / job.parallel.tp
+    return rows * shape.hidden_size * job.dtype_bytes
+
+
+def _loss_bytes(job: Job) -> float:
+    """At most: every token of the micro-batch is one of a response."""
+    method = job.cross_entropy.method
+    if method == "fused_linear":
+        return fused_linear_bytes(
+            job.microbatch_tokens,
+            job.microbatch_tokens,
+            job.shape.hidden_size,
+            min(job.rows_per_rank, job.shape.vocab_size),  # it never touches padding
+            dtype_bytes=job.dtype_bytes,
+            on_cuda=job.hardware.is_cuda,
+            sequence_parallel=job.sequence_parallel,
+        )
+    return whole_logits_bytes(
+        job.microbatch_tokens,
+        job.shape.hidden_size,
+        job.rows_per_rank,
+        dtype_bytes=job.dtype_bytes,
+        method=method,
+    )
+
+
+@cache
+def engine_weight_elements(shape: ModelShape, tp: int) -> int:
+    """Elements on one rank of a vLLM engine (rank 0), vocabulary padding included."""
+    return sum(prod(p.shape) for p in vllm_parameters(WeightTable(shape), 0, tp))
+
+
+@cache
+def whole_elements(shape: ModelShape) -> int:
+    """Parameters of the Hugging Face model."""
+    return sum(prod(s) for s in WeightTable(shape).hf_shapes().values())
+
+
+def kv_bytes_per_token(job: Job) -> float:
+    """On one rank of an engine."""
+    heads = max(1.0, job.shape.num_kv_heads / job.engine_tp)
+    return 2 * job.shape.num_layers * heads * job.shape.head_dim * job.dtype_bytes
+
+
+def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
+    """The three phases of a rank; num_microbatches: of a step on each data-parallel rank."""
+    in_flight = num_in_flight(job, stage.index, num_microbatches)
+    kept, moment, loss = activation_bytes(job, stage, in_flight)
+    engine = _Engine.of(job)
+    base = job.hardware.reserved_bytes + stage.resident_bytes
+    buckets = _bucket_bytes(job)
+    return RankMemory(
+        stage=stage,
+        reserved=job.hardware.reserved_bytes,
+        activations=kept,
+        recompute=moment,
+        loss=loss,
+        push_buckets=buckets,
+        engine_weights=engine.weights,
+        engine_extra=engine.extra,
+        kv_cache=engine.kv_cache,
+        rollout=base + engine.awake,
+        train=base + kept + max(moment, loss) + engine.asleep,
+        push=base + buckets + (engine.weights if engine.can_sleep else engine.awake),
+        limit=job.hardware.memory_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """Bytes of one rank of a rollout engine. asleep: what of it stays while the trainer works."""
+
+    weights: float
+    extra: float
+    kv_cache: float
+    asleep: float
+    can_sleep: bool
+
+    @property
+    def awake(self) -> float:
+        return self.weights + self.extra + max(0.0, self.kv_cache)
+
+    @classmethod
+    def of(cls, job: Job) -> "_Engine":
+        """As `rollout.vllm_core` and `rollout.hf_engine` are started."""
+        rollout = job.config.rollout
+        if rollout.engine == "hf":
+            tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
+            tokens *= job.max_sequence_tokens
+            weights = float(whole_elements(job.shape) * job.dtype_bytes)
+            cache = _HF_CACHE_SLACK * tokens * kv_bytes_per_token(job)
+            return cls(weights=weights, extra=0, kv_cache=cache, asleep=weights, can_sleep=False)
+        weights = float(engine_weight_elements(job.shape, rollout.tp) * job.dtype_bytes)
+        if not job.hardware.is_cuda:
+            cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
+            held = weights + cache
+            return cls(weights=weights, extra=0, kv_cache=cache, asleep=held, can_sleep=False)
+        extra = _ENGINE_EXTRA_BYTES + _profiled_bytes(job)
+        budget = rollout.gpu_memory_fraction * job.hardware.memory_bytes
+        cache = float(rollout.kv_cache_bytes or budget - weights - extra)
+        can_sleep = rollout.placement == "colocated"
+        return cls(
+            weights=weights,
+            extra=extra,
+            kv_cache=cache,
+            asleep=_ASLEEP_BYTES if can_sleep else weights + extra + max(0.0, cache),
+            can_sleep=can_sleep,
+        )
+
+
+def _profiled_bytes(job: Job) -> float:
+    """The most that vLLM's profiling pass allocates, which it sets aside: one layer's feed-forward
+    part on the largest batch of prompt tokens, or the sampler's two float32 copies of the logits.
+    """
+    shape = job.shape
+    width = 3 * shape.ffn_size if shape.moe is None else 3 * shape.moe.top_k * shape.moe.ffn_size
+    tokens = max(_PROFILED_TOKENS, job.max_sequence_tokens)
+    layer = tokens * (width / job.engine_tp + 4 * shape.hidden_size) * job.dtype_bytes
+    sampler = 3 * 4 * job.config.rollout.batch_size * shape.vocab_size
+    return max(layer, sampler)
+
+
+def _cpu_cache_bytes(job: Job) -> float:
+    """As `vllm_core` sizes it: a full batch of the longest sequences."""
+    tokens = job.max_sequence_tokens * (job.config.rollout.batch_size + 1)
+    return min(tokens * kv_bytes_per_token(job), job.hardware.memory_bytes / 4)
+
+
+def _bucket_bytes(job: Job) -> float:
+    """Of a push: two buckets under way. The first push streams whole tensors instead, one of which
+    may be larger than a bucket (an embedding), beside its gathered shards.
+    """
+    bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)
+    largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes
+    if job.parallel.tp == job.parallel.pp == 1:
+        return 2.0 * bucket
+    return max(2.0 * bucket, float(bucket + largest))

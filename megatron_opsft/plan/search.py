@@ -1,0 +1,158 @@
+"""The fastest layout of a run that fits its devices: every one is planned by formula; pure but for
+the trainer's own check of a layout.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import floor
+from typing import Any
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError
+from megatron_opsft.plan.checks import check_job
+from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.lengths import Workload
+from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.verdict import SAFE_SHARE, Plan, as_json, make_plan
+from megatron_opsft.weights.architectures.shape import ModelShape
+
+_MAX_PIPELINE = 32
+_RECOMPUTE = ("none", "selective", "full")
+
+Change = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One layout and what makes it of the given configuration."""
+
+    plan: Plan
+    overrides: tuple[str, ...]
+
+
+def search_layouts(
+    config: Config,
+    shape: ModelShape,
+    hardware: Hardware,
+    world_size: int,
+    workload: Callable[[Job], Workload],
+    num_steps: int,
+) -> list[Found]:
+    """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
+    what they lack. What it proposes leaves `SAFE_SHARE` of the memory free.
+
+    Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
+    x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
+    rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout is
+    accepted at all, with the reason.
+    """
+    found = []
+    refused: UserError | None = None
+    for changes in _layouts(config, shape, hardware, world_size):
+        try:
+            job = check_job(_changed(config, changes), shape, hardware, world_size)
+        except UserError as error:
+            refused = error
+            continue
+        plan = make_plan(job, count_stages(job), workload(job), num_steps)
+        fraction = _fraction_that_fits(plan)
+        if fraction is not None:
+            changes = {**changes, "rollout.gpu_memory_fraction": fraction}
+            job = check_job(_changed(config, changes), shape, hardware, world_size)
+            plan = make_plan(job, count_stages(job), workload(job), num_steps)
+        found.append(Found(plan=plan, overrides=_overrides(config, changes)))
+    if not found:
+        check_job(config, shape, hardware, world_size)  # what is wrong with the file itself
+        raise refused or UserError(f"no layout of {world_size} ranks is there to be tried")
+    return sorted(found, key=_rank_of)
+
+
+def _rank_of(found: Found) -> tuple[bool, float, int]:
+    """Fitting ones first, the fastest; among equally fast ones the simplest."""
+    plan = found.plan
+    badness = plan.step.total if plan.is_safe else -plan.worst.margin
+    return not plan.is_safe, round(badness, 3), len(found.overrides)
+
+
+def _layouts(
+    config: Config, shape: ModelShape, hardware: Hardware, world_size: int
+) -> Iterator[Change]:
+    inside_node = [n for n in range(1, hardware.gpus_per_node + 1) if world_size % n == 0]
+    uses_vllm = config.rollout.engine == "vllm"
+    offload = config.train.offload_layers
+    for tp in inside_node:
+        for pp in range(1, min(shape.num_layers, _MAX_PIPELINE) + 1):
+            if shape.num_layers % pp or world_size % (tp * pp) or (offload and pp > 1):
+                continue
+            for recompute in _RECOMPUTE[: 1 if offload else None]:
+                for rollout_tp in inside_node if uses_vllm else [1]:
+                    yield {
+                        "parallel.tp": tp,
+                        "parallel.pp": pp,
+                        "parallel.vpp": None,
+                        "parallel.sequence_parallel": tp > 1,
+                        "train.recompute": recompute,
+                        "rollout.tp": rollout_tp,
+                    }
+
+
+def _changed(config: Config, changes: Change) -> Config:
+    sections: dict[str, Change] = {}
+    for key, value in changes.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = value
+    return config.model_copy(
+        update={
+            section: getattr(config, section).model_copy(update=values)
+            for section, values in sections.items()
+        }
+    )
+
+
+def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
+    """What differs from the file, and always the layout."""
+    overrides = []
+    for key, value in changes.items():
+        section, name = key.split(".")
+        shown = (
+            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
+        )
+        always = key in ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
+        if always or getattr(getattr(config, section), name) != value:
+            overrides.append(f"{key}={shown}")
+    return tuple(overrides)
+
+
+def _fraction_that_fits(plan: Plan) -> float | None:
+    """Of a device's memory, for vLLM; None where that is not what stands in the way."""
+    job = plan.job
+    if not job.hardware.is_cuda or job.config.rollout.engine != "vllm":
+        return None
+    if job.config.rollout.kv_cache_bytes is not None:
+        return None
+    room = (1 - SAFE_SHARE) * plan.worst.limit
+    over = max(rank.rollout for rank in plan.memory) - room
+    if over <= 0:
+        return None
+    fraction = job.config.rollout.gpu_memory_fraction - over / plan.worst.limit
+    fraction = floor(100 * fraction) / 100
+    return fraction if fraction > 0 else None
+
+
+def found_as_json(found: list[Found], exact: Plan | None) -> dict[str, Any]:
+    """One JSON object; exact: the plan of the first, from Megatron's own model."""
+    return {
+        "fits": exact is not None and exact.fits,
+        "best": as_json(exact) if exact is not None else None,
+        "layouts": [
+            {
+                "overrides": list(one.overrides),
+                "fits": one.plan.is_safe,
+                "margin_bytes": one.plan.worst.margin,
+                "step_seconds": one.plan.step.total,
+                "price": one.plan.price,
+            }
+            for one in found
+        ],
+    }

@@ -1,0 +1,202 @@
+"""Seconds of the parts of a step, as pure functions of sizes and of a device's figures.
+
+No Megatron, no process group: a simulation of a step is made of the same functions. Each is a
+roofline: the products at the achieved share of peak, bytes at the achieved share of bandwidth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.weights.architectures.flops import forward_flops, layer_weights
+from megatron_opsft.weights.architectures.shape import ModelShape
+
+# One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
+_SMALL_ALL_REDUCE_SECONDS = 10e-6
+# Bytes that AdamW moves for an element of this rank's part: gradient, main weight and two moments
+# read, the last three and the model's weight written.
+_OPTIMIZER_BYTES = 30.0
+# And for each element of the gradient buffer: zeroed, scaled (read and written), read for its norm.
+_GRADIENT_BYTES = 16.0
+# Of the memory's bandwidth, by kernels that do nothing else. Assumption.
+_STREAM_FRACTION = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Of one micro-batch on one rank."""
+
+    forward: float
+    backward: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+def microbatch_seconds(
+    shape: ModelShape,
+    hardware: Hardware,
+    *,
+    num_layers: int,
+    lengths: Sequence[int],
+    num_loss_tokens: int,
+    tp: int,
+    pp: int,
+    dtype_bytes: int,
+    recompute: str,
+) -> PassSeconds:
+    """One packed micro-batch through `num_layers` layers of one rank.
+
+    lengths: of the sequences in it; num_loss_tokens: 0 unless the rank has the output layer. A
+    backward pass is two forward passes of products, and recomputation one more (full), or that of
+    the feed-forward parts (selective). Tensor parallelism exchanges the hidden states twice a layer
+    and pass, ring algorithm: 2 (n - 1) / n of their bytes (Shoeybi et al., 2019). A pipeline hands
+    them on once.
+    """
+    stage = replace(shape, num_layers=num_layers)
+    tokens = sum(lengths)
+    rate = hardware.peak_flops * hardware.training_fraction * tp
+    forward = forward_flops(stage, lengths, num_loss_tokens) / rate
+    hidden_bytes = float(tokens * shape.hidden_size * dtype_bytes)
+    exchange = 2 * num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
+    hand_on = 0.0
+    if pp > 1:
+        hand_on = hidden_bytes / (hardware.bandwidth(tp * pp) * hardware.collective_fraction)
+    again = 0.0
+    if recompute == "full":
+        again = forward_flops(stage, lengths, 0) / rate + exchange
+    elif recompute == "selective":
+        again = 2.0 * tokens * feed_forward_weights(shape) * num_layers / rate + exchange / 2
+    fixed = hardware.step_overhead_seconds / 2
+    return PassSeconds(
+        forward=forward + exchange + hand_on + fixed,
+        backward=2 * forward + exchange + again + hand_on + fixed,
+    )
+
+
+def feed_forward_weights(shape: ModelShape) -> int:
+    """Weights of one layer's feed-forward part that one token meets."""
+    heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
+    return layer_weights(shape) - shape.hidden_size * shape.head_dim * heads
+
+
+def ring_seconds(num_bytes: float, size: int, span: int, hardware: Hardware) -> float:
+    """A reduce-scatter or all-gather of so many bytes between `size` ranks; an all-reduce is two.
+
+    span: ranks between the first and the last of them, which decides whether a node holds them all.
+    """
+    if size == 1:
+        return 0.0
+    rate = hardware.bandwidth(span) * hardware.collective_fraction
+    return num_bytes * (size - 1) / size / rate
+
+
+def pipeline_seconds(stages: Sequence[float], num_microbatches: int, vpp: int = 1) -> float:
+    """1F1B: the slowest stage works through all micro-batches, and the others' first and last ones
+    surround it (Narayanan et al., 2021): with equal stages (m + (p - 1) / v) x one micro-batch.
+
+    stages: seconds of a micro-batch, both passes, on each pipeline rank.
+    """
+    slowest = max(stages)
+    return num_microbatches * slowest + (sum(stages) - slowest) / vpp
+
+
+def optimizer_seconds(num_parameters: float, dp: int, hardware: Hardware) -> float:
+    """The update of this rank's part, and what the whole gradient buffer goes through around it."""
+    moved = num_parameters * (_OPTIMIZER_BYTES / dp + _GRADIENT_BYTES)
+    return moved / (hardware.memory_bandwidth * _STREAM_FRACTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """What a decoding step reads on one rank of an engine.
+
+    read_bytes: weights of all products, of a mixture without experts; expert_bytes: of one expert
+    in all layers. kv_bytes: keys and values of one token. flops: of one token.
+    """
+
+    tp: int
+    read_bytes: float
+    expert_bytes: float
+    num_experts: int
+    top_k: int
+    kv_bytes: float
+    flops: float
+    num_layers: int
+
+
+def engine_sizes(shape: ModelShape, tp: int, dtype_bytes: int) -> EngineSizes:
+    """Of one rank of a vLLM engine; a key/value head is on several ranks where there are fewer."""
+    moe = shape.moe
+    head = shape.hidden_size * shape.vocab_size
+    weights = layer_weights(shape)
+    expert = 3 * shape.hidden_size * moe.ffn_size if moe else 0
+    shared = weights - expert * (moe.top_k if moe else 0)
+    kv_heads = max(1.0, shape.num_kv_heads / tp)
+    return EngineSizes(
+        tp=tp,
+        read_bytes=(shared * shape.num_layers + head) * dtype_bytes / tp,
+        expert_bytes=expert * shape.num_layers * dtype_bytes / tp,
+        num_experts=moe.num_experts if moe else 0,
+        top_k=moe.top_k if moe else 0,
+        kv_bytes=2.0 * shape.num_layers * kv_heads * shape.head_dim * dtype_bytes,
+        flops=2.0 * (weights * shape.num_layers + head) / tp,
+        num_layers=shape.num_layers,
+    )
+
+
+def decode_bytes(engine: EngineSizes, batch: int, context: float) -> float:
+    """Read from memory in one step: weights once, the keys and values of `context` tokens.
+
+    Of the experts those that some token of the batch goes to, as if it chose evenly.
+    """
+    met = 0.0
+    if engine.num_experts:
+        missed = (1 - engine.top_k / engine.num_experts) ** batch
+        met = engine.num_experts * (1 - missed)
+    return engine.read_bytes + engine.expert_bytes * met + engine.kv_bytes * context
+
+
+def decode_step_seconds(
+    engine: EngineSizes, hardware: Hardware, batch: int, context: float
+) -> float:
+    """One token of `batch` sequences that hold `context` tokens together."""
+    reading = decode_bytes(engine, batch, context) / (
+        hardware.memory_bandwidth * hardware.decode_fraction
+    )
+    products = engine.flops * batch / (hardware.peak_flops * hardware.prefill_fraction)
+    return max(reading, products) + decode_step_overhead(engine, hardware)
+
+
+def decode_step_overhead(engine: EngineSizes, hardware: Hardware) -> float:
+    """Seconds of a decoding step that do not depend on what is read."""
+    exchanges = 2 * engine.num_layers * _SMALL_ALL_REDUCE_SECONDS if engine.tp > 1 else 0.0
+    return hardware.decode_overhead_seconds + exchanges
+
+
+def prefill_seconds(
+    shape: ModelShape, hardware: Hardware, prompt_tokens: int, num_prompts: float, tp: int
+) -> float:
+    """Reading prompts, each once: the responses to one share it through the prefix cache."""
+    flops = forward_flops(shape, [prompt_tokens], 1) * num_prompts
+    return flops / (hardware.peak_flops * hardware.prefill_fraction * tp)
+
+
+def push_seconds(
+    received_bytes: float, hardware: Hardware, *, world_size: int, across_nodes: float
+) -> float:
+    """Every rank receives so many bytes; across_nodes: the share that comes from other nodes.
+
+    Local copies and the checksums read memory, which is far faster, and are in the overhead.
+    """
+    if world_size == 1:
+        return hardware.push_overhead_seconds
+    over_network = received_bytes * across_nodes / hardware.network_bandwidth
+    inside = received_bytes * (1 - across_nodes) / hardware.link_bandwidth
+    return max(over_network, inside) / hardware.push_fraction + hardware.push_overhead_seconds
+
+
+def verify_seconds(num_responses: float, num_cores: float, hardware: Hardware) -> float:
+    """Responses to be verified on cores that share them evenly."""
+    return num_responses * hardware.verify_seconds / num_cores

@@ -1,0 +1,198 @@
+"""A plan as people read it."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from megatron_opsft.plan.calibrate import Calibration
+from megatron_opsft.plan.memory import RankMemory
+from megatron_opsft.plan.search import Found
+from megatron_opsft.plan.verdict import Plan
+
+
+def show_plan(plan: Plan, notes: Sequence[str]) -> RenderableType:
+    """Memory of every distinct rank, a step in seconds, what is to be said, and the verdict."""
+    return Group(
+        Text(_headline(plan)),
+        _memory_table(plan),
+        _step_table(plan),
+        *(Text(f"note: {note}") for note in notes),
+        Text(verdict_line(plan), style="bold green" if plan.fits else "bold red"),
+    )
+
+
+def verdict_line(plan: Plan) -> str:
+    """Fits or not, with the margin, and what the run takes."""
+    if not plan.fits:
+        return "DOES NOT FIT. " + "; ".join(plan.problems)
+    rank = plan.worst
+    cost = f"{plan.num_steps} steps take {_hours(plan)}, {plan.device_hours:,.1f} device-hours"
+    if plan.price:
+        cost += f", ${plan.price:,.0f}"
+    fits = "FITS" if plan.is_safe else "FITS TIGHTLY"
+    spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
+    return (
+        f"{fits}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
+        f"Bottleneck: {plan.bottleneck}."
+    )
+
+
+def _hours(plan: Plan) -> str:
+    hours = plan.step.total * plan.num_steps / 3600
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+
+
+def _headline(plan: Plan) -> str:
+    job = plan.job
+    whole = sum(rank.stage.whole_parameters for rank in plan.memory)
+    layout = f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}"
+    if job.parallel.vpp:
+        layout += f", {job.parallel.vpp} virtual stages"
+    engines = (
+        f"{job.num_engines} x {job.config.rollout.engine} engine of {job.engine_tp} "
+        f"({job.config.rollout.placement})"
+    )
+    return (
+        f"{whole / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: {layout}; "
+        f"{engines}; recompute {job.config.train.recompute}; loss {job.cross_entropy.method} "
+        f"({job.cross_entropy.reason})"
+    )
+
+
+def _memory_table(plan: Plan) -> Table:
+    ranks = _distinct(plan.memory)
+    table = Table(title=f"GB on one rank of {plan.worst.limit / 1e9:.1f}", title_justify="left")
+    table.add_column("pipeline stage")
+    for name, _ in ranks:
+        table.add_column(name, justify="right")
+    table.add_row(
+        "parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for _, r in ranks)
+    )
+    for label, of in (
+        ("weights", lambda r: r.stage.weight_bytes),
+        ("gradients", lambda r: r.stage.gradient_bytes),
+        ("optimizer", lambda r: r.stage.optimizer_bytes),
+        ("activations", lambda r: r.activations),
+        ("backward pass, recomputation", lambda r: r.recompute),
+        ("loss", lambda r: r.loss),
+        ("push buckets", lambda r: r.push_buckets),
+        ("engine weights", lambda r: r.engine_weights),
+        ("engine, other", lambda r: r.engine_extra),
+        ("KV cache", lambda r: r.kv_cache),
+        ("reserved", lambda r: r.reserved),
+    ):
+        table.add_row(label, *(_gb(of(rank)) for _, rank in ranks))
+    table.add_section()
+    for phase in ("rollout", "train", "push"):
+        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for _, rank in ranks))
+    table.add_row("margin", *(_gb(rank.margin) for _, rank in ranks))
+    return table
+
+
+def _distinct(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
+    """At most four columns: neighbours that hold the same are one, and of many that differ in their
+    activations alone the first and the last are shown.
+    """
+    groups: list[list[RankMemory]] = []
+    for rank in memory:
+        before = groups[-1][-1] if groups else None
+        same = before is not None and (
+            before.stage.num_parameters == rank.stage.num_parameters
+            and before.stage.has_output == rank.stage.has_output
+            and before.stage.has_embedding == rank.stage.has_embedding
+        )
+        if same:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    shown = []
+    for group in groups:
+        if len(group) > 1 and group[0].activations != group[-1].activations:
+            shown += [(str(r.stage.index), r) for r in (group[0], group[-1])]
+        else:
+            first, last = group[0].stage.index, group[-1].stage.index
+            shown.append((str(first) if first == last else f"{first}-{last}", group[0]))
+    return shown
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.3f}" if abs(num_bytes) < 1e9 else f"{num_bytes / 1e9:,.1f}"
+
+
+def _step_table(plan: Plan) -> Table:
+    step, job, work = plan.step, plan.job, plan.workload
+    table = Table(title="One step", title_justify="left")
+    for column, justify in (("phase", "left"), ("seconds", "right"), ("share", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("of which")
+    mean = work.sampled_tokens / len(work.lengths)
+    rows = (
+        (
+            "rollout",
+            step.rollout,
+            f"{len(work.lengths)} responses of {mean:.0f} tokens on average, {plan.slots} at once "
+            f"in an engine (its cache holds {plan.kv_tokens:,} tokens)",
+        ),
+        ("verify", step.verify, f"on {job.world_size * job.hardware.cpu_cores:.0f} CPU cores"),
+        (
+            "train",
+            step.train,
+            f"{len(work.accepted)} accepted responses, {plan.num_microbatches} micro-batches a "
+            f"rank; bubbles {step.bubble:.0%}, exchange {step.exchange:.2f} s, update "
+            f"{step.update:.2f} s; MFU {plan.mfu:.1%}",
+        ),
+        ("push", step.push, "updated weights into the engines, with proof"),
+    )
+    for name, seconds, what in rows:
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", what)
+    table.add_section()
+    table.add_row(
+        "step",
+        f"{step.total:.2f}",
+        "",
+        f"{plan.tokens_per_second:,.0f} sampled tokens/s; MFU of the step {plan.step_mfu:.1%}",
+    )
+    return table
+
+
+def show_found(found: Sequence[Found], exact: Plan | None, num_tried: int) -> RenderableType:
+    """The layouts of a search, best first; exact: the plan of the best one."""
+    table = Table(title=f"The best of {num_tried} layouts", title_justify="left")
+    for column in ("step s", "rollout", "train", "push", "margin GB", "fits"):
+        table.add_column(column, justify="right")
+    table.add_column("overrides", overflow="fold")
+    for one in found:
+        step = one.plan.step
+        seconds = (step.total, step.rollout, step.train, step.push)
+        table.add_row(
+            *(f"{value:.2f}" for value in seconds),
+            _gb(one.plan.worst.margin),
+            "yes" if one.plan.is_safe else "tight" if one.plan.fits else "no",
+            " ".join(one.overrides),
+        )
+    if exact is None:
+        return Group(
+            table, Text("NOTHING FITS with 5 % to spare: take more or larger devices.", "bold red")
+        )
+    return Group(
+        table,
+        Text(f"use: {' '.join(found[0].overrides)}", style="bold"),
+        Text(verdict_line(exact), style="bold green" if exact.fits else "bold red"),
+    )
+
+
+def show_calibration(result: Calibration) -> RenderableType:
+    """Figures before and after, and how well they then describe the runs."""
+    figures = Table(title="Figures", title_justify="left")
+    for column in ("figure", "before", "fitted", "from"):
+        figures.add_column(column)
+    for name, (before, after, how) in result.changes.items():
+        figures.add_row(name, f"{before:.4g}", f"{after:.4g}", how)
+    check = Table(title="Seconds of a step, medians", title_justify="left")
+    for column in ("run", "phase", "measured", "predicted"):
+        check.add_column(column, justify="left" if column in ("run", "phase") else "right")
+    for row in result.checks:
+        check.add_row(row.run, row.phase, f"{row.measured:.3f}", f"{row.predicted:.3f}")
+    return Group(figures, check)

@@ -1,0 +1,203 @@
+"""The plan of a job: does it fit, how long does a step take, what does the run cost; pure."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.lengths import Workload
+from megatron_opsft.plan.memory import RankMemory, Stage, kv_bytes_per_token, rank_memory
+from megatron_opsft.plan.predict import (
+    StepSeconds,
+    num_microbatches,
+    num_slots,
+    predict_step,
+    training_flops,
+)
+
+# Of a device's memory that is to stay free: the formulas are not better than that.
+SAFE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that is said about a job. memory: of every pipeline stage.
+
+    tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
+    products over the whole step. kv_tokens: that one engine's cache holds.
+    """
+
+    job: Job
+    memory: list[RankMemory]
+    workload: Workload
+    step: StepSeconds
+    num_microbatches: int
+    slots: int
+    kv_tokens: int
+    num_steps: int
+    problems: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with `SAFE_SHARE` to spare: what a search proposes."""
+        return self.fits and self.worst.margin >= SAFE_SHARE * self.worst.limit
+
+    @property
+    def worst(self) -> RankMemory:
+        """The rank with the least room."""
+        return min(self.memory, key=lambda rank: rank.margin)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.workload.sampled_tokens / self.step.total
+
+    @property
+    def mfu(self) -> float:
+        return self._utilization(self.step.train)
+
+    @property
+    def step_mfu(self) -> float:
+        return self._utilization(self.step.total)
+
+    def _utilization(self, seconds: float) -> float:
+        peak = self.job.hardware.peak_flops * self.job.world_size
+        return training_flops(self.job, self.workload) / (seconds * peak)
+
+    @property
+    def device_hours(self) -> float:
+        """Of the whole run, evaluation and checkpoints left out."""
+        return self.step.total * self.num_steps * self.job.world_size / 3600
+
+    @property
+    def price(self) -> float:
+        """Dollars."""
+        return self.device_hours * self.job.hardware.price_per_hour
+
+    @property
+    def bottleneck(self) -> str:
+        """The longest phase, and what takes it longest."""
+        step = self.step
+        phases = {
+            "rollout": step.rollout,
+            "verify": step.verify,
+            "train": step.train,
+            "push": step.push,
+        }
+        name = max(phases, key=lambda phase: phases[phase])
+        share = phases[name] / step.total
+        return f"{name}, {share:.0%} of a step: {self._reason(name)}"
+
+    def _reason(self, phase: str) -> str:
+        step = self.step
+        if phase == "rollout":
+            if step.prefill > step.decode:
+                return "prompts take longer than decoding"
+            if step.decode_overhead > 0.5:
+                return (
+                    f"{step.decode_overhead:.0%} of decoding is a fixed cost of each token's step; "
+                    "more responses to an engine would use it better"
+                )
+            return f"decoding reads weights and cache, {self.slots} responses at once"
+        if phase == "train":
+            if step.exchange > step.train / 3:
+                return "the exchange of gradients"
+            if step.bubble > 0.33:
+                return f"{step.bubble:.0%} of the pipeline's time is waiting; use a smaller pp"
+            return f"products, at {self.mfu:.0%} of peak"
+        if phase == "verify":
+            return "too few CPU cores for the answers"
+        return "weights between trainer and engines"
+
+
+def make_plan(job: Job, stages: list[Stage], workload: Workload, num_steps: int) -> Plan:
+    """stages: of `ranks.build_stages`, or of `stages.count_stages`."""
+    count = num_microbatches(job, workload)
+    memory = [rank_memory(job, stage, count) for stage in stages]
+    kv_tokens = int(max(0.0, memory[0].kv_cache) / kv_bytes_per_token(job))
+    return Plan(
+        job=job,
+        memory=memory,
+        workload=workload,
+        step=predict_step(job, stages, memory, workload),
+        num_microbatches=count,
+        slots=num_slots(job, memory[0], workload),
+        kv_tokens=kv_tokens,
+        num_steps=num_steps,
+        problems=_problems(job, memory, kv_tokens),
+    )
+
+
+def _problems(job: Job, memory: list[RankMemory], kv_tokens: int) -> list[str]:
+    """Why it does not fit; empty where it does."""
+    problems = []
+    for phase, fix in (
+        ("rollout", "lower rollout.gpu_memory_fraction or raise parallel.tp or pp"),
+        (
+            "train",
+            "raise parallel.tp or train.recompute, or lower train.max_tokens_per_microbatch",
+        ),
+        ("push", "raise rollout.tp or lower sync.bucket_mb"),
+    ):
+        rank = max(memory, key=lambda one: getattr(one, phase))
+        over = getattr(rank, phase) - rank.limit
+        if over > 0:
+            problems.append(
+                f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
+                f"{rank.limit / 1e9:.1f} of a device; {fix}"
+            )
+    if job.config.rollout.engine == "vllm" and kv_tokens < job.max_sequence_tokens:
+        problems.append(
+            f"rollout: the engine's cache holds {kv_tokens} tokens, fewer than one sequence of "
+            f"{job.max_sequence_tokens}; raise rollout.gpu_memory_fraction or rollout.tp"
+        )
+    return problems
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """One JSON object: bytes, seconds, shares and dollars."""
+    job = plan.job
+    stages = [
+        {**asdict(rank), "margin": rank.margin, "in_phase": _phase_of(rank)} for rank in plan.memory
+    ]
+    step = plan.step
+    return {
+        "fits": plan.fits,
+        "is_safe": plan.is_safe,
+        "problems": plan.problems,
+        "world_size": job.world_size,
+        "device": job.hardware.name,
+        "tp": job.parallel.tp,
+        "pp": job.parallel.pp,
+        "vpp": job.parallel.vpp,
+        "dp": job.dp,
+        "sequence_parallel": job.sequence_parallel,
+        "recompute": job.config.train.recompute,
+        "rollout_tp": job.engine_tp,
+        "num_engines": job.num_engines,
+        "cross_entropy": job.cross_entropy.method,
+        "parameters": sum(rank.stage.whole_parameters for rank in plan.memory),
+        "stages": stages,
+        "margin_bytes": plan.worst.margin,
+        "kv_tokens": plan.kv_tokens,
+        "slots": plan.slots,
+        "num_microbatches": plan.num_microbatches,
+        "seconds": {**asdict(step), "rollout": step.rollout, "total": step.total},
+        "tokens_per_second": plan.tokens_per_second,
+        "mfu": plan.mfu,
+        "step_mfu": plan.step_mfu,
+        "bottleneck": plan.bottleneck,
+        "steps": plan.num_steps,
+        "device_hours": plan.device_hours,
+        "price": plan.price,
+        "mean_response_tokens": plan.workload.sampled_tokens / len(plan.workload.lengths),
+        "num_accepted": len(plan.workload.accepted),
+    }
+
+
+def _phase_of(rank: RankMemory) -> str:
+    """The phase in which it needs most."""
+    phases = {"rollout": rank.rollout, "train": rank.train, "push": rank.push}
+    return max(phases, key=lambda phase: phases[phase])

@@ -1,0 +1,51 @@
+"""What a plan predicts of memory, against a real step of the trainer on every rank."""
+
+from concurrent.futures import Executor
+
+import pytest
+from jobs import Case
+from plan_jobs import Measured, measure_rank, planned_job, planned_stages
+from world import World
+
+from megatron_opsft.plan.memory import activation_bytes, num_in_flight
+
+TOKENS, NUM_MICROBATCHES = 1024, 4
+CASES = [
+    Case(),
+    Case(dtype="bfloat16"),
+    Case(recompute="selective"),
+    Case(recompute="full"),
+    Case(dtype="bfloat16", recompute="full"),
+    Case(cross_entropy="vocab_parallel"),
+    Case(model="qwen3_moe"),
+    Case(model="qwen3_moe", recompute="selective"),
+    Case(tp=2),
+    Case(model="qwen3", tp=2, sequence_parallel=True),
+    Case(model="qwen2_tied", pp=2),
+    Case(dp=2, dtype="bfloat16"),
+    Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    Case(pp=4),
+    Case(dp=4),
+    Case(tp=2, pp=2, sequence_parallel=True, recompute="selective"),
+    Case(pp=2, vpp=2, dp=2),
+    Case(pp=2, dp=2, recompute="full"),
+]
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=[f"{case}-{case.dtype}-{case.recompute}" for case in CASES]
+)
+def test_memory_is_as_predicted(world: World, elsewhere: Executor, case: Case) -> None:
+    job = planned_job(case, TOKENS)
+    stages = elsewhere.submit(planned_stages, job).result()
+    ranks: list[Measured] = world.run(measure_rank, case.world_size, case, TOKENS, NUM_MICROBATCHES)
+    for rank in ranks:
+        stage = stages[rank.pp_rank]
+        assert stage.num_parameters == rank.num_parameters
+        assert stage.weight_bytes == rank.weights
+        assert stage.gradient_bytes == rank.gradients
+        # Of the data-parallel rank that has most.
+        assert rank.optimizer <= stage.optimizer_bytes <= 1.01 * rank.optimizer
+        in_flight = num_in_flight(job, stage.index, NUM_MICROBATCHES)
+        kept, moment, loss = activation_bytes(job, stage, in_flight)
+        assert kept + max(moment, loss) == pytest.approx(rank.activations, rel=0.1)

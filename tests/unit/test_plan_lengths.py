@@ -1,0 +1,71 @@
+"""Response lengths of a plan, and how engines get through them."""
+
+import pytest
+
+from megatron_opsft.plan.lengths import (
+    decode_segments,
+    make_workload,
+    mean_before_the_cut,
+    quantiles,
+)
+
+
+def test_quantiles_have_the_mean_and_the_limit() -> None:
+    free = quantiles(5000, mean_tokens=1000, sigma=0.5, limit=10**9)
+    assert sum(free) / 5000 == pytest.approx(1000, rel=0.005)
+    cut = quantiles(5000, mean_tokens=1000, sigma=0.5, limit=1200)
+    assert max(cut) == 1200
+    assert [n for n in cut if n < 1200] == [n for n in free if n < 1200]
+    assert quantiles(3, mean_tokens=70, sigma=0, limit=50) == [50, 50, 50]
+
+
+@pytest.mark.parametrize("measured", [300.0, 900.0, 1150.0])
+def test_the_mean_before_the_cut_gives_the_measured_one(measured: float) -> None:
+    mean = mean_before_the_cut(measured, sigma=0.5, limit=1200)
+    values = quantiles(400, mean_tokens=mean, sigma=0.5, limit=1200)
+    assert sum(values) / 400 == pytest.approx(measured, rel=0.01)
+
+
+def test_only_finished_responses_are_accepted() -> None:
+    made = make_workload(
+        1000, mean_tokens=2000, sigma=0.9, limit=2000, acceptance=0.4, prompt_tokens=50
+    )
+    assert len(made.lengths) == 1000
+    assert len(made.accepted) == 400
+    assert max(made.accepted) < 2000
+    assert made.trained_tokens == sum(made.accepted) + 400 * 50
+    finished = sum(n < 2000 for n in made.lengths)
+    greedy = make_workload(
+        1000, mean_tokens=2000, sigma=0.9, limit=2000, acceptance=1.0, prompt_tokens=50
+    )
+    assert len(greedy.accepted) == finished < 1000
+
+
+def by_hand(lengths: list[int], prompt: int, slots: int) -> list[tuple[int, float]]:
+    """(batch, mean tokens held) of each decoding step, one token at a time."""
+    waiting, running, steps = list(lengths), [], []
+    while waiting or running:
+        while waiting and len(running) < slots:
+            running.append([prompt, waiting.pop(0)])
+        steps.append((len(running), sum(held for held, _ in running) + len(running) / 2))
+        running = [[held + 1, left - 1] for held, left in running if left > 1]
+    return steps
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_decoding_with_refilled_slots_is_as_token_by_token(slots: int) -> None:
+    lengths = [7, 3, 3, 12, 1, 5, 9]
+    segments = decode_segments(lengths, 10, slots, refill=True)
+    steps = by_hand(lengths, 10, slots)
+    assert sum(s.num_steps for s in segments) == len(steps)
+    assert sum(s.num_steps * s.batch for s in segments) == sum(lengths)
+    held = sum(s.num_steps * s.context for s in segments)
+    assert held == pytest.approx(sum(tokens for _, tokens in steps))
+
+
+def test_batches_that_are_not_refilled_wait_for_their_longest() -> None:
+    segments = decode_segments([4, 2, 9, 1, 3], 5, 2, refill=False)
+    assert sum(s.num_steps for s in segments) == 4 + 9 + 3
+    assert sum(s.num_steps * s.batch for s in segments) == 19
+    refilled = decode_segments([4, 2, 9, 1, 3], 5, 2, refill=True)
+    assert sum(s.num_steps for s in refilled) == 11

@@ -1,0 +1,139 @@
+"""Bytes by formula, and whether they fit; `tests/gloo/test_plan_against_runs` has real steps."""
+
+from dataclasses import replace
+
+import pytest
+from plan_cases import make_job, make_responses
+from real_shapes import REAL_SHAPES
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.plan.checks import check_job, notes_of
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.memory import kv_bytes_per_token, num_in_flight, rank_memory
+from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.tables import verdict_line
+from megatron_opsft.plan.verdict import Plan, make_plan
+
+SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
+LARGE = REAL_SHAPES["Qwen2.5-72B"]
+
+
+def planned(job: Job) -> Plan:
+    return make_plan(job, count_stages(job), make_responses(job), 100)
+
+
+def gigabytes(num_bytes: float) -> float:
+    return round(num_bytes / 1e9, 1)
+
+
+def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
+    """The figures in examples/configs/r1_distill_1p5b.yaml."""
+    job = make_job(SMALL, 8, "rollout.gpu_memory_fraction=0.6")
+    (rank,) = planned(job).memory
+    held = rank.stage.weight_bytes, rank.stage.gradient_bytes, rank.stage.optimizer_bytes
+    assert [gigabytes(part) for part in held] == [3.6, 7.1, 2.7]
+    assert gigabytes(rank.activations) == 33.6
+    assert rank.rollout == pytest.approx(sum(held) + 3e9 + 0.6 * 84.9e9)
+    assert rank.train == pytest.approx(
+        sum(held) + 3e9 + rank.activations + max(rank.recompute, rank.loss) + 1.5e9
+    )
+    assert rank.push == pytest.approx(sum(held) + 3e9 + 2 * 2**28 + rank.engine_weights)
+
+
+def test_recomputation_and_sequence_parallelism_save_activations() -> None:
+    def kept(*overrides: str) -> float:
+        return planned(make_job(SMALL, 8, *overrides)).memory[0].activations
+
+    none, selective, full = (
+        kept(f"train.recompute={how}") for how in ("none", "selective", "full")
+    )
+    assert full == 28 * 16384 * 1536 * 2
+    # Full: only the input of every layer. Selective: without fc1's output, activation and norm.
+    assert none - selective == pytest.approx(28 * 16384 * (2 * (3 * 8960 + 1536) + 4))
+    tp2 = kept("parallel.tp=2")
+    assert kept("parallel.tp=2", "parallel.sequence_parallel=true") < tp2 < none
+
+
+def test_micro_batches_in_flight() -> None:
+    job = make_job(SMALL, 8, "parallel.pp=4")
+    assert [num_in_flight(job, stage, 8) for stage in range(4)] == [4, 3, 2, 1]
+    assert [num_in_flight(job, stage, 2) for stage in range(4)] == [2, 2, 2, 1]
+    virtual = make_job(SMALL, 8, "parallel.pp=4", "parallel.vpp=7")
+    # Chunks: 2 (p - 1 - stage) + 6 p + 1 of seven.
+    chunks = [num_in_flight(virtual, stage, 8) * 7 for stage in range(4)]
+    assert chunks == pytest.approx([31, 29, 27, 25])
+
+
+def test_the_cache_is_what_the_fraction_leaves() -> None:
+    job = make_job(SMALL, 8, "rollout.gpu_memory_fraction=0.5", "rollout.tp=2")
+    rank = rank_memory(job, count_stages(job)[0], 4)
+    assert kv_bytes_per_token(job) == 2 * 28 * 1 * 128 * 2
+    assert rank.kv_cache + rank.engine_weights + rank.engine_extra == pytest.approx(0.5 * 84.9e9)
+    fixed = make_job(SMALL, 8, "rollout.kv_cache_bytes=1000000000")
+    assert rank_memory(fixed, count_stages(fixed)[0], 4).kv_cache == 1e9
+
+
+def test_what_does_not_fit_says_where_and_what_to_do() -> None:
+    plan = planned(make_job(LARGE, 8, "parallel.tp=8", "parallel.sequence_parallel=true"))
+    assert not plan.fits
+    assert plan.worst.margin < 0
+    assert any(line.startswith("rollout: stage 0 needs") for line in plan.problems)
+    assert any("fewer than one sequence" in line for line in plan.problems)
+    assert verdict_line(plan).startswith("DOES NOT FIT. rollout: stage 0 needs ")
+
+
+def test_what_fits_says_what_it_costs() -> None:
+    plan = planned(make_job(SMALL, 8))
+    assert plan.fits
+    assert plan.device_hours == pytest.approx(plan.step.total * 100 * 8 / 3600)
+    assert plan.price == pytest.approx(3.0 * plan.device_hours)
+    line = verdict_line(plan)
+    assert line.startswith("FITS, with ")
+    assert "Bottleneck: rollout" in line
+    assert 0 < plan.step_mfu < plan.mfu < 0.55
+
+
+def test_separate_engines_never_give_their_memory_back() -> None:
+    together, apart = (
+        planned(make_job(SMALL, 8, f"rollout.placement={placement}", "rollout.num_engines=8"))
+        for placement in ("colocated", "separate")
+    )
+    more = apart.memory[0].train - together.memory[0].train
+    assert more == pytest.approx(0.5 * 84.9e9 - 1.5e9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "message"),
+    [
+        (["parallel.tp=3"], 9, r"parallel\.tp=3 does not divide .* 2 key/value heads"),
+        (["parallel.pp=3"], 9, r"parallel\.pp=3 x vpp=1 does not divide .* 28 layers"),
+        (["parallel.tp=2", "parallel.pp=2"], 6, "world size 6 is not a multiple"),
+        (["rollout.tp=5"], 10, r"rollout\.tp=5 does not divide num_attention_heads"),
+        (["rollout.tp=2"], 7, r"rollout\.tp=2 does not divide the world size 7"),
+        (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 is vLLM's"),
+        (["rollout.max_response_tokens=131072"], 8, "131072 positions"),
+        (["train.offload_layers=4", "parallel.pp=2"], 8, r"needs parallel\.pp=1"),
+        (["train.cross_entropy=te", "model.dtype=float32"], 8, "needs TransformerEngine"),
+        (["parallel.cp=2"], 8, "context parallelism is not supported"),
+        (["run.device=cpu"], 8, "give --gpu cpu"),
+    ],
+)
+def test_what_the_trainer_would_refuse_is_refused(
+    overrides: list[str], world_size: int, message: str
+) -> None:
+    job = make_job(SMALL, world_size, *overrides)
+    with pytest.raises(UserError, match=message):
+        check_job(job.config, SMALL, job.hardware, world_size)
+
+
+def test_waste_is_noted() -> None:
+    job = make_job(SMALL, 128, "parallel.tp=2")
+    assert notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=8))) == [
+        "64 of 128 engines get no problem: data.prompts_per_step=64; raise rollout.tp or "
+        "prompts_per_step"
+    ]
+    assert (
+        "beyond a node of 1"
+        in notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=1)))[0]
+    )
