@@ -93,7 +93,7 @@ choose_environment() {
     *.sif)
       PYTHON=${PYTHON:-python3}
       PREFIX=(apptainer exec --bind "$CONTAINER_MOUNTS" --pwd "$PROJECT_DIR")
-      [[ -z ${SLURM_GPUS_PER_NODE:-} ]] || PREFIX+=(--nv)
+      [[ ${SLURM_GPUS_PER_NODE:-0} == 0 ]] || PREFIX+=(--nv)
       PREFIX+=("$CONTAINER_IMAGE")
       ;;
     *)
@@ -111,7 +111,7 @@ start_ranks() {
   export OUTCOME_FILE=$LOG_DIR/outcome-$ATTEMPT
   rm -f "$OUTCOME_FILE"
   say "start $ATTEMPT: $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, rendezvous at $MASTER_ADDR:$MASTER_PORT"
-  srun --kill-on-bad-exit=1 --label --unbuffered --open-mode=append --output="$LOG_DIR/node-%n.log" \
+  srun --kill-on-bad-exit=1 --label --open-mode=append --output="$LOG_DIR/node-%n.log" \
     "${SRUN_OPTIONS[@]}" bash "$SCRIPT_DIR/rank.sh" "${PREFIX[@]}" "$@" &
   pid=$!
   # SLURM signals steps (--signal=USR1@..., scancel --signal) or the script (B:USR1@..., scancel --batch).
@@ -124,8 +124,9 @@ start_ranks() {
     kill -0 "$pid" 2>/dev/null || break
   done
   trap - USR1 TERM
-  OUTCOME="$code srun ended with exit code $code"
-  [[ $code == 0 && ! -f $OUTCOME_FILE ]] || OUTCOME=$(cat "$OUTCOME_FILE" 2>/dev/null || echo "$OUTCOME")
+  OUTCOME="0 every rank is done"
+  if ((code != 0)); then OUTCOME="$code srun ended with exit code $code"; fi
+  if [[ -f $OUTCOME_FILE ]]; then OUTCOME=$(<"$OUTCOME_FILE"); fi
 }
 
 # Not while it is being cancelled, out of time, or losing a node (SLURM requeues it itself then).
@@ -173,5 +174,5 @@ requeue() {
   exit "$REQUEUE_CODE"
 }
 
-cd "$PROJECT_DIR"
+cd "$PROJECT_DIR" || fail "PROJECT_DIR=$PROJECT_DIR is not a directory"
 choose_environment

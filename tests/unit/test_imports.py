@@ -30,7 +30,7 @@ HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
     "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
-    "typer": ["cli.py", "convert/commands.py"],
+    "typer": ["cli.py", "convert/commands.py", "launch/commands.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
     "torch.utils.tensorboard": ["runtime/metrics.py"],
@@ -54,6 +54,7 @@ HOMES = {
         "weights/transfer.py",
         "weights/dist_metadata.py",
         "convert/layout.py",
+        "launch/torchrun.py",
     ],
 }
 
