@@ -10,7 +10,7 @@
 #                      image name (Enroot through Pyxis)
 #   CONTAINER_MOUNTS   from:to[,from:to...]; by default the project at its own path
 #   PYTHON             interpreter of the ranks; by default VENV's, in a container python3
-#   LOG_DIR            node-0.log, node-1.log, ...; by default PROJECT_DIR/logs/NAME-JOBID
+#   LOG_DIR            holds NAME-JOBID/node-0.log, node-1.log, ...; by default PROJECT_DIR/logs
 #   MAX_RESTARTS       after a failure ranks start again on the same nodes at most so often
 #   MASTER_ADDR        by default the address at which SLURM itself reaches the job's first node
 #   MASTER_PORT        by default one that follows from the job's id
@@ -46,7 +46,7 @@ FINAL_CODES=" 2 3 "
 # Of an array, this task alone: the bare id of one of its tasks is the id of the whole array.
 JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 JOB=${JOB:-${SLURM_JOB_ID:?is not set: submit this script with sbatch}}
-LOG_DIR=${LOG_DIR:-$PROJECT_DIR/logs/$SLURM_JOB_NAME-$JOB}
+JOB_LOGS=${LOG_DIR:-$PROJECT_DIR/logs}/$SLURM_JOB_NAME-$JOB
 
 say() {
   echo "[$(date +%H:%M:%S) job $JOB] $*"
@@ -99,7 +99,7 @@ choose_environment() {
     *)
       PYTHON=${PYTHON:-python3}
       SRUN_OPTIONS=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PROJECT_DIR")
-      SRUN_OPTIONS+=(--container-mounts="$CONTAINER_MOUNTS,$SCRIPT_DIR,$LOG_DIR")
+      SRUN_OPTIONS+=(--container-mounts="$CONTAINER_MOUNTS,$SCRIPT_DIR,$JOB_LOGS")
       ;;
   esac
 }
@@ -108,10 +108,10 @@ choose_environment() {
 start_ranks() {
   local code pid
   choose_rendezvous
-  export OUTCOME_FILE=$LOG_DIR/outcome-$ATTEMPT
+  export OUTCOME_FILE=$JOB_LOGS/outcome-$ATTEMPT
   rm -f "$OUTCOME_FILE"
   say "start $ATTEMPT: $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, rendezvous at $MASTER_ADDR:$MASTER_PORT"
-  srun --kill-on-bad-exit=1 --label --open-mode=append --output="$LOG_DIR/node-%n.log" \
+  srun --kill-on-bad-exit=1 --label --open-mode=append --output="$JOB_LOGS/node-%n.log" \
     "${SRUN_OPTIONS[@]}" bash "$SCRIPT_DIR/rank.sh" "${PREFIX[@]}" "$@" &
   pid=$!
   # SLURM signals steps (--signal=USR1@..., scancel --signal) or the script (B:USR1@..., scancel --batch).
@@ -139,9 +139,9 @@ job_goes_on() {
 run_ranks() {
   local code failures=0 restarts=${SLURM_RESTART_COUNT:-0}
   export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun does not take it from sbatch by itself
-  mkdir -p "$LOG_DIR"
+  mkdir -p "$JOB_LOGS"
   local logs=() node
-  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$LOG_DIR/node-$node.log"); done
+  for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$JOB_LOGS/node-$node.log"); done
   touch "${logs[@]}"
   # The job's own output is all nodes' logs, merged.
   tail --quiet --lines=0 --follow=name --retry "${logs[@]}" 2>/dev/null &
@@ -158,7 +158,7 @@ run_ranks() {
     if [[ $FINAL_CODES == *" $code "* ]]; then exit "$code"; fi
     failures=$((failures + 1))
     if ((failures > MAX_RESTARTS)); then
-      say "gave up after $MAX_RESTARTS restarts; the logs are in $LOG_DIR"
+      say "gave up after $MAX_RESTARTS restarts; the logs are in $JOB_LOGS"
       exit "$code"
     fi
     say "restart $failures of $MAX_RESTARTS, from the newest checkpoint"
