@@ -99,7 +99,7 @@ choose_environment() {
     *)
       PYTHON=${PYTHON:-python3}
       SRUN_OPTIONS=(--container-image="$CONTAINER_IMAGE" --container-workdir="$PROJECT_DIR")
-      SRUN_OPTIONS+=(--container-mounts="$CONTAINER_MOUNTS,$SCRIPT_DIR,$JOB_LOGS")
+      SRUN_OPTIONS+=(--container-mounts="$CONTAINER_MOUNTS,$SCRIPT_DIR:$SCRIPT_DIR,$JOB_LOGS:$JOB_LOGS")
       ;;
   esac
 }
@@ -144,9 +144,9 @@ run_ranks() {
   for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$JOB_LOGS/node-$node.log"); done
   touch "${logs[@]}"
   # The job's own output is all nodes' logs, merged.
-  tail --quiet --lines=0 --follow=name --retry "${logs[@]}" 2>/dev/null &
+  tail --quiet --lines=0 --follow=name --retry --sleep-interval=0.2 "${logs[@]}" 2>/dev/null &
   MERGER=$!
-  trap 'sleep 1; kill "$MERGER" 2>/dev/null || true' EXIT
+  trap 'sleep 0.5; kill "$MERGER" 2>/dev/null || true' EXIT
   while :; do
     ATTEMPT=$restarts.$failures
     start_ranks "$@"

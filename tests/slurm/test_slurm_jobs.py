@@ -1,6 +1,6 @@
 """The job scripts on a real cluster: two nodes, the shipped model on the CPU, a few steps.
 
-What the scripts do with exit codes, containers and options: unit/test_job_scripts.py, without SLURM.
+What they do with exit codes, containers and options, without SLURM: unit/test_job_scripts.py.
 """
 
 import json

@@ -23,7 +23,8 @@ NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
-# cred_expire: a requeued job waits so long before it may start. KillWait: from SIGTERM to SIGKILL.
+# cred_expire: a requeued job waits so long before it may start; 5 is the least that SLURM takes.
+# KillWait: from SIGTERM to SIGKILL.
 _CONF = """\
 ClusterName=opsft
 SlurmctldHost={host}(127.0.0.1)
@@ -31,7 +32,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={directory}/munge.socket,cred_expire=2
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/%n
 SlurmctldPidFile={directory}/slurmctld.pid
