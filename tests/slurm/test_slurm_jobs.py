@@ -94,6 +94,22 @@ def test_two_nodes_of_two_ranks(cluster: SlurmCluster) -> None:
     assert "4 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
 
 
+def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
+    probe = cluster.directory / "probe.sh"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    probe.write_text(f"#!/bin/sh\necho {' '.join(f'${name}' for name in names)} $SLURMD_NODENAME\n")
+    probe.chmod(0o755)
+    resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=1"]
+    job = cluster.submit(["sbatch", *resources, SCRIPT], {**SETTINGS, "PYTHON": str(probe)})
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    logs = cluster.directory / "logs" / f"opsft-7b-{job}"
+    lines = [sorted((logs / f"node-{n}.log").read_text().splitlines()) for n in range(2)]
+    assert lines == [
+        ["0: 0 4 0 2 0,1 n1", "1: 1 4 1 2 0,1 n1"],
+        ["2: 2 4 0 2 0,1 n2", "3: 3 4 1 2 0,1 n2"],
+    ]
+
+
 def test_usr1_leads_to_a_requeue_and_an_exact_resume(
     cluster: SlurmCluster, undisturbed: Path
 ) -> None:

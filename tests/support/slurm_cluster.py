@@ -42,15 +42,21 @@ SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
+GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 ReturnToService=2
 SlurmdParameters=config_overrides
 KillWait=5
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 Gres=gpu:2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 Gres=gpu:2
 PartitionName=test Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+"""
+# Devices that stand for GPUs: SLURM counts and hands them out, and looks no further.
+_GRES = """\
+NodeName=n[1-2] Name=gpu File=/dev/null
+NodeName=n[1-2] Name=gpu File=/dev/zero
 """
 
 
@@ -132,6 +138,7 @@ class SlurmCluster:
                 host=socket.gethostname(), user=getpass.getuser(), directory=here, ports=_ports()
             )
         )
+        (here / "gres.conf").write_text(_GRES)
         key = here / "munge.key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
