@@ -106,7 +106,7 @@ choose_environment() {
 
 # One start of all ranks. Sets OUTCOME to the first rank's word (rank.sh), or srun's exit code.
 start_ranks() {
-  local code pid
+  local code pid interrupted
   choose_rendezvous
   export OUTCOME_FILE=$JOB_LOGS/outcome-$ATTEMPT
   rm -f "$OUTCOME_FILE"
@@ -116,14 +116,15 @@ start_ranks() {
   pid=$!
   # SLURM signals steps (--signal=USR1@..., scancel --signal) or the script (B:USR1@..., scancel --batch).
   # The first reaches the ranks without us; the second goes on through srun.
-  trap 'kill -USR1 "$pid" 2>/dev/null || true' USR1
-  trap ':' TERM # the job ends: srun is told by SLURM itself
-  while :; do
-    code=0
+  trap 'interrupted=yes; kill -USR1 "$pid" 2>/dev/null || true' USR1
+  trap 'interrupted=yes' TERM # the job ends: srun is told by SLURM itself
+  interrupted=yes
+  while [[ -n $interrupted ]]; do
+    interrupted="" code=0
     wait "$pid" || code=$?
-    kill -0 "$pid" 2>/dev/null || break
   done
   trap - USR1 TERM
+  ls "$JOB_LOGS" >/dev/null # on a network file system: sees what other nodes have just written
   OUTCOME="0 every rank is done"
   if ((code != 0)); then OUTCOME="$code srun ended with exit code $code"; fi
   if [[ -f $OUTCOME_FILE ]]; then OUTCOME=$(<"$OUTCOME_FILE"); fi

@@ -15,10 +15,7 @@ record() {
 
 where="rank $RANK on ${SLURMD_NODENAME:-$HOSTNAME}"
 case $code in
-  75)
-    record "75 $where stopped with a checkpoint, as asked"
-    exit 0 # the other ranks stop as well, and must not be killed meanwhile
-    ;;
+  75) record "75 $where stopped with a checkpoint, as asked" ;;
   138 | 143) record "75 $where was asked to stop before it had begun" ;;
   137) record "137 $where was killed (out of memory?)" ;;
   *) record "$code $where ended with exit code $code" ;;
