@@ -5,13 +5,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from megatron_opsft.config import Config, Section
 from megatron_opsft.errors import UserError
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -22,12 +24,17 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """
     tree: dict[str, Any] = {}
     if path is not None:
-        tree = _read_yaml(path)
+        tree = read_yaml(path)
     for override in overrides:
         _apply(tree, override)
-    _check_keys(tree, Config, "", str(path) if path else "the command line")
+    return validated(Config, tree, str(path) if path else "the command line")
+
+
+def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
+    """The model with the tree's values. Errors: `UserError` naming the key, as `load_config`."""
+    _check_keys(tree, model, "", where)
     try:
-        return Config.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -38,7 +45,8 @@ def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         raise UserError(f"config key {key}={first['input']!r}: {first['msg']}") from None
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds. Errors: `UserError`."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
@@ -75,7 +83,7 @@ def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where
     fields = model.model_fields
     for key, value in tree.items():
         if key not in fields:
-            near = difflib.get_close_matches(str(key), _all_keys() if not prefix else fields, n=1)
+            near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(fields)}"
             raise UserError(f"unknown config key {prefix}{key} in {where}: {hint}")
         kind = fields[key].annotation
@@ -83,10 +91,6 @@ def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where
             if not isinstance(value, dict):
                 raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
             _check_keys(value, kind, f"{prefix}{key}.", where)
-
-
-def _all_keys() -> list[str]:
-    return list(Config.model_fields)
 
 
 def to_yaml(config: Config) -> str:

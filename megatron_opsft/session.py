@@ -20,7 +20,12 @@ from megatron_opsft.data.problems import (
     load_problems,
     shuffled_subset,
 )
-from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
+from megatron_opsft.data.prompts import (
+    PromptEncoder,
+    check_vocabulary,
+    end_token_ids,
+    load_tokenizer,
+)
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
@@ -95,6 +100,8 @@ def open_session(config: Config) -> Iterator[Session]:
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
     shape = read_model_shape(model_dir)
+    end_tokens = end_token_ids(tokenizer, model_dir)
+    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     _check_lengths(config, shape.max_position_embeddings)
     problems = _load_problems(config, encoder)
@@ -108,7 +115,6 @@ def open_session(config: Config) -> Iterator[Session]:
         )
         if isinstance(engine, RemoteEngine):
             engine.push_again = lambda: sync.push(sync.version)
-        end_tokens = end_token_ids(tokenizer, model_dir)
         session = Session(
             config=config,
             device=device,

@@ -7,7 +7,7 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -98,6 +98,35 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, model_dir: str | Path) -> 
             "set eos_token_id in generation_config.json"
         )
     return tuple(sorted(found))
+
+
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: Iterable[int],
+    vocab_size: int,
+    model_dir: str | Path,
+) -> None:
+    """UserError where the tokenizer cannot be this model's, as with files mixed from two models.
+
+    vocab_size: of the model; rows beyond the tokenizer's tokens are common, missing rows are not.
+    """
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= vocab_size:
+        raise UserError(
+            f"model.path: the tokenizer of {model_dir} has token ids up to {highest}, but the "
+            f"model's vocabulary ends at {vocab_size - 1}: the files are of two models; take the "
+            "tokenizer files of the model itself"
+        )
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    for token_id in end_tokens:
+        if token_id not in special:
+            what = tokenizer.convert_ids_to_tokens(token_id) if token_id <= highest else None
+            raise UserError(
+                f"model.path: {model_dir} ends responses with token {token_id}, which is "
+                f"{'no token' if what is None else f'{what!r}, an ordinary token,'} in its "
+                "tokenizer: the files are of two models, or eos_token_id in config.json or "
+                "generation_config.json is wrong"
+            )
 
 
 def _eos_ids(config: dict[str, Any]) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """What the trainer asks of a rollout engine; how a step's work is cut into batches and shared."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -108,6 +108,23 @@ class Scores:
     stale_tokens: int
 
 
+# How many responses more there is room for -> requests for at most so many; empty: no work is left.
+Take = Callable[[int], Sequence[PromptRequest]]
+
+
+class StreamingEngine(Protocol):
+    """Samples without end from work that is taken when there is room for it."""
+
+    replica: Replica
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """Responses as they finish, until `take` has none left and all are through.
+
+        Lists come every few tokens, if only empty ones; where `replica.answers` is false all are.
+        The tensor-parallel ranks of an engine must get the same answers from `take`.
+        """
+
+
 class RolloutEngine(Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
@@ -164,6 +181,15 @@ def make_request(
         sample_indices=indices,
         seeds=tuple(response_seed(run_seed, step, problem_id, index) for index in indices),
     )
+
+
+def single_requests(requests: Iterable[PromptRequest]) -> list[PromptRequest]:
+    """A request of its own for each response, in their order."""
+    return [
+        replace(request, sample_indices=(index,), seeds=(seed,))
+        for request in requests
+        for index, seed in zip(request.sample_indices, request.seeds, strict=True)
+    ]
 
 
 def split_batches(

@@ -4,6 +4,11 @@
 neighbours. This loop draws every token from the response's own seed, prefills the prompt of a group
 once, and drops finished responses from the batch.
 
+What is left of the neighbours is rounding: it may move a border of the distribution across the
+number that is drawn. An exact engine finds the draws that are so close to a border, and takes them
+from logits that are computed for the response alone, on one thread. So its responses are the same
+in every batch, as long as rounding moves no cumulative probability by more than `ROUNDING`.
+
 Shapes: P prompts of a batch, N responses still decoding, S prompt length with padding, L longest
 response, V vocabulary.
 """
@@ -26,15 +31,21 @@ from megatron_opsft.rollout.engine import (
     Replica,
     SamplingSettings,
     Scores,
+    Take,
+    single_requests,
     split_batches,
 )
 from megatron_opsft.rollout.fused_experts import by_disk_name
 from megatron_opsft.rollout.kv_cache import make_room
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.sampling import sample_tokens, uniforms
+from megatron_opsft.rollout.sampling import sample_tokens, sample_with_margins, uniforms
+from megatron_opsft.runtime.threads import one_thread
 from megatron_opsft.weights.layouts import hf_columns, hf_parameters
 from megatron_opsft.weights.proof import parameter_checksums
 
+# The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
+# 2e-5 (8 layers of hidden size 1,536), both in float32 at temperature 0.6.
+ROUNDING = 1e-4
 _CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
 _ALONE = Replica(index=0, count=1)
 _COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
@@ -50,9 +61,16 @@ class HfEngine:
         batch_size: int,
         version: int | None,
         replica: Replica = _ALONE,
+        *,
+        exact: bool = False,
     ) -> None:
-        """version: of the weights the model holds; None: they are not to be sampled from."""
+        """version: of the weights the model holds; None: they are not to be sampled from.
+
+        exact: responses do not depend on the batch they share; for float32 alone, as rounding in
+        bfloat16 is no small matter.
+        """
         self.replica = replica
+        self.noise = ROUNDING if exact else 0.0
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -77,6 +95,7 @@ class HfEngine:
         device: torch.device | str,
         batch_size: int,
         replica: Replica = _ALONE,
+        exact: bool = False,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
@@ -86,7 +105,9 @@ class HfEngine:
                 config, dtype=dtype, attn_implementation=GROUPED_SDPA
             )
         model.tie_weights()  # skipped together with the initialisation
-        return cls(model.to(device), tokenizer, batch_size, version=None, replica=replica)
+        return cls(
+            model.to(device), tokenizer, batch_size, version=None, replica=replica, exact=exact
+        )
 
     @classmethod
     def from_pretrained(
@@ -97,26 +118,31 @@ class HfEngine:
         dtype: torch.dtype,
         device: torch.device | str,
         batch_size: int,
+        exact: bool = False,
     ) -> "HfEngine":
         """The model with the weights of the directory, as version 0."""
         model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=dtype, attn_implementation=GROUPED_SDPA
         )
-        return cls(model.to(device), tokenizer, batch_size, version=0)
+        return cls(model.to(device), tokenizer, batch_size, version=0, exact=exact)
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
         """See `RolloutEngine.generate`. RuntimeError before the first complete `load_weights`."""
-        if self.version is None:
-            raise RuntimeError("the rollout engine holds no complete set of weights")
-        done: dict[tuple[str, int], Rollout] = {}
-        for batch in split_batches(prompts, self.batch_size):
-            for rollout in self._generate_batch(batch, sampling):
-                done[rollout.problem_id, rollout.sample_index] = rollout
+        batches = iter(split_batches(prompts, self.batch_size))
+        finished = self.stream(lambda room: next(batches, ()), sampling)
+        done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
         return [
             done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices
         ]
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """See `StreamingEngine.stream`: batch by batch, within a batch every few tokens."""
+        if self.version is None:
+            raise RuntimeError("the rollout engine holds no complete set of weights")
+        while batch := take(self.batch_size):
+            yield from self._generate_batch(batch, sampling)
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> Scores:
@@ -125,9 +151,9 @@ class HfEngine:
         for sample in samples:
             ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
             ids = ids.to(self.model.device)
-            start = len(sample.prompt_ids)
-            logits_RV = self.model(input_ids=ids).logits[0, start - 1 : -1].float()
-            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, start:, None])
+            kept = len(sample.response_ids) + 1  # the last one predicts what is not there
+            logits_RV = self.model(input_ids=ids, logits_to_keep=kept).logits[0, :-1].float()
+            log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, 1 - kept :, None])
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
 
@@ -207,7 +233,7 @@ class HfEngine:
     @torch.inference_mode()
     def _generate_batch(
         self, batch: Sequence[PromptRequest], sampling: SamplingSettings
-    ) -> list[Rollout]:
+    ) -> Iterator[list[Rollout]]:
         """Prefill each prompt once, then decode its responses together; see the module's legend."""
         device = self.model.device
         prompts_PS, mask_PS = _left_pad([request.prompt_ids for request in batch], device)
@@ -219,43 +245,64 @@ class HfEngine:
         owner_N = torch.repeat_interleave(torch.arange(len(batch), device=device), counts)
         cache.batch_select_indices(owner_N)
         make_room(cache)
-        seeds_N = torch.tensor([seed for request in batch for seed in request.seeds], device=device)
-        tokens_NL = self._decode(logits_PV[owner_N], mask_PS[owner_N], cache, seeds_N, sampling)
-        return self._read_rollouts(batch, tokens_NL, sampling)
+        places = single_requests(batch)
+        finished = self._decode(logits_PV[owner_N], mask_PS[owner_N], cache, places, sampling)
+        for rows in finished:
+            yield make_rollouts(
+                [places[row] for row in rows],
+                list(rows.values()),
+                end_token_ids=sampling.end_token_ids,
+                tokenizer=self.tokenizer,
+                version=self._current_version(),
+            )
 
     def _decode(
         self,
         logits_NV: Tensor,
         mask_NS: Tensor,
         cache: DynamicCache,
-        seeds_N: Tensor,
+        places: Sequence[PromptRequest],
         sampling: SamplingSettings,
-    ) -> Tensor:
-        """Sampled token ids, int64 [N, L]; what follows a row's first end token is meaningless."""
-        num_rows, num_tokens = len(seeds_N), sampling.max_response_tokens
-        ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=seeds_N.device)
-        uniforms_NL = uniforms(seeds_N, num_tokens)
-        tokens_NL = seeds_N.new_full((num_rows, num_tokens), -1)
+    ) -> Iterator[dict[int, list[int]]]:
+        """Rows as they finish, with their token ids up to the end token; empty in between."""
+        num_rows, num_tokens = mask_NS.shape[0], sampling.max_response_tokens
+        device = mask_NS.device
+        ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=device)
+        uniforms_NL = uniforms(
+            torch.tensor([place.seeds[0] for place in places], device=device), num_tokens
+        )
+        tokens_NL = torch.full((num_rows, num_tokens), -1, dtype=torch.int64, device=device)
         next_position_N = mask_NS.sum(dim=-1)
         mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, num_tokens)], dim=-1)
-        rows_N = torch.arange(num_rows, device=seeds_N.device)  # of tokens_NL, for those decoding
-        finished_N = torch.zeros_like(rows_N, dtype=torch.bool)
+        rows_N = torch.arange(num_rows, device=device)  # of tokens_NL, for those decoding
+        length_N = torch.zeros_like(rows_N)  # with the end token, once it is there
+        told: set[int] = set()
         for t in range(num_tokens):
-            token_N = sample_tokens(
-                logits_NV, uniforms_NL[rows_N, t], sampling.temperature, sampling.top_p
+            token_N, sure_N = sample_with_margins(
+                logits_NV, uniforms_NL[rows_N, t], sampling.temperature, sampling.top_p, self.noise
             )
+            if self.noise and not bool(sure_N.all()):
+                for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
+                    row = int(rows_N[n])
+                    ids = [*places[row].prompt_ids, *tokens_NL[row, :t].tolist()]
+                    token_N[n] = self._sample_alone(ids, uniforms_NL[row, t], sampling)
             tokens_NL[rows_N, t] = token_N
-            finished_N |= torch.isin(token_N, ends)
-            if t + 1 == num_tokens:
-                break
-            if t % _CHECK_EVERY == _CHECK_EVERY - 1:
-                num_finished = int(finished_N.sum())
-                if num_finished == len(rows_N):
-                    break
-                if num_finished >= _COMPACT_AT * len(rows_N):
-                    kept = (~finished_N).nonzero().squeeze(-1)
+            length_N = torch.where((length_N == 0) & torch.isin(token_N, ends), t + 1, length_N)
+            last = t + 1 == num_tokens
+            if last:
+                length_N = torch.where(length_N == 0, t + 1, length_N)
+            if last or t % _CHECK_EVERY == _CHECK_EVERY - 1:
+                lengths = dict(zip(rows_N.tolist(), length_N.tolist(), strict=True))
+                new = [row for row, length in lengths.items() if length and row not in told]
+                yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
+                told.update(new)
+                num_finished = sum(length > 0 for length in lengths.values())
+                if num_finished == len(lengths):
+                    return
+                if num_finished >= _COMPACT_AT * len(lengths):
+                    kept = (length_N == 0).nonzero().squeeze(-1)
                     cache.batch_select_indices(kept)
-                    rows_N, token_N, finished_N = rows_N[kept], token_N[kept], finished_N[kept]
+                    rows_N, token_N, length_N = rows_N[kept], token_N[kept], length_N[kept]
                     mask_NT, next_position_N = mask_NT[kept], next_position_N[kept]
             logits_NV = self._forward(
                 token_N[:, None],
@@ -263,7 +310,18 @@ class HfEngine:
                 (next_position_N + t)[:, None],
                 cache,
             )
-        return tokens_NL
+
+    def _sample_alone(
+        self, ids: Sequence[int], uniform: Tensor, sampling: SamplingSettings
+    ) -> Tensor:
+        """The next token, [1], from logits that depend on `ids` alone."""
+        with one_thread():
+            logits_1V = self.model(
+                input_ids=torch.tensor([ids], device=self.model.device),
+                use_cache=False,
+                logits_to_keep=1,
+            ).logits[:, -1]
+        return sample_tokens(logits_1V, uniform[None], sampling.temperature, sampling.top_p)
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last position, [rows, V]; the cache grows by the given tokens."""
@@ -277,25 +335,9 @@ class HfEngine:
         )
         return output.logits[:, -1]
 
-    def _read_rollouts(
-        self, batch: Sequence[PromptRequest], tokens_NL: Tensor, sampling: SamplingSettings
-    ) -> list[Rollout]:
-        """Cut every row behind its first end token and decode what stands before it."""
+    def _current_version(self) -> int:
         assert self.version is not None
-        ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=tokens_NL.device)
-        is_end_NL = torch.isin(tokens_NL, ends)
-        stopped = is_end_NL.any(dim=-1).tolist()
-        first_end = is_end_NL.int().argmax(dim=-1).tolist()
-        return make_rollouts(
-            batch,
-            [
-                row[: end + 1] if stop else row
-                for row, stop, end in zip(tokens_NL.tolist(), stopped, first_end, strict=True)
-            ],
-            end_token_ids=sampling.end_token_ids,
-            tokenizer=self.tokenizer,
-            version=self.version,
-        )
+        return self.version
 
 
 def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -50,16 +50,33 @@ def sample_tokens(
     The nucleus is the smallest set of most probable tokens whose probabilities reach top_p; among
     equally probable tokens the lower id comes first. uniforms_N: float64 in [0, 1).
     """
+    return sample_with_margins(logits_NV, uniforms_N, temperature, top_p)[0]
+
+
+def sample_with_margins(
+    logits_NV: Tensor,
+    uniforms_N: Tensor,
+    temperature: float,
+    top_p: float,
+    noise: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`sample_tokens`, and per row whether the token is the same for all logits close to these.
+
+    noise: how far rounding may move a cumulative probability; at 0 every row is sure.
+    """
     scaled_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     if temperature != 1.0:
         scaled_NV = scaled_NV / temperature
     if top_p < 1.0:
-        return _sample_nucleus(scaled_NV, uniforms_N, top_p, _FIRST_CANDIDATES)
+        return _sample_nucleus(scaled_NV, uniforms_N, top_p, noise, _FIRST_CANDIDATES)
     weights_NV = torch.exp(scaled_NV - scaled_NV.amax(dim=-1, keepdim=True))
-    return _invert_cdf(weights_NV, uniforms_N)
+    tokens_N, distance_N = _invert_cdf(weights_NV, uniforms_N)
+    return tokens_N, distance_N >= noise
 
 
-def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int) -> Tensor:
+def _sample_nucleus(
+    scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, noise: float, k: int
+) -> tuple[Tensor, Tensor]:
     """Sample from the nucleus, looking for it among the k most probable tokens first.
 
     Sorting 152k logits costs more than the rest of the step, and a nucleus rarely has 64 tokens.
@@ -81,9 +98,18 @@ def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int)
     mass_before_NK = sorted_NK.cumsum(dim=-1) - sorted_NK
     kept_sorted_NK = mass_before_NK < top_p * total_N1
     kept_NK = torch.zeros_like(kept_sorted_NK).scatter(-1, order_NK, kept_sorted_NK)
-    picked_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
+    picked_N, distance_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
+    sure_N = distance_N >= noise
+    if noise:
+        before_NK = mass_before_NK / total_N1
+        doubt_NK = _doubtful_members(sorted_NK / total_N1, before_NK, kept_sorted_NK, top_p, noise)
+        rows = doubt_NK.any(dim=-1).nonzero().squeeze(-1)
+        doubt = torch.zeros_like(doubt_NK[rows]).scatter(-1, order_NK[rows], doubt_NK[rows])
+        sure_N[rows] &= _survives_doubt(
+            weights_NK[rows], kept_NK[rows], doubt, uniforms_N[rows], picked_N[rows], noise
+        )
     if ids_NK is None:
-        return picked_N
+        return picked_N, sure_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
 
     # A kept candidate as small as the smallest may have equals or successors outside.
@@ -91,19 +117,68 @@ def _sample_nucleus(scaled_NV: Tensor, uniforms_N: Tensor, top_p: float, k: int)
     beyond_N = (kept_sorted_NK & (sorted_NK <= least_N1)).any(dim=-1)
     if bool(beyond_N.any()):
         rows = beyond_N.nonzero().squeeze(-1)
-        tokens_N[rows] = _sample_nucleus(scaled_NV[rows], uniforms_N[rows], top_p, 8 * k)
-    return tokens_N
+        tokens_N[rows], sure_N[rows] = _sample_nucleus(
+            scaled_NV[rows], uniforms_N[rows], top_p, noise, 8 * k
+        )
+    return tokens_N, sure_N
 
 
-def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> Tensor:
-    """The first index at which the cumulative weight exceeds uniform * total weight, int64 [N]."""
+def _doubtful_members(
+    probabilities_NK: Tensor, before_NK: Tensor, kept_NK: Tensor, top_p: float, noise: float
+) -> Tensor:
+    """Which tokens rounding might move into the nucleus or out of it, bool [N, K].
+
+    All in order of falling probability; before_NK: the probability in front of each token. A token
+    is in doubt when its border with top_p is closer than `noise`, and so are the tokens about as
+    probable as the last member or the first non-member where those two might change places.
+    """
+    near_NK = (before_NK - top_p).abs() <= noise
+    last_N1 = torch.where(kept_NK, probabilities_NK, torch.inf).amin(dim=-1, keepdim=True)
+    next_N1 = torch.where(kept_NK, 0.0, probabilities_NK).amax(dim=-1, keepdim=True)
+    swap_N1 = last_N1 * (1 - noise) <= next_N1 * (1 + noise)
+    alike_NK = (probabilities_NK <= last_N1 * (1 + noise)) & (
+        probabilities_NK >= next_N1 * (1 - noise)
+    )
+    return near_NK | (swap_N1 & alike_NK)
+
+
+def _survives_doubt(
+    weights_NK: Tensor,
+    kept_NK: Tensor,
+    doubt_NK: Tensor,
+    uniforms_N: Tensor,
+    picked_N: Tensor,
+    noise: float,
+) -> Tensor:
+    """Whether the token stays the same with the doubtful one inside and outside, bool [N].
+
+    No where several are in doubt: they could come and go one by one.
+    """
+    same_N = doubt_NK.sum(dim=-1) == 1
+    for members_NK in (kept_NK | doubt_NK, kept_NK & ~doubt_NK):
+        other_N, distance_N = _invert_cdf(weights_NK * members_NK, uniforms_N)
+        same_N &= (other_N == picked_N) & (distance_N >= noise)
+    return same_N
+
+
+def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
+    """The first index at which the cumulative weight exceeds uniform * total weight, int64 [N],
+    and how far, as a probability, that is from a border with another index, float64 [N].
+    """
     cdf_NK = weights_NK.cumsum(dim=-1, dtype=torch.float64)
     total_N = cdf_NK[:, -1]
     # Rounding may lift uniform * total to the total itself, which nothing exceeds.
     target_N = torch.minimum(
         uniforms_N * total_N, torch.nextafter(total_N, torch.zeros_like(total_N))
     )
-    return torch.searchsorted(cdf_NK, target_N[:, None], right=True).squeeze(-1)
+    picked_N = torch.searchsorted(cdf_NK, target_N[:, None], right=True).squeeze(-1)
+    picked_N = picked_N.clamp_max(weights_NK.shape[-1] - 1)  # where no weight is above 0
+    high_N = cdf_NK.gather(-1, picked_N[:, None]).squeeze(-1)
+    low_N = high_N - weights_NK.gather(-1, picked_N[:, None]).squeeze(-1)
+    # No other index lies below the first of the weights or above the last.
+    above_N = torch.where(high_N >= total_N, torch.inf, high_N - target_N)
+    below_N = torch.where(low_N <= 0, torch.inf, target_N - low_N)
+    return picked_N, torch.minimum(above_N, below_N) / total_N
 
 
 def _signed(value: int) -> int:

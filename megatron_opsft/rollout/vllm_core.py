@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from megatron_opsft.rollout.engine import (
     PromptRequest,
     SamplingSettings,
     Scores,
+    Take,
+    single_requests,
 )
 from megatron_opsft.weights.layouts import Parameter, hf_columns
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
@@ -96,6 +99,7 @@ class VllmCore:
         # The same on every worker.
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
+        self._batch_size = settings.batch_size
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -117,6 +121,37 @@ class VllmCore:
             [(p.prompt_ids, _sampling_params(sampling, s)) for p in prompts for s in p.seeds], beat
         )
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def stream(
+        self, take: Take, sampling: SamplingSettings
+    ) -> Iterator[list[tuple[PromptRequest, list[int]]]]:
+        """After each decoding step the responses that ended in it: requests of one, token ids.
+
+        Work is taken as soon as there is room in the batch, so that the batch stays full.
+        """
+        self.drop_cache()
+        engine = self.llm.llm_engine
+        names = count()
+        running: dict[str, PromptRequest] = {}
+        more = True
+        while more or running:
+            if more and len(running) < self._batch_size:
+                singles = single_requests(take(self._batch_size - len(running)))
+                more = bool(singles)
+                for single in singles:
+                    name = f"stream-{next(names)}"
+                    running[name] = single
+                    engine.add_request(
+                        name,
+                        {"prompt_token_ids": list(single.prompt_ids)},
+                        _sampling_params(sampling, single.seeds[0], only_final=True),
+                    )
+                continue
+            ended = [output for output in engine.step() if output.finished]
+            yield [
+                (running.pop(output.request_id), list(output.outputs[0].token_ids))
+                for output in ended
+            ]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""
@@ -240,10 +275,13 @@ def _cpu_cache(settings: VllmSettings, table: WeightTable) -> int:
     return max(min(wanted, memory // 4), 2**24)
 
 
-def _sampling_params(sampling: SamplingSettings, seed: int) -> Any:
+def _sampling_params(sampling: SamplingSettings, seed: int, *, only_final: bool = False) -> Any:
     from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
+    kind = RequestOutputKind.FINAL_ONLY if only_final else RequestOutputKind.CUMULATIVE
     return SamplingParams(
+        output_kind=kind,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         max_tokens=sampling.max_response_tokens,

@@ -1,6 +1,6 @@
 """vLLM inside the training ranks, as its external launcher has it: one worker in each rank."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from megatron_opsft.rollout.engine import (
     Replica,
     SamplingSettings,
     Scores,
+    Take,
 )
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm_core import VllmCore, VllmSettings, checked_stream
@@ -72,6 +73,20 @@ class VllmEngine:
             tokenizer=self.tokenizer,
             version=self.version,
         )
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """See `StreamingEngine.stream`. RuntimeError before the first complete update."""
+        if self.version is None:
+            raise RuntimeError("the rollout engine holds no complete set of weights")
+        for ended in self._core.stream(take, sampling):
+            told = ended if self.replica.answers else []
+            yield make_rollouts(
+                [request for request, _ in told],
+                [ids for _, ids in told],
+                end_token_ids=sampling.end_token_ids,
+                tokenizer=self.tokenizer,
+                version=self.version,
+            )
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

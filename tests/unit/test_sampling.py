@@ -5,7 +5,12 @@ import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from megatron_opsft.rollout import sampling
-from megatron_opsft.rollout.sampling import response_seed, sample_tokens, uniforms
+from megatron_opsft.rollout.sampling import (
+    response_seed,
+    sample_tokens,
+    sample_with_margins,
+    uniforms,
+)
 
 
 def _reference_splitmix64(seed: int, count: int) -> list[int]:
@@ -115,3 +120,32 @@ def test_tiny_logit_noise_rarely_moves_a_token() -> None:
     noisy = logits + 1e-6 * torch.randn_like(logits)
     before, after = (sample_tokens(x, numbers, 1.0, 0.95) for x in (logits, noisy))
     assert int((before != after).sum()) <= 1
+
+
+@pytest.mark.parametrize("top_p", [0.95, 0.5, 1.0])
+@pytest.mark.parametrize("vocab_size", [6, 300])
+def test_sure_tokens_survive_noise_and_unsure_ones_do_not(top_p: float, vocab_size: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    # Few values: many tokens are equally probable, at the border of the nucleus too.
+    logits = torch.randint(0, 24, (40_000, vocab_size), generator=generator) / 4
+    numbers = torch.rand(len(logits), generator=generator, dtype=torch.float64)
+    before, sure = sample_with_margins(logits, numbers, 0.6, top_p, noise=2e-4)
+    assert torch.equal(before, sample_tokens(logits, numbers, 0.6, top_p))
+    moved = torch.zeros_like(sure)
+    for size in (1e-6, 1e-4):  # an e^(2 x size / 0.6) of every ratio: 1.7e-4 for the larger
+        for _ in range(4):
+            noisy = logits + size * (2 * torch.rand(logits.shape, generator=generator) - 1)
+            moved |= sample_tokens(noisy, numbers, 0.6, top_p) != before
+    assert not (moved & sure).any()
+    assert (moved & ~sure).any()
+    distinct = logits + torch.rand(logits.shape, generator=generator)
+    _, sure = sample_with_margins(distinct, numbers, 0.6, top_p, noise=2e-4)
+    assert (~sure).float().mean() < 0.1
+
+
+def test_a_member_that_is_alone_and_in_doubt_is_unsure() -> None:
+    logits = torch.tensor([[1.0, 1.0, -30.0]])
+    numbers = torch.tensor([0.3], dtype=torch.float64)
+    token, sure = sample_with_margins(logits, numbers, 1.0, 0.4, noise=1e-4)
+    assert token.tolist() == [0]
+    assert sure.tolist() == [False]

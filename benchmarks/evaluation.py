@@ -1,0 +1,134 @@
+"""What `megatron-opsft eval` costs beyond its engine: tokens per second with verification, storing
+and progress, against the bare engine on the same prompts in the same process.
+
+    python benchmarks/evaluation.py --engine hf
+    python benchmarks/evaluation.py --engine vllm --repeats 5
+
+One JSON line: medians of interleaved repeats, and the ratio of the medians. The bare Hugging Face
+engine computes no near-ties again (`exact`), the one of the evaluation does, so that is part of
+the price.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from megatron_opsft.evaluate.directory import read_manifest, write_manifest
+from megatron_opsft.evaluate.engines import EvalEngine, open_engine
+from megatron_opsft.evaluate.inputs import Inputs, read_inputs
+from megatron_opsft.evaluate.run import sample
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.work import make_tickets
+from megatron_opsft.rollout.engine import single_requests
+from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.job import Job, join_job
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny_reasoner")
+    parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
+    parser.add_argument("--benchmark", default="arithmetic")
+    parser.add_argument("--file", help="local file of the benchmark")
+    parser.add_argument("--limit", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    device = select_device("auto")
+    job = join_job(device, timedelta(minutes=10))
+    rates: dict[str, list[float]] = {"bare": [], "eval": []}
+    engine: EvalEngine | None = None
+    with tempfile.TemporaryDirectory() as scratch:
+        for repeat in range(options.repeats + 1):
+            settings = EvalSettings(
+                model=options.model,
+                engine=options.engine,
+                benchmarks=(options.benchmark,),
+                data={options.benchmark: options.file} if options.file else {},
+                limit=options.limit,
+                samples=options.samples,
+                max_tokens=options.max_tokens,
+                batch_size=options.batch_size,
+                out=Path(scratch) / str(repeat),
+            )
+            inputs = read_inputs(settings, device)
+            if engine is None:
+                engine = open_engine(inputs, inputs.model, job)
+                engine.load_weights(inputs.model.model.tensors(), version=0)
+            measured = {
+                "bare": measure_bare(inputs, engine),
+                "eval": measure_eval(inputs, engine, job, f"repeat{repeat}"),
+            }
+            if repeat:  # the first one warms up
+                for name, rate in measured.items():
+                    rates[name].append(rate)
+        figures = {name: statistics.median(values) for name, values in rates.items()}
+        print(
+            json.dumps(
+                {
+                    "engine": options.engine,
+                    "device": device.torch_device.type,
+                    "bare_tokens_per_second": round(figures["bare"]),
+                    "eval_tokens_per_second": round(figures["eval"]),
+                    "ratio": round(figures["eval"] / figures["bare"], 3),
+                    "ratios": [
+                        round(a / b, 3) for a, b in zip(rates["eval"], rates["bare"], strict=True)
+                    ],
+                }
+            )
+        )
+
+
+def measure_bare(inputs: Inputs, engine: EvalEngine) -> float:
+    """Tokens per second of the engine alone, given all requests at once."""
+    tickets = make_tickets(
+        inputs.benchmarks, inputs.model.prompts, {b.name: set() for b in inputs.benchmarks}, 0
+    )
+    sampling = inputs.sampling(inputs.model)
+    if isinstance(engine, HfEngine):
+        noise, engine.noise = engine.noise, 0.0
+        start = time.perf_counter()
+        num_tokens = sum(len(r.response_ids) for r in engine.generate(tickets, sampling))
+        seconds = time.perf_counter() - start
+        engine.noise = noise
+        return num_tokens / seconds
+    from vllm import SamplingParams
+
+    llm = engine._core.llm
+    singles = single_requests(tickets)
+    prompts = [{"prompt_token_ids": list(single.prompt_ids)} for single in singles]
+    params = [
+        SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=sampling.max_response_tokens,
+            seed=single.seeds[0],
+            stop_token_ids=list(sampling.end_token_ids),
+            detokenize=False,
+        )
+        for single in singles
+    ]
+    llm.reset_prefix_cache()
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return sum(len(o.outputs[0].token_ids) for o in outputs) / (time.perf_counter() - start)
+
+
+def measure_eval(inputs: Inputs, engine: EvalEngine, job: Job, name: str) -> float:
+    """Tokens per second from the start of the verifier to the last stored verdict."""
+    out = inputs.settings.out
+    out.mkdir(parents=True)
+    write_manifest(out, {})
+    sample(inputs, inputs.model, job, name, engine)
+    return read_manifest(out)["starts"][0]["tokens_per_second"]
+
+
+if __name__ == "__main__":
+    main()

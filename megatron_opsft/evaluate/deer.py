@@ -1,0 +1,282 @@
+r"""DEER, early exit without training: thinking ends where a trial answer is confident enough.
+
+Source: Yang et al., "Dynamic Early Exit in Reasoning Models" (arXiv 2504.15895); defaults are those
+of the paper and its released code. Where the model samples a transition word ("Wait"), an inducer
+is put in the word's place (`\n**Final Answer**\n\boxed`) and continued greedily. The confidence in
+the answer a_1 ... a_n is the geometric mean of its tokens' probabilities,
+
+    C = (p(a_1) * ... * p(a_n)) ** (1 / n),   p(a_t) = max over the vocabulary, at temperature 1.
+
+C > threshold: the word is dropped, the thinking closed (`\n</think>\n\n`) and the conclusion
+sampled. Otherwise the trial is forgotten and the thinking goes on behind the word. After
+`max_trials` trials nothing stops the thinking any more.
+
+Where this differs from the released code, and why:
+- C is the paper's. The code takes the arithmetic mean by default; for Qwen3 it takes the geometric
+  one, and asks that the trial ends with `</think>`.
+- a_1 ... a_n are the tokens from behind the box's opening brace to its closing brace. The code
+  averages all but the first token up to one of a list of endings, or to 20 tokens. A box that is
+  empty or not closed within the trial is no answer here.
+- Trials are greedy, as p(a_t) wants; the code leaves their temperature at vLLM's default of 1.
+- A transition is a token that spells the word, spaces and punctuation aside. The code looks for one
+  word's characters, inside longer words too.
+- Thinking that ends by itself keeps its own closing text; the code writes it anew.
+- No budget forcing: the code closes the thinking after 90 % of the budget and forces an answer
+  beyond its end, which no method that this one is compared with gets.
+- Sampled tokens are continued as they are, never decoded and tokenised again.
+- The paper's variants (several inducers, entropy as monitor, parallel branches) are left out.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.boxed import find_boxes
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
+from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.engine import PromptRequest, RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.responses import make_rollouts
+from megatron_opsft.rollout.sampling import response_seed
+
+# A nucleus of one token wherever the most probable one has more than this; a trial with any other
+# token is confident of nothing. Smaller numbers drown in the rounding that exact engines allow for.
+_GREEDY_TOP_P = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyExit:
+    """A response and what it cost beyond its own tokens.
+
+    rollout: as if sampled in one go: thinking, end of thinking, conclusion, end token.
+    extra_tokens: sampled tokens that are not part of it: those of the trials, and the transition
+    word that an exit drops. The inducer is read, not sampled, and not counted.
+    exited: whether a trial ended the thinking.
+    """
+
+    rollout: Rollout
+    extra_tokens: int
+    num_trials: int
+    exited: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Response:
+    """One response under way; `ids` are those of the response so far."""
+
+    problem_id: str
+    sample_index: int
+    prompt_ids: tuple[int, ...]
+    seed: int
+    ids: list[int] = field(default_factory=list)
+    num_segments: int = 0
+    num_trials: int = 0
+    extra_tokens: int = 0
+    exited: bool = False
+    interruptible: bool = True  # a transition would stop it
+    version: int = 0
+
+    def request(self, context: Sequence[int], seed: int) -> PromptRequest:
+        """For what comes after the prompt and `context`."""
+        return PromptRequest(
+            problem_id=self.problem_id,
+            prompt_ids=(*self.prompt_ids, *context),
+            sample_indices=(self.sample_index,),
+            seeds=(seed,),
+        )
+
+    def segment_seed(self) -> int:
+        """The first segment has the response's own seed: without any transition the response is
+        the one that plain sampling gives.
+        """
+        if self.num_segments == 0:
+            return self.seed
+        return response_seed(self.seed, self.num_segments, "deer", self.sample_index)
+
+
+class Deer:
+    """Samples with early exits from any engine, by its `generate` and `score` alone.
+
+    A response depends on its prompt, its seed, the sampling and the weights (as far as the engine
+    keeps that promise), not on the others of the call.
+
+    How often the engine is called depends on what it samples. So it must answer this rank without
+    the help of others: the Hugging Face engine, vLLM inside the ranks with tp=1, or separate vLLM
+    engines (whose ranks act together) in a job of one rank.
+    """
+
+    def __init__(
+        self,
+        settings: DeerSettings,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        """Errors: `UserError` for an engine that answers another rank; those of `DeerTokens`."""
+        if not engine.replica.answers:
+            raise UserError(
+                "deer: this rank's engine answers another rank, so no trial can be made here; "
+                "use engines of tensor-parallel size 1 (rollout.tp=1)"
+            )
+        self._settings = settings
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._tokens = DeerTokens.read(settings, tokenizer)
+
+    def generate(
+        self, requests: Sequence[PromptRequest], sampling: SamplingSettings
+    ) -> list[EarlyExit]:
+        """All responses, in the order of the requests and of their samples.
+
+        A response has at most sampling.max_response_tokens, its closing text and end token
+        included. Requests of the same problem must not ask for the same sample index.
+        """
+        responses = [
+            _Response(
+                problem_id=request.problem_id,
+                sample_index=index,
+                prompt_ids=request.prompt_ids,
+                seed=seed,
+            )
+            for request in requests
+            for index, seed in zip(request.sample_indices, request.seeds, strict=True)
+        ]
+        stops = (*sampling.end_token_ids, *self._tokens.transition_ids, self._tokens.think_end_id)
+        thinking, uninterrupted = responses, []
+        while thinking:
+            self._extend(thinking, sampling, stops)
+            live = [r for r in thinking if not _is_complete(r, sampling)]
+            for response in live:
+                response.interruptible = self._can_try(response, sampling)
+            self._try_answers([r for r in live if r.interruptible], sampling)
+            thinking = [r for r in live if r.interruptible]
+            uninterrupted += [r for r in live if not r.interruptible]
+        # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
+        self._extend(uninterrupted, sampling, sampling.end_token_ids)
+        return [self._finish(response, sampling) for response in responses]
+
+    def _extend(
+        self, responses: Sequence[_Response], sampling: SamplingSettings, stops: Sequence[int]
+    ) -> None:
+        """Sample on from each response up to one of the stops (it is kept) or its own limit.
+
+        A call has one limit for all. So responses with about the same room share a call, and what
+        comes out beyond a response's own room is cut: at most as much again.
+        """
+        by_room: defaultdict[int, list[_Response]] = defaultdict(list)
+        for response in responses:
+            by_room[_room(response, sampling).bit_length()].append(response)
+        for bits, group in by_room.items():
+            limit = min(2**bits - 1, sampling.max_response_tokens)
+            rollouts = self._engine.generate(
+                [response.request(response.ids, response.segment_seed()) for response in group],
+                replace(sampling, max_response_tokens=limit, end_token_ids=tuple(stops)),
+            )
+            for response, rollout in zip(group, rollouts, strict=True):
+                response.ids += rollout.response_ids[: _room(response, sampling)]
+                response.num_segments += 1
+                response.version = rollout.weight_version
+
+    def _can_try(self, response: _Response, sampling: SamplingSettings) -> bool:
+        """Whether it stands at a transition with room for a trial and, after it, a conclusion.
+
+        A trial takes no tokens of the budget. But the engine was made for prompts and responses of
+        a certain length, and scoring may sample one token more.
+        """
+        trial = len(self._tokens.trial_prompt_ids) + self._settings.max_trial_tokens + 1
+        room = _room(response, sampling) + 1  # the transition word would go
+        at_transition = response.ids[-1] in self._tokens.transition_ids
+        return at_transition and room >= max(trial, len(self._tokens.exit_ids) + 1)
+
+    def _try_answers(self, responses: Sequence[_Response], sampling: SamplingSettings) -> None:
+        """A trial for each response, all of which end with a transition; exits where it is due."""
+        if not responses:
+            return
+        greedy = SamplingSettings(
+            temperature=1.0,
+            top_p=_GREEDY_TOP_P,
+            max_response_tokens=self._settings.max_trial_tokens,
+            end_token_ids=(*sampling.end_token_ids, self._tokens.think_end_id),
+        )
+        contexts = [[*response.ids[:-1], *self._tokens.trial_prompt_ids] for response in responses]
+        trials = self._engine.generate(
+            [r.request(context, r.seed) for r, context in zip(responses, contexts, strict=True)],
+            greedy,
+        )
+        for response, trial, confidence in zip(
+            responses, trials, self._confidences(trials), strict=True
+        ):
+            response.num_trials += 1
+            response.extra_tokens += len(trial.response_ids)
+            if confidence > self._settings.threshold:
+                response.ids[-1:] = self._tokens.exit_ids
+                response.extra_tokens += 1
+                response.exited = True
+            tries_left = response.num_trials < self._settings.max_trials
+            response.interruptible = tries_left and not response.exited
+
+    def _confidences(self, trials: Sequence[Rollout]) -> list[float]:
+        """C of each trial, in [0, 1]; -1 for one that gave no answer."""
+        answers = [self._answer_tokens(trial.response_ids) for trial in trials]
+        samples = [
+            Sample(
+                problem_id=trial.problem_id,
+                sample_index=trial.sample_index,
+                prompt_ids=trial.prompt_ids,
+                response_ids=trial.response_ids[: answer.stop],
+            )
+            for trial, answer in zip(trials, answers, strict=True)
+            if answer is not None
+        ]
+        scores = iter(self._engine.score(samples).log_probs if samples else ())
+        return [
+            -1.0 if answer is None else geometric_mean(next(scores)[answer]) for answer in answers
+        ]
+
+    def _answer_tokens(self, trial_ids: Sequence[int]) -> slice | None:
+        """Which tokens of a trial are its answer: from the first with text behind the opening brace
+        to the one with the closing brace. None: the box is empty, not closed, or not even opened.
+        """
+        texts = self._tokenizer.batch_decode(
+            [list(trial_ids[: end + 1]) for end in range(len(trial_ids))],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        texts = [self._tokens.opening + text for text in texts]
+        for last, text in enumerate(texts):
+            boxes = find_boxes(text)
+            if boxes and boxes[0].start == 0:
+                behind_brace = text.index("{") + 1
+                first = next(i for i, text in enumerate(texts) if len(text) > behind_brace)
+                return slice(first, last + 1)
+        return None
+
+    def _finish(self, response: _Response, sampling: SamplingSettings) -> EarlyExit:
+        (rollout,) = make_rollouts(
+            [response.request((), response.seed)],
+            [response.ids],
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self._tokenizer,
+            version=response.version,
+        )
+        return EarlyExit(
+            rollout=rollout,
+            extra_tokens=response.extra_tokens,
+            num_trials=response.num_trials,
+            exited=response.exited,
+        )
+
+
+def geometric_mean(log_probs: Sequence[float]) -> float:
+    """Of the probabilities, of which there is at least one."""
+    return math.exp(math.fsum(log_probs) / len(log_probs))
+
+
+def _room(response: _Response, sampling: SamplingSettings) -> int:
+    return sampling.max_response_tokens - len(response.ids)
+
+
+def _is_complete(response: _Response, sampling: SamplingSettings) -> bool:
+    return response.ids[-1] in sampling.end_token_ids or _room(response, sampling) == 0

@@ -1,0 +1,120 @@
+"""The directory of an evaluation: made, reopened by the same command, never mixed with another."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import write_json
+
+MANIFEST = "manifest.json"
+_KIND = "evaluation"
+_WRITTEN = (
+    "samples",
+    "results.json",
+    "table.md",
+    "table.tex",
+    "accuracy_length.png",
+    "accuracy_length.svg",
+    "budgets.png",
+    "budgets.svg",
+)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the directory; `UserError` where another process does. A kill lets go of it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(
+            f"--out {directory}: another evaluation is writing there; wait for it, or name "
+            "another directory"
+        ) from None
+    finally:
+        os.close(handle)
+
+
+def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Make it ready for this evaluation; samples that it holds already must be of the same one.
+
+    identity: whatever decides a sample, JSON; below `data` one entry per benchmark, of which new
+    ones may come. Errors: `UserError` naming what differs.
+    """
+    path = directory / MANIFEST
+    if not path.exists():
+        if found := [name for name in _WRITTEN if (directory / name).exists()]:
+            raise UserError(
+                f"--out {directory} holds {found[0]} but no {MANIFEST} of an evaluation; name "
+                "another directory"
+            )
+        return
+    manifest = read_manifest(directory)
+    if overwrite:
+        for name in (*_WRITTEN, MANIFEST):
+            entry = directory / name
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            elif entry.exists():
+                entry.unlink()
+        return
+    before = manifest["identity"]
+    for name, old, new in _differences(before, json.loads(json.dumps(identity))):
+        raise UserError(
+            f"--out {directory} holds an evaluation with {name}={json.dumps(old)}, not "
+            f"{json.dumps(new)}; set it back, name another directory, or give --overwrite"
+        )
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """manifest.json of an evaluation. Errors: `UserError` where it is none."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("kind") != _KIND:
+        raise UserError(
+            f"{directory} holds something else than an evaluation; name another directory"
+        )
+    return manifest
+
+
+def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Write manifest.json whole or not at all; starts that it told of before stay in it."""
+    starts = []
+    if (directory / MANIFEST).exists():
+        starts = read_manifest(directory)["starts"]
+    write_json(directory / MANIFEST, {"kind": _KIND, **manifest, "starts": starts})
+
+
+def note_start(directory: Path, start: Mapping[str, Any]) -> None:
+    """Add what one start of the evaluation did: how many samples, how fast, on how many ranks."""
+    manifest = read_manifest(directory)
+    manifest["starts"].append(dict(start))
+    write_json(directory / MANIFEST, manifest)
+
+
+def _differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
+) -> Sequence[tuple[str, Any, Any]]:
+    """(dotted name, old, new) of what differs; benchmarks of one side only do not count."""
+    found: list[tuple[str, Any, Any]] = []
+    in_data = prefix == "data."
+    for key in [*old, *(key for key in new if key not in old)]:
+        if in_data and (key not in old or key not in new):
+            continue
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append((f"{prefix}{key}", a, b))
+    return found

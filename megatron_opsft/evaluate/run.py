@@ -1,0 +1,179 @@
+"""`megatron-opsft eval`, from settings to results. Every rank runs it; rank 0 writes the results.
+
+What is sampled is on disk at once, so the same command goes on after a kill; what is there already
+is not sampled again.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.evaluate.deer import Deer
+from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
+from megatron_opsft.evaluate.engines import EvalEngine, open_engine
+from megatron_opsft.evaluate.identity import identity, manifest
+from megatron_opsft.evaluate.inputs import Inputs, Subject, read_inputs
+from megatron_opsft.evaluate.outputs import write_outputs
+from megatron_opsft.evaluate.progress import Counted, Progress
+from megatron_opsft.evaluate.samples import SampleFiles
+from megatron_opsft.evaluate.scoring import Response, Scorer
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
+from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.job import Job, join_job, leave_job
+from megatron_opsft.verify.verifier import Verifier
+
+log = logging.getLogger("megatron_opsft")
+_Done = dict[str, set[tuple[str, int]]]
+
+
+def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
+    """Sample what is missing, then write every output. Returns the Markdown table; "" elsewhere
+    than on rank 0.
+
+    Errors: `UserError` before anything is sampled.
+    """
+    device = select_device(settings.device)
+    inputs = read_inputs(settings, device)
+    job = join_job(device, timedelta(hours=24))
+    with ExitStack() as held:
+        if job.is_main:
+            for subject in inputs.subjects:
+                held.enter_context(locked(subject.out))
+            _open_directories(inputs, overwrite=overwrite)
+        engine = None
+        for number, subject in enumerate(inputs.subjects):
+            engine = sample(inputs, subject, job, f"model{number}", engine)
+        if engine is not None:
+            engine.close()
+        leave_job()
+        return write_outputs(inputs) if job.is_main else ""
+
+
+def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
+    identities = [identity(inputs, subject) for subject in inputs.subjects]
+    for subject, identified in zip(inputs.subjects, identities, strict=True):
+        open_directory(subject.out, identified, overwrite=overwrite)
+    for subject, identified in zip(inputs.subjects, identities, strict=True):
+        write_manifest(subject.out, manifest(inputs, subject, identified))
+
+
+def sample(
+    inputs: Inputs, subject: Subject, job: Job, name: str, engine: EvalEngine | None
+) -> EvalEngine | None:
+    """Make the missing samples of one model, on all ranks together.
+
+    name: of this part of the job. engine: one that is open, if any. Returns the open engine.
+    """
+    files = SampleFiles(subject.out)
+    done, num_correct = _agree_on_done(inputs, files, job, name)
+    tickets = make_tickets(
+        inputs.benchmarks,
+        subject.prompts,
+        done,
+        inputs.settings.seed,
+        min(TICKET_SAMPLES, inputs.batch_size),
+    )
+    if not tickets:
+        return engine
+    engine = _load(inputs, subject, job, engine)
+    queue = WorkQueue(name, tickets, job, engine.replica)
+    problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
+    num_done, num_left = sum(map(len, done.values())), sum(len(t.seeds) for t in tickets)
+    counted = Counted.of(name)
+    verify = VerifyConfig(
+        workers=inputs.settings.verify_workers, timeout_seconds=inputs.settings.verify_timeout
+    )
+    start = time.monotonic()
+    with (
+        Verifier(verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier,
+        Progress(
+            subject.model.name,
+            counted,
+            job,
+            total=num_done + num_left,
+            done=num_done,
+            correct=num_correct,
+        ) as progress,
+    ):
+        with Scorer(verifier, problems, files, counted, job) as scorer:
+            for responses in _responses(inputs, subject, engine, queue):
+                scorer.put(responses)
+                progress.look()
+        job.meet(f"{name}/end", waiting=progress.look)
+        if job.is_main:
+            seconds = time.monotonic() - start
+            note_start(
+                subject.out,
+                {
+                    "num_samples": job.add(counted.samples, 0),
+                    "num_tokens": job.add(counted.tokens, 0),
+                    "seconds": round(seconds, 3),
+                    "tokens_per_second": round(job.add(counted.tokens, 0) / seconds, 1),
+                    "num_engines": engine.replica.count,
+                    "batch_size": inputs.batch_size,
+                },
+            )
+    return engine
+
+
+def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> tuple[_Done, int]:
+    """benchmark -> (problem id, index) of the samples that are there, as rank 0 sees them; and how
+    many of these are correct.
+    """
+    if job.is_main:
+        found = {
+            b.name: [(s.problem_id, s.sample_index, s.scored().correct) for s in files.read(b.name)]
+            for b in inputs.benchmarks
+        }
+        job.put(f"{name}/there", json.dumps(found))
+    told = json.loads(job.get(f"{name}/there"))
+    done: _Done = {}
+    num_correct = 0
+    for benchmark in inputs.benchmarks:
+        wanted = {problem.id for problem in benchmark.problems}
+        there = [s for s in told[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
+        done[benchmark.name] = {(problem_id, index) for problem_id, index, _ in there}
+        num_correct += sum(correct for _, _, correct in there)
+    return done, num_correct
+
+
+def _load(inputs: Inputs, subject: Subject, job: Job, engine: EvalEngine | None) -> EvalEngine:
+    """An engine with the subject's weights: the open one where it can hold them."""
+    fits = engine is not None and inputs.model.model.table.shape == subject.model.table.shape
+    if engine is None or not fits:
+        if engine is not None:
+            engine.close()
+        engine = open_engine(inputs, subject, job)
+    engine.load_weights(subject.model.tensors(), version=0)
+    engine.tokenizer = subject.model.tokenizer
+    return engine
+
+
+def _responses(
+    inputs: Inputs, subject: Subject, engine: EvalEngine, queue: WorkQueue
+) -> Iterator[list[Response]]:
+    """Finished responses by the method of the settings; empty lists in between."""
+    sampling = inputs.sampling(subject)
+    if inputs.settings.method == "deer":
+        deer = Deer(inputs.settings.deer, engine, subject.model.tokenizer)
+        while requests := queue.take(inputs.batch_size):
+            yield _exit_early(deer, requests, sampling)
+    else:
+        for rollouts in engine.stream(queue.take, sampling):
+            yield [Response(rollout=rollout) for rollout in rollouts]
+
+
+def _exit_early(
+    deer: Deer, requests: list[PromptRequest], sampling: SamplingSettings
+) -> list[Response]:
+    return [
+        Response(rollout=exited.rollout, extra_tokens=exited.extra_tokens)
+        for exited in deer.generate(requests, sampling)
+    ]

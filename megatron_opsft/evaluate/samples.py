@@ -1,0 +1,133 @@
+"""Every response of an evaluation on disk, one by one: what a killed run does not lose.
+
+While an evaluation runs, each process appends to a file of its own, `samples/parts/BENCHMARK.*`;
+a kill can tear the last line of each, which is then sampled again. When a benchmark is complete its
+parts become one file, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
+"""
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.metrics import ScoredSample
+from megatron_opsft.records import FinishReason, Outcome
+from megatron_opsft.runtime.durable import write_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample:
+    """One response and its verdict.
+
+    problem_id: of the benchmark's own. num_tokens: of the response, end token included.
+    extra_tokens: sampled for it beyond the response, by methods that do.
+    """
+
+    problem_id: str
+    sample_index: int
+    outcome: Outcome
+    answer: str
+    finish_reason: FinishReason
+    num_tokens: int
+    extra_tokens: int
+    text: str
+
+    def scored(self) -> ScoredSample:
+        """What the metrics need of it. A response that was cut off has no answer."""
+        return ScoredSample(
+            problem_id=self.problem_id,
+            sample_index=self.sample_index,
+            num_tokens=self.num_tokens,
+            correct=self.outcome is Outcome.CORRECT,
+            finished=self.finish_reason is FinishReason.STOP,
+            has_answer=self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
+        )
+
+
+class SampleFiles:
+    """The samples of one model below `directory`. Any number of processes may append at once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "samples"
+        self._parts = self._directory / "parts"
+        self._mine: dict[str, int] = {}  # benchmark -> open file
+        self._name = uuid4().hex
+
+    def append(self, benchmark: str, samples: Sequence[StoredSample]) -> None:
+        """One write to this process's own file: a kill of the process loses none of it."""
+        if benchmark not in self._mine:
+            self._parts.mkdir(parents=True, exist_ok=True)
+            path = self._parts / f"{benchmark}.{self._name}.jsonl"
+            self._mine[benchmark] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        data = memoryview("".join(_to_line(sample) for sample in samples).encode("utf-8"))
+        while data:
+            data = data[os.write(self._mine[benchmark], data) :]
+
+    def close(self) -> None:
+        """Wait until everything appended here is on disk."""
+        for file in self._mine.values():
+            os.fsync(file)
+            os.close(file)
+        self._mine = {}
+
+    def read(self, benchmark: str) -> list[StoredSample]:
+        """All samples, by problem and index; one that is there twice counts once."""
+        found: dict[tuple[str, int], StoredSample] = {}
+        for path in self._files(benchmark):
+            for sample in _read(path):
+                found.setdefault((sample.problem_id, sample.sample_index), sample)
+        return [found[key] for key in sorted(found)]
+
+    def combine(self, benchmark: str) -> None:
+        """Make the parts one file; a kill in between leaves parts or file, or both."""
+        parts = [path for path in self._files(benchmark) if path.parent == self._parts]
+        if not parts:
+            return
+        text = "".join(_to_line(sample) for sample in self.read(benchmark))
+        write_bytes(
+            self._directory / f"{benchmark}.jsonl.gz",
+            gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0),
+        )
+        for path in parts:
+            path.unlink()
+        if not any(self._parts.iterdir()):
+            self._parts.rmdir()
+
+    def _files(self, benchmark: str) -> list[Path]:
+        whole = self._directory / f"{benchmark}.jsonl.gz"
+        # A benchmark's name may be the beginning of another's: the rest has no further dot.
+        parts = [p for p in self._parts.glob("*.jsonl") if p.name.rsplit(".", 2)[0] == benchmark]
+        return [*([whole] if whole.exists() else []), *sorted(parts)]
+
+
+def _to_line(sample: StoredSample) -> str:
+    return json.dumps(asdict(sample), ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> Iterator[StoredSample]:
+    """Samples of a file. A torn line of a part is left out; a combined file must be whole."""
+    is_part = path.suffix == ".jsonl"
+    try:
+        with open(path, "rb") if is_part else gzip.open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    row = json.loads(line)
+                    yield StoredSample(
+                        **row
+                        | {
+                            "outcome": Outcome(row["outcome"]),
+                            "finish_reason": FinishReason(row["finish_reason"]),
+                        }
+                    )
+                except (ValueError, TypeError, KeyError) as error:
+                    if not is_part:
+                        raise UserError(f"{path}:{number}: not a sample ({error})") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}; restore it, or delete it and sample again"
+        ) from error

@@ -1,0 +1,71 @@
+"""Settings of an evaluation: a YAML file, options of the command line, or both."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from megatron_opsft.config import Section
+from megatron_opsft.evaluate.deer_settings import DeerSettings
+
+
+class EvalSettings(Section):
+    """One evaluation. What decides a sample is in `identity`; the rest is where and how it runs."""
+
+    model: str = Field(
+        ...,
+        description="Hugging Face directory or hub name, run directory, converted checkpoint, or tiny_reasoner.",
+    )
+    name: str | None = Field(None, description="Label of the model; by default its last folder.")
+    baseline: str | None = Field(
+        None,
+        description="Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation.",
+    )
+    benchmarks: tuple[str, ...] = Field(
+        (),
+        description="gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner.",
+    )
+    data: dict[str, str] = Field(
+        {}, description="Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."
+    )
+    out: Path = Field(..., description="Directory to write; the same command continues in it.")
+    engine: Literal["hf", "vllm"] = Field("hf", description="hf: transformers; vllm: vLLM.")
+    method: Literal["sample", "deer"] = Field(
+        "sample", description="sample: plain sampling; deer: dynamic early exit."
+    )
+    deer: DeerSettings = DeerSettings()
+    template: Literal["r1", "cod", "chat"] = Field(
+        "r1", description="r1: step by step; cod: Chain of Draft; chat: the problem alone."
+    )
+    temperature: float = Field(0.6, gt=0, description="Sampling temperature.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
+    max_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Longest response, end token included; by default 32,768, or what the model's positions allow.",
+    )
+    samples: int | None = Field(
+        None, ge=1, le=4096, description="N; by default 16 or 64 by benchmark, as in the paper."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Only the first so many problems of each benchmark."
+    )
+    seed: int = Field(0, ge=0, description="Of every response, with its problem and index.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda if there is.")
+    batch_size: int | None = Field(
+        None, ge=1, description="Responses decoded at once; by default 64 (hf) or 256 (vllm)."
+    )
+    tp: int = Field(1, ge=1, description="Ranks that share one vLLM engine.")
+    gpu_memory_fraction: float = Field(
+        0.9, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
+    )
+    budgets: tuple[int, ...] = Field(
+        (), description="Token budgets of the curves; by default powers of two up to max_tokens."
+    )
+    verify_workers: int = Field(
+        0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."
+    )
+    verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")

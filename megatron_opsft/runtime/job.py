@@ -1,0 +1,87 @@
+"""The processes of one job, and a store of counters and values that all of them see.
+
+Needs no Megatron. Unlike a collective, the store lets ranks go at their own pace.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from megatron_opsft.runtime.device import Device
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """This rank's place in the job; `store`: torch's key-value store.
+
+    id: the same on all ranks of the job and in no other job.
+    """
+
+    rank: int
+    world_size: int
+    id: str
+    store: Any
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def add(self, name: str, amount: int) -> int:
+        """The shared counter `name` after `amount` was added to it; it starts at 0."""
+        return self.store.add(name, amount)
+
+    def put(self, name: str, value: str) -> None:
+        """Let all ranks `get` it."""
+        self.store.set(name, value)
+
+    def get(self, name: str) -> str:
+        """What some rank has put or will put there."""
+        while not self.store.check([name]):
+            time.sleep(_POLL_SECONDS)
+        return self.store.get(name).decode()
+
+    def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
+        """Return when every rank has come, however late; each name once in a job.
+
+        waiting: called again and again until then.
+        """
+        self.add(name, 1)
+        while self.add(name, 0) < self.world_size:
+            waiting()
+            time.sleep(_POLL_SECONDS)
+
+
+def join_job(device: Device, timeout: timedelta) -> Job:
+    """Start the job's process group: torchrun's, or a group of one. Once, on every rank.
+
+    timeout: of collectives.
+    """
+    if "RANK" in os.environ:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+    else:
+        store, rank, world_size = dist.HashStore(), 0, 1
+    dist.init_process_group(
+        device.backend,
+        store=dist.PrefixStore("groups", store),
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+    )
+    shared = dist.PrefixStore("job", store)
+    if rank == 0:
+        shared.set("id", uuid4().hex)
+    return Job(rank=rank, world_size=world_size, id=shared.get("id").decode(), store=shared)
+
+
+def leave_job() -> None:
+    """End the job's process groups; quiet where an engine has ended them already."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,326 @@
+"""`megatron-opsft eval` as users call it, on the shipped model: same results whatever happens on
+the way, and one line for every mistake before anything is sampled.
+"""
+
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import ROOT, Finished, ForkedCli, Run
+
+ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+SMALL = ["--limit", "10", "--samples", "4", "--max-tokens", "250", "--device", "cpu"]
+NUM_SAMPLES = 40
+
+
+def start(cli: ForkedCli, out: Path, *more: object, **environment: str) -> Run:
+    prelude = f"import os; os.environ.update({environment!r})"
+    return cli.start(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *more], prelude)
+
+
+def evaluate(cli: ForkedCli, out: Path, *more: object) -> dict[str, Any]:
+    ended = start(cli, out, *more).wait()
+    assert ended.exit_code == 0, ended.stderr
+    return json.loads((out / "results.json").read_text())
+
+
+def outputs(out: Path) -> dict[str, bytes]:
+    """Whatever must not depend on how it came about."""
+    names = ["results.json", "table.md", "table.tex", "samples/arithmetic.jsonl.gz"]
+    return {name: (out / name).read_bytes() for name in names}
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    text = gzip.decompress((out / "samples/arithmetic.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An evaluation that nothing disturbed."""
+    out = tmp_path_factory.mktemp("eval") / "whole"
+    evaluate(cli, out)
+    return out
+
+
+def test_results_follow_from_the_stored_samples(whole: Path) -> None:
+    rows = rows_of(whole)
+    assert len(rows) == NUM_SAMPLES
+    metrics = json.loads((whole / "results.json").read_text())["overall"]["metrics"]
+    correct = sum(row["outcome"] == "correct" for row in rows) / NUM_SAMPLES
+    tokens = sum(row["num_tokens"] for row in rows) / NUM_SAMPLES
+    assert metrics["accuracy"]["value"] == pytest.approx(correct)
+    assert metrics["mean_tokens"]["value"] == pytest.approx(tokens)
+    assert correct > 0.9 and 80 < tokens < 160
+    assert all(row["text"].count("\\boxed") == 1 for row in rows if row["outcome"] == "correct")
+
+
+def test_every_output_is_there(whole: Path) -> None:
+    there = {str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file()}
+    figures = {f"{name}.{end}" for name in ("accuracy_length", "budgets") for end in ("png", "svg")}
+    assert there == {".lock", "manifest.json", *outputs(whole), *figures}
+    manifest = json.loads((whole / "manifest.json").read_text())
+    assert manifest["identity"]["temperature"] == 0.6 and manifest["identity"]["top_p"] == 0.95
+    assert len(manifest["identity"]["model_sha256"]) == 64
+    assert manifest["example_prompt"].endswith("<think>\n")
+    (told,) = manifest["starts"]
+    assert told["num_samples"] == NUM_SAMPLES and told["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_batch_size_changes_nothing(
+    cli: ForkedCli, whole: Path, tmp_path: Path, batch_size: int
+) -> None:
+    evaluate(cli, tmp_path / "out", "--batch-size", batch_size)
+    assert outputs(tmp_path / "out") == outputs(whole)
+
+
+def test_two_ranks_change_nothing_and_both_work(
+    cli: ForkedCli, whole: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        start(
+            cli,
+            tmp_path / "out",
+            *("--batch-size", 4),
+            **environment,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+        )
+        for rank in range(2)
+    ]
+    parts: set[Path] = set()
+    while not (tmp_path / "out/results.json").exists():
+        parts |= {p for p in (tmp_path / "out/samples/parts").glob("*") if p.stat().st_size}
+        time.sleep(0.05)
+    for rank in ranks:
+        ended = rank.wait()
+        assert ended.exit_code == 0, ended.stderr
+    assert len(parts) == 2
+    assert outputs(tmp_path / "out") == outputs(whole)
+
+
+def test_ten_kills_at_random_moments_change_nothing(
+    cli: ForkedCli, whole: Path, tmp_path: Path
+) -> None:
+    moments = random.Random(0)
+    out = tmp_path / "out"
+    for _ in range(10):
+        run = start(cli, out, "--batch-size", 4)
+        # From before the first sample to about the end of what is left.
+        time.sleep(moments.uniform(0.2, 2.5))
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    evaluate(cli, out, "--batch-size", 4)
+    assert outputs(out) == outputs(whole)
+    starts = json.loads((out / "manifest.json").read_text())["starts"]
+    assert sum(told["num_samples"] for told in starts) < NUM_SAMPLES  # kills lost no sample
+
+
+def test_a_finished_evaluation_samples_nothing_again(cli: ForkedCli, whole: Path) -> None:
+    before = outputs(whole)
+    evaluate(cli, whole)
+    assert outputs(whole) == before
+    assert len(json.loads((whole / "manifest.json").read_text())["starts"]) == 1
+
+
+def test_more_samples_and_problems_keep_those_that_are_there(
+    cli: ForkedCli, whole: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    results = evaluate(cli, out, "--samples", 5, "--limit", 11)
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert [told["num_samples"] for told in manifest["starts"]] == [NUM_SAMPLES, 55 - NUM_SAMPLES]
+    assert results["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
+    evaluate(cli, out)  # and fewer again: the results of those alone
+    assert (out / "results.json").read_bytes() == (whole / "results.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def compared(cli: ForkedCli, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of another size against the shipped one, which was evaluated before."""
+    directory = tmp_path_factory.mktemp("compared")
+    evaluate(cli, directory / "out", "--baseline", whole, "--template", "cod", "--name", "draft")
+    return directory / "out"
+
+
+def test_an_earlier_evaluation_is_the_baseline(compared: Path, whole: Path) -> None:
+    results, base = (json.loads((d / "results.json").read_text()) for d in (compared, whole))
+    tokens = [r["overall"]["metrics"]["mean_tokens"]["value"] for r in (results, base)]
+    ratio = results["overall"]["metrics"]["compression_ratio"]
+    assert ratio["value"] == pytest.approx(tokens[0] / tokens[1])
+    assert results["baseline"] == "tiny_reasoner"
+    assert "template" in (compared / "table.md").read_text()  # the setting that differs
+
+
+def test_compare_names_what_differs(cli: ForkedCli, compared: Path, whole: Path) -> None:
+    out = compared.parent / "comparison"
+    ended = cli.run(["eval", "compare", whole, compared, "--out", out])
+    assert ended.exit_code == 0, ended.stderr
+    assert '- template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
+    assert (out / "accuracy_length.png").stat().st_size > 5000
+    refused = cli.run(["eval", "compare", whole, compared, "--out", whole])
+    assert "holds an evaluation" in error_of(refused)
+
+
+def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: Path) -> None:
+    from megatron_opsft.data.problems import load_problems
+
+    problems = load_problems("arithmetic", split="test").problems[:4]
+    for name, answers in (("mine", [p.answer for p in problems]), ("gsm8k", ["-1"] * 4)):
+        rows = [
+            {"question": p.text, "answer": answer}
+            for p, answer in zip(problems, answers, strict=True)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    config = tmp_path / "eval.yaml"
+    config.write_text(
+        f"model: tiny_reasoner\nname: it\nout: {tmp_path / 'wrong'}\nbaseline: {ASSET}\n"
+        f"data: {{mine: {tmp_path / 'mine.jsonl'}, gsm8k: {tmp_path / 'gsm8k.jsonl'}}}\n"
+        "samples: 2\nmax_tokens: 250\nbudgets: [50, 250]\n"
+    )
+    out = tmp_path / "out"
+    ended = cli.run(["eval", "--config", config, "--out", out])
+    assert ended.exit_code == 0, ended.stderr
+    assert not (tmp_path / "wrong").exists()
+    results = json.loads((out / "results.json").read_text())
+    accuracy = {n: b["metrics"]["accuracy"]["value"] for n, b in results["benchmarks"].items()}
+    assert accuracy["gsm8k"] == 0.0 and accuracy["mine"] > 0.7
+    assert results["overall"]["metrics"]["accuracy"]["value"] == pytest.approx(accuracy["mine"] / 2)
+    assert [point["budget"] for point in results["overall"]["budgets"]] == [50, 250]
+    assert results["overall"]["differences"]["mean_tokens"]["value"] == 0.0  # the same model
+    assert json.loads((out / "baseline/results.json").read_text())["model"] == "tiny_reasoner"
+
+
+def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
+    cli: ForkedCli, whole: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "deer.yaml"
+    words = "[Wait, Alternatively, Hmm]"
+    texts = r'trial_prompt: "</think>\n\\boxed", exit_text: "</think>\n"'
+    config.write_text(f"method: deer\ndeer: {{transition_words: {words}, {texts}}}\n")
+    outs = [tmp_path / "one", tmp_path / "other"]
+    for out, batch_size in zip(outs, (64, 7), strict=True):
+        ended = start(cli, out, "--config", config, "--batch-size", batch_size).wait()
+        assert ended.exit_code == 0, ended.stderr
+    assert outputs(outs[0]) == outputs(outs[1])
+    plain, early = rows_of(whole), rows_of(outs[0])
+    assert sum(row["outcome"] == "correct" for row in early) >= 0.9 * NUM_SAMPLES
+    assert sum(r["num_tokens"] for r in early) < 0.8 * sum(r["num_tokens"] for r in plain)
+    assert sum(r["extra_tokens"] for r in early) > 0 == sum(r["extra_tokens"] for r in plain)
+    settings = json.loads((outs[0] / "results.json").read_text())["settings"]
+    assert settings["method"] == "deer" and settings["deer"]["threshold"] == 0.95
+
+
+def error_of(ended: Finished) -> str:
+    """The one error line."""
+    assert ended.exit_code == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
+        (["--benchmarks", "a,,b"], "one comma"),
+        (["--benchmarks", "aime25"], "--data aime25=FILE"),
+        (["--data", "mine"], "BENCHMARK=FILE"),
+        (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["--samples", "0"], "samples=0"),
+        (["--samples", "5000"], "samples=5000"),
+        (["--max-tokens", "2000"], "1024 positions"),
+        (["--budgets", "0"], "budget 0"),
+        (["--budgets", "100,251"], "budget 251"),
+        (["--budgets", "many"], "budgets"),
+        (["--temperature", "0"], "temperature=0"),
+        (["--top-p", "1.5"], "top_p=1.5"),
+        (["--tp", "2"], "--tp 2 is vLLM's"),
+        (["--baseline", "/nowhere"], "/nowhere"),
+        (["--device", "cuda"], "torch sees no GPU"),
+        (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml does not exist"),
+    ],
+)
+def test_bad_options_are_one_line_before_anything_is_sampled(
+    cli: ForkedCli, tmp_path: Path, options: list[str], words: str
+) -> None:
+    line = error_of(start(cli, tmp_path / "out", *options).wait())
+    assert words in line
+    assert not (tmp_path / "out/samples").exists()
+
+
+def test_models_that_cannot_be_evaluated(cli: ForkedCli, tmp_path: Path) -> None:
+    def error_with(spoil: str, change: Any) -> str:
+        model = Path(shutil.copytree(ASSET, tmp_path / spoil))
+        change(model)
+        return error_of(cli.run(["eval", "--model", model, "--out", tmp_path / "out", *SMALL]))
+
+    def edit(name: str, **changes: object) -> Any:
+        def change(model: Path) -> None:
+            path = model / name
+            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+        return change
+
+    assert "no chat template" in error_with(
+        "template", lambda model: (model / "chat_template.jinja").unlink()
+    )
+    assert "the files are of two models" in error_with(
+        "end", edit("generation_config.json", eos_token_id=17)
+    )
+    assert "config.json" in error_with("config", lambda model: (model / "config.json").unlink())
+    assert "model.safetensors" in error_with(
+        "weights", lambda model: os.truncate(model / "model.safetensors", 100_000)
+    )
+    assert "embed_tokens" in error_with("vocabulary", edit("config.json", vocab_size=590))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "manifest.json").write_text("{}")
+    (run / "metrics.jsonl").write_text("")
+    line = error_of(cli.run(["eval", "--model", run, "--out", tmp_path / "out"]))
+    assert "not finished" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_evaluation_is_not_mixed_in(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    before = outputs(whole)
+    line = error_of(start(cli, whole, "--temperature", "0.7").wait())
+    assert "temperature=0.6, not 0.7" in line and "--overwrite" in line
+    assert outputs(whole) == before
+    (tmp_path / "manifest.json").write_text('{"model": "a training run"}')
+    assert "something else" in error_of(start(cli, tmp_path).wait())
+    assert "something else" in error_of(start(cli, tmp_path, "--overwrite").wait())
+
+
+def test_overwrite_starts_anew(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    (out / "notes.txt").write_text("mine")
+    results = evaluate(cli, out, "--seed", 1, "--overwrite", "--limit", 2)
+    assert results["settings"]["seed"] == 1
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_two_at_once_in_one_directory(cli: ForkedCli, tmp_path: Path) -> None:
+    first = start(cli, tmp_path / "out", "--limit", 100)
+    while not (tmp_path / "out/manifest.json").exists():
+        time.sleep(0.02)
+    assert "another evaluation is writing" in error_of(start(cli, tmp_path / "out").wait())
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
