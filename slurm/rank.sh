@@ -16,7 +16,7 @@ record() {
 where="rank $RANK on ${SLURMD_NODENAME:-$HOSTNAME}"
 case $code in
   75) record "75 $where stopped with a checkpoint, as asked" ;;
-  138 | 143) record "75 $where was asked to stop before it had begun" ;;
+  138 | 143) record "75 $where was ended by the signal at once" ;;
   137) record "137 $where was killed (out of memory?)" ;;
   *) record "$code $where ended with exit code $code" ;;
 esac

@@ -174,7 +174,8 @@ def test_evaluation(cluster: SlurmCluster) -> None:
         {**SETTINGS, **settings, "ENGINE": "hf"},
     )
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert list(out.iterdir())
+    assert "tiny_reasoner: 4 of 4 samples" in cluster.output(job)
+    assert (out / "results.json").is_file()
 
 
 def test_conversion(cluster: SlurmCluster) -> None:
