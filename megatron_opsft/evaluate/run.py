@@ -28,6 +28,7 @@ from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.worker_pool import share_of_cores
 
 log = logging.getLogger("megatron_opsft")
 _Done = dict[str, set[tuple[str, int]]]
@@ -59,9 +60,12 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
 
 
 def open_verifier(settings: EvalSettings) -> Verifier:
-    """This rank's verifier; close it, or use it in a `with`."""
-    config = VerifyConfig(workers=settings.verify_workers, timeout_seconds=settings.verify_timeout)
-    return Verifier(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """This rank's verifier; close it, or use it in a `with`. By default it leaves the engine, which
+    works at the same time, one of the rank's cores.
+    """
+    cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    workers = settings.verify_workers or max(1, cores - 1)
+    return Verifier(VerifyConfig(workers=workers, timeout_seconds=settings.verify_timeout))
 
 
 def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
