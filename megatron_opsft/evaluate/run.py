@@ -35,8 +35,8 @@ _Done = dict[str, set[tuple[str, int]]]
 
 
 def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
-    """Sample what is missing, then write every output. Returns the Markdown table; "" elsewhere
-    than on rank 0.
+    """Sample what is missing, then write every output. Returns the table for a terminal; ""
+    elsewhere than on rank 0.
 
     Errors: `UserError` before anything is sampled.
     """

@@ -101,6 +101,7 @@ class Scorer:
                     sample_index=rollout.sample_index,
                     outcome=verdict.outcome,
                     answer=verdict.answer,
+                    gold=problem.answer,
                     finish_reason=rollout.finish_reason,
                     num_tokens=len(rollout.response_ids),
                     extra_tokens=response.extra_tokens,

@@ -65,7 +65,7 @@ def join_job(device: Device, timeout: timedelta) -> Job:
     timeout: of collectives.
     """
     if "RANK" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, world_size = next(dist.rendezvous("env://"))
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(

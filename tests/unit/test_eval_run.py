@@ -170,7 +170,7 @@ def test_compare_names_what_differs(cli: ForkedCli, compared: Path, whole: Path)
     out = compared.parent / "comparison"
     ended = cli.run(["eval", "compare", whole, compared, "--out", out])
     assert ended.exit_code == 0, ended.stderr
-    assert '- template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
+    assert 'differs: template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
     assert (out / "accuracy_length.png").stat().st_size > 5000
     refused = cli.run(["eval", "compare", whole, compared, "--out", whole])
     assert "holds an evaluation" in error_of(refused)
@@ -251,7 +251,7 @@ def error_of(ended: Finished) -> str:
         (["--temperature", "0"], "temperature=0"),
         (["--top-p", "1.5"], "top_p=1.5"),
         (["--tp", "2"], "--tp 2 is vLLM's"),
-        (["--baseline", "/nowhere"], "/nowhere"),
+        (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["--device", "cuda"], "torch sees no GPU"),
         (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml does not exist"),
