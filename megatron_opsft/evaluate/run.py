@@ -17,7 +17,7 @@ from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
 from megatron_opsft.evaluate.engines import EvalEngine, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
-from megatron_opsft.evaluate.inputs import Inputs, Subject, read_inputs
+from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
 from megatron_opsft.evaluate.progress import Counted, Progress
 from megatron_opsft.evaluate.samples import SampleFiles
@@ -45,6 +45,11 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     job = join_job(device, timedelta(hours=24))
     with ExitStack() as held:
         if job.is_main:
+            if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
+                log.info(
+                    "the model's positions allow %d response tokens, not %d",
+                    *(inputs.max_tokens, MAX_TOKENS),
+                )
             for subject in inputs.subjects:
                 held.enter_context(locked(subject.out))
             _open_directories(inputs, overwrite=overwrite)

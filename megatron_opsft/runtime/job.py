@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron_opsft.runtime.device import Device
 
 _POLL_SECONDS = 0.05
+_PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,7 @@ class Job:
 
     def get(self, name: str) -> str:
         """What some rank has put or will put there."""
-        while not self.store.check([name]):
-            time.sleep(_POLL_SECONDS)
+        self.store.wait([name], _PATIENCE)
         return self.store.get(name).decode()
 
     def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
