@@ -93,11 +93,11 @@ def measure_bare(inputs: Inputs, engine: EvalEngine) -> float:
     )
     sampling = inputs.sampling(inputs.model)
     if isinstance(engine, HfEngine):
-        noise, engine.noise = engine.noise, 0.0
+        noise, engine.decoding.noise = engine.decoding.noise, 0.0
         start = time.perf_counter()
         num_tokens = sum(len(r.response_ids) for r in engine.generate(tickets, sampling))
         seconds = time.perf_counter() - start
-        engine.noise = noise
+        engine.decoding.noise = noise
         return num_tokens / seconds
     from vllm import SamplingParams
 
