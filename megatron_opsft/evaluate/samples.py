@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from uuid import uuid4
 
@@ -108,7 +108,8 @@ class SampleFiles:
 
 
 def _to_line(sample: StoredSample) -> str:
-    return json.dumps(asdict(sample), ensure_ascii=False) + "\n"
+    row = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _read(path: Path) -> Iterator[StoredSample]:
