@@ -21,7 +21,7 @@ from megatron_opsft.config import VerifyConfig
 from megatron_opsft.evaluate.directory import read_manifest, write_manifest
 from megatron_opsft.evaluate.engines import EvalEngine, open_engine
 from megatron_opsft.evaluate.inputs import Inputs, read_inputs
-from megatron_opsft.evaluate.run import open_verifier, sample
+from megatron_opsft.evaluate.run import sample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import make_tickets
 from megatron_opsft.rollout.engine import single_requests
