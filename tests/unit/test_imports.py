@@ -31,7 +31,13 @@ HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
     "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
-    "typer": ["cli.py", "convert/commands.py", "evaluate/commands.py", "plan/commands.py"],
+    "typer": [
+        "cli.py",
+        "convert/commands.py",
+        "evaluate/commands.py",
+        "launch/commands.py",
+        "plan/commands.py",
+    ],
     "datasets": ["data/sources.py"],
     "tensorboard": ["runtime/metrics.py"],
     "torch.utils.tensorboard": ["runtime/metrics.py"],
@@ -56,6 +62,7 @@ HOMES = {
         "weights/transfer.py",
         "weights/dist_metadata.py",
         "convert/layout.py",
+        "launch/torchrun.py",
     ],
 }
 
