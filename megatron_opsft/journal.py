@@ -15,6 +15,7 @@ from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verd
 from megatron_opsft.runtime.distributed import gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.metrics import MetricsLog
+from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.run_dir import RunDir
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
@@ -47,6 +48,7 @@ class Journal:
         watch: Stopwatch,
     ) -> None:
         """One line of metrics.jsonl; `pairs` are this rank's responses."""
+        enter("record")
         everything = gather_to_main(pairs)
         if self._log is None:
             return
@@ -85,6 +87,7 @@ class Journal:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         if self._s.held_out is None:
             return
+        enter("evaluate")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
             self._log.evaluation(
@@ -98,6 +101,7 @@ class Journal:
 
     def checkpoint(self, step: int) -> None:
         """Save the state after `step` updates."""
+        enter("checkpoint")
         self._s.checkpointer.save(step, {"config_hash": config_hash(self._s.config)})
 
     def save_failed_batch(self, step: int, samples: Sequence[Sample]) -> None:
@@ -118,6 +122,7 @@ class Journal:
 
     def finish(self) -> None:
         """Export the model as a Hugging Face directory and write summary.json."""
+        enter("export")
         exporter = self._s.sync.exporter
         if self._log is None:
             for _ in exporter.stream():
