@@ -240,6 +240,10 @@ class CheckpointConfig(Section):
         50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
     )
     keep: int = Field(2, ge=1, description="How many of the newest to keep.")
+    asynchronous: bool = Field(
+        True,
+        description="Write while the run goes on, from a copy in CPU memory; the last one is waited for.",
+    )
 
 
 class Config(Section):

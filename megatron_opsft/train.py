@@ -48,7 +48,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
                 journal.evaluate(step)
             every = config.checkpoint.every
             if last or stopping or (every and step % every == 0):
-                journal.checkpoint(step)
+                journal.checkpoint(step, leaving=last or stopping)
             if stopping and not last:
                 return REQUEUE_EXIT_CODE
         journal.finish()
