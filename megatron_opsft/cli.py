@@ -17,7 +17,7 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.runtime.durable import is_disk_full
-from megatron_opsft.runtime.progress import place, whereabouts
+from megatron_opsft.runtime.progress import whereabouts
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
 app = typer.Typer(
@@ -113,7 +113,7 @@ def run(commands: typer.Typer) -> None:
     except UserError as error:
         _exit(f"error: {error}", 2)
     except NonFiniteError as error:  # the same on every rank, and it names the one it came from
-        _exit(f"error: {place()}: {error}", 3)
+        _exit(f"error: {error}", 3)
     except SyncError as error:
         _exit(f"error: {whereabouts()}: {error}", 3)
     except Exception as error:

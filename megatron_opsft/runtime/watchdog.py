@@ -109,6 +109,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         next_beat = 0.0
+        told = -1
         heard = last = time.monotonic()
         rest = b""
         while not self._leaving:
@@ -117,9 +118,10 @@ class Watchdog:
                 heard = now
             last = now
             try:
-                if now >= next_beat:
+                here = place()
+                if now >= next_beat or here.number != told:
                     next_beat = now + self._limits.beat_seconds
-                    here = place()
+                    told = here.number
                     self._send({"beat": [str(here), here.number, now - here.entered]})
                 data = self._socket.recv(65536)
             except TimeoutError:
