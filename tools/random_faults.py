@@ -192,8 +192,9 @@ def outcome(run: Run, fault: Fault, before: int, line: int) -> str:
         return restarted or (quiet and run.steps() >= before + 3)
 
     if run.wait(recovered, LIMIT_SECONDS):
+        met = not (run.faults / fault.kind).exists()
         fault.undo()
-        return "went on"
+        return "FINDING: nobody has noticed" if met and fault.kind == "nan" else "went on"
     if run.process.poll() is None:
         return "FINDING: no outcome within the limit"
     code = run.end()

@@ -1,7 +1,8 @@
 """Python imports this file first in every process of a run under tools/random_faults.py.
 
-In a training rank it makes the loss of one micro-batch not a number, or never return, when a file
-`nan` or `stuck` appears in the directory OPSFT_FAULTS; the rank that takes the file is the one.
+In a training rank it makes the hidden states of one micro-batch not numbers, or its loss never
+return, when a file `nan` or `stuck` appears in the directory OPSFT_FAULTS; the rank that takes the
+file is the one.
 """
 
 import builtins
@@ -27,12 +28,11 @@ def _spoil(step: Any) -> None:
     losses = step._sum_losses
 
     def spoilt(*args: Any) -> Any:
-        while _taken("stuck"):
+        if _taken("stuck"):
             while True:
                 time.sleep(1)
-        factor = float("nan") if _taken("nan") else 1.0
-        loss_sum, num_tokens, reported = losses(*args)
-        return loss_sum * factor, num_tokens, reported * factor
+        *others, hidden = args
+        return losses(*others, hidden * float("nan") if _taken("nan") else hidden)
 
     step._sum_losses = spoilt
 
