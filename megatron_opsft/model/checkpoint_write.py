@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -51,7 +52,7 @@ class CheckpointWrite:
 
     def _prepare(self) -> str | None:
         """On rank 0: make the directory, see that there is room for the small files; what fails."""
-        if torch.distributed.get_rank() != 0:
+        if dist.get_rank() != 0:
             return None
         shutil.rmtree(self._directory, ignore_errors=True)
         try:
@@ -88,7 +89,7 @@ class CheckpointWrite:
     def _write(self, buckets: list[Any]) -> None:
         """In a thread: the files of this rank, on disk, and their checksums. No collectives."""
         try:
-            if torch.distributed.get_rank() == 0:
+            if dist.get_rank() == 0:
                 self._reserve((1 << 20) + self._num_bytes // 100)
             transforms = self._request.async_fn.args[0] if buckets else []
             for number, bucket in enumerate(buckets):
@@ -124,19 +125,19 @@ class CheckpointWrite:
         if not errors:
             errors = self._finalize()
         if errors:
-            if torch.distributed.get_rank() == 0:
+            if dist.get_rank() == 0:
                 shutil.rmtree(self._directory, ignore_errors=True)
             return errors[0]
         return dict(sorted(gather_from_all(list(self._checksums.items()))))
 
     def _finalize(self) -> list[str]:
-        if torch.distributed.get_rank() == 0:
+        if dist.get_rank() == 0:
             (self._directory / _RESERVE).unlink()
         if len(self._request.async_fn_args) == 3:
             self._request.async_fn_args[2].put(self._results)
         for function in self._request.finalize_fns:
             function()
-        if torch.distributed.get_rank() != 0:
+        if dist.get_rank() != 0:
             return broadcast_object([])
         errors = []
         names = {path.name for path in self._directory.iterdir()}
