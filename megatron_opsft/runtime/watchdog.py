@@ -167,7 +167,8 @@ class Watchdog:
             return
         except OSError:
             pass  # no file can be created: better said twice than never
-        print(f"error: {verdict.message}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"error: {verdict.message}\n")  # at once: other ranks write there too
+        sys.stderr.flush()
 
     def _end(self, verdict: Verdict) -> None:
         """End this process as the verdict says, or let whoever reports a failure do it."""

@@ -1,4 +1,4 @@
-"""Files that no longer fit: what was there stays, nothing half is left, the message has the path."""
+"""Files that no longer fit: what was there stays, and the message has the path."""
 
 import resource
 from collections.abc import Iterator
