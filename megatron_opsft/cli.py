@@ -16,7 +16,7 @@ from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
-from megatron_opsft.runtime.durable import is_disk_full
+from megatron_opsft.runtime.durable import full_disk_behind
 from megatron_opsft.runtime.progress import whereabouts
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
@@ -117,8 +117,8 @@ def run(commands: typer.Typer) -> None:
     except SyncError as error:
         _exit(f"error: {whereabouts()}: {error}", 3)
     except Exception as error:
-        if is_disk_full(error):
-            _exit(f"error: {whereabouts()}: {error}; make room, then go on with --resume", 2)
+        if full := full_disk_behind(error):
+            _exit(f"error: {whereabouts()}: {full}; make room, then go on with --resume", 2)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]

@@ -20,7 +20,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
-from megatron_opsft.runtime.durable import describe_failed_write
+from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind
 
 _RESERVE = ".reserve"
 _BLOCK_BYTES = 1 << 22
@@ -104,10 +104,9 @@ class CheckpointWrite:
                     raise written
                 self._results[number] = written
                 self._checksums[bucket[1]] = checksum(Path(bucket[0]))
-        except OSError as error:
-            self._error = describe_failed_write(self._directory, self._num_bytes, error)
         except Exception as error:  # it must reach the other ranks, which would wait for ever
-            self._error = f"cannot write {self._directory}: {type(error).__name__}: {error}"
+            reason = full_disk_behind(error) or error
+            self._error = describe_failed_write(self._directory, self._num_bytes, reason)
 
     @property
     def is_writing(self) -> bool:

@@ -14,15 +14,23 @@ from megatron_opsft.errors import UserError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, the limit of a file
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether a write failed because nothing more fits."""
-    return isinstance(error, OSError) and error.errno in _FULL
+def full_disk_behind(error: BaseException | None) -> OSError | None:
+    """The failed write behind an error, if that was because nothing more fits.
+
+    Torch's writer, for one, ends with an error of its own when its file does.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
-def describe_failed_write(path: Path, num_bytes: int, error: OSError) -> str:
+def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
     """Such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-    return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {error.strerror or error}"
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
 
 
 @contextmanager
@@ -31,9 +39,9 @@ def explaining_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not is_disk_full(error):
+        if (full := full_disk_behind(error)) is None:
             raise
-        message = describe_failed_write(path, num_bytes, error)
+        message = describe_failed_write(path, num_bytes, full)
         raise UserError(f"{message}; make room, then go on with --resume") from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import append_line, is_disk_full, write_bytes
+from megatron_opsft.runtime.durable import append_line, full_disk_behind, write_bytes
 
 
 @contextmanager
@@ -47,4 +47,17 @@ def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
 def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_bytes(tmp_path / "nowhere" / "x", b"")
-    assert not is_disk_full(caught.value)
+    assert full_disk_behind(caught.value) is None
+
+
+def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
+    import torch
+
+    with (
+        files_of_at_most(100_000),
+        pytest.raises(Exception) as caught,
+        open(tmp_path / "x", "wb") as file,
+    ):
+        torch.save(torch.zeros(100_000), file)
+    full = full_disk_behind(caught.value)
+    assert full is not None and full.strerror == "File too large"
