@@ -91,6 +91,11 @@ class Checkpointer:
         )
         self._pending = (write, {"step": step, **about})
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank still writes a checkpoint."""
+        return self._pending is not None and self._pending[0].is_writing
+
     def finish(self, *, wait: bool = True) -> str | None:
         """Let the checkpoint appear that was started, if any; what made it fail, or None.
 
