@@ -58,6 +58,7 @@ HOMES = {
         "plan/ranks.py",
         "objective/output_head.py",  # the type of a group
         "model/checkpoint.py",
+        "model/checkpoint_write.py",
         "weights/export.py",
         "weights/transfer.py",
         "weights/dist_metadata.py",

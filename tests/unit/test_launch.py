@@ -22,6 +22,7 @@ RESOURCES = Resources(nodes=4, ranks_per_node=8, gpus_per_node=8)
     [
         ([0], 3, [False]),
         ([137, 1, 0], 3, [False, True, True]),
+        ([69, 0], 1, [False, True]),
         ([1, 1, 134], 2, [False, True, True]),
         ([1], 0, [False]),
         ([75], 3, [False]),
