@@ -3,7 +3,6 @@
 Pure and without chance, so that the same plan gives the same numbers.
 """
 
-import heapq
 import math
 import random
 from collections.abc import Sequence
@@ -92,46 +91,3 @@ def mean_before_the_cut(measured: float, *, sigma: float, limit: int) -> float:
         values = quantiles(200, mean_tokens=middle, sigma=sigma, limit=limit)
         low, high = (middle, high) if sum(values) / 200 < measured else (low, middle)
     return high
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`num_steps` decoding steps of `batch` sequences; context: tokens of all of them together,
-    prompts included, on average over the steps.
-    """
-
-    num_steps: int
-    batch: int
-    context: float
-
-
-def decode_segments(
-    lengths: Sequence[int], prompt_tokens: int, slots: int, *, refill: bool
-) -> list[Segment]:
-    """How an engine with so many slots gets through the lengths, in their order.
-
-    refill: a slot that gets free takes the next one at once (vLLM); otherwise a whole batch ends
-    before the next begins (the Hugging Face engine), shrinking on the way.
-    """
-    if not refill:
-        batches = [lengths[i : i + slots] for i in range(0, len(lengths), slots)]
-        if len(batches) > 1:
-            return [
-                s for b in batches for s in decode_segments(b, prompt_tokens, slots, refill=True)
-            ]
-    waiting = list(reversed(lengths))
-    running: list[tuple[int, int]] = []  # a heap of (step at which it ends, tokens it then holds)
-    segments = []
-    now = held = 0
-    while waiting or running:
-        while waiting and len(running) < slots:
-            length = waiting.pop()
-            heapq.heappush(running, (now + length, prompt_tokens + length))
-            held += prompt_tokens
-        steps, batch = running[0][0] - now, len(running)
-        segments.append(Segment(steps, batch, held + batch * steps / 2))
-        now += steps
-        held += batch * steps
-        while running and running[0][0] == now:
-            held -= heapq.heappop(running)[1]
-    return segments

@@ -1,10 +1,12 @@
 """One step of a job in seconds, from the functions of `seconds`; pure, no Megatron."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from megatron_opsft.plan.decoding import Segment, refilled_segments, static_segments
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Segment, Workload, decode_segments
+from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
     Stage,
@@ -13,7 +15,7 @@ from megatron_opsft.plan.memory import (
     whole_elements,
 )
 from megatron_opsft.plan.seconds import (
-    EngineSizes,
+    PassSeconds,
     decode_bytes,
     decode_step_overhead,
     decode_step_seconds,
@@ -74,20 +76,20 @@ def predict_step(
     job: Job, stages: list[Stage], memory: list[RankMemory], workload: Workload
 ) -> StepSeconds:
     """stages, memory: of every pipeline stage."""
-    prefill, decode, overhead = rollout_seconds(job, memory[0], workload)
+    rollout = rollout_seconds(job, memory[0], workload)
     train, exchange, update, bubble = train_seconds(job, stages, workload)
     finished = sum(n < workload.limit for n in workload.lengths)
     cores = job.world_size * job.hardware.cpu_cores
     return StepSeconds(
-        prefill=prefill,
-        decode=decode,
-        decode_overhead=overhead / decode if decode else 0.0,
+        prefill=rollout.prefill,
+        decode=rollout.decode,
+        decode_overhead=rollout.overhead / rollout.decode if rollout.decode else 0.0,
         verify=verify_seconds(finished, cores, job.hardware),
         train=train,
         exchange=exchange,
         update=update,
         bubble=bubble,
-        push=_push(job, stages),
+        push=push_phase_seconds(job, stages),
     )
 
 
@@ -95,62 +97,88 @@ def num_slots(job: Job, memory: RankMemory, workload: Workload) -> int:
     """Responses that one engine decodes at once: rollout.batch_size, or as many as the cache holds
     at the mean length (vLLM puts the others off).
     """
-    batch = min(job.config.rollout.batch_size, -(-len(workload.lengths) // job.num_engines))
     if job.config.rollout.engine == "hf":
-        return batch
+        return job.config.rollout.batch_size
+    batch = min(job.config.rollout.batch_size, -(-len(workload.lengths) // job.num_engines))
     mean = workload.prompt_tokens + workload.sampled_tokens / len(workload.lengths)
     return max(1, min(batch, int(memory.kv_cache / (kv_bytes_per_token(job) * mean))))
 
 
-def engine_segments(job: Job, workload: Workload, slots: int) -> list[list[Segment]]:
-    """Of each engine that has work: all responses to a problem go to one engine, problems are dealt
-    out in turn (`rollout.engine.my_share`). The Hugging Face engine's share is cut by responses.
+def engine_shares(job: Job, workload: Workload) -> list[tuple[int, ...]]:
+    """The lengths that each engine is asked for; empty where one gets no work.
+
+    As `rollout.engine.my_share` deals them: all responses to a problem go to one engine, problems
+    in turn; the Hugging Face engine's are dealt in whole batches.
     """
-    group = job.config.rollout.group_size
-    if job.config.rollout.engine == "hf":
-        group = max(1, min(group, len(workload.lengths) // job.num_engines))
-    groups = [workload.lengths[i : i + group] for i in range(0, len(workload.lengths), group)]
-    shares = [groups[e :: job.num_engines] for e in range(min(job.num_engines, len(groups)))]
-    refill = job.config.rollout.engine == "vllm"
+    rollout, lengths = job.config.rollout, workload.lengths
+    together = rollout.batch_size if rollout.engine == "hf" else rollout.group_size
+    parts = [lengths[i : i + together] for i in range(0, len(lengths), together)]
     return [
-        decode_segments([n for g in share for n in g], workload.prompt_tokens, slots, refill=refill)
-        for share in shares
+        tuple(n for part in parts[engine :: job.num_engines] for n in part)
+        for engine in range(job.num_engines)
     ]
 
 
-def rollout_seconds(job: Job, memory: RankMemory, workload: Workload) -> tuple[float, float, float]:
-    """(prefill, decode, decode steps' overhead in it) of the slowest engine."""
-    engine = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
+def engine_segments(
+    job: Job, workload: Workload, share: Sequence[int], slots: int
+) -> list[Segment]:
+    """The decoding steps of an engine that is asked for these lengths."""
+    if job.config.rollout.engine == "hf":
+        return static_segments(share, workload.prompt_tokens, slots, workload.limit)
+    return refilled_segments(share, workload.prompt_tokens, slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSeconds:
+    """What an engine does with its share; overhead: the part of `decode` that reads nothing."""
+
+    prefill: float
+    decode: float
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        return self.prefill + self.decode
+
+
+def engine_seconds(job: Job, workload: Workload, share: Sequence[int], slots: int) -> EngineSeconds:
+    """Of one engine that is asked for these lengths."""
+    sizes = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
+    segments = engine_segments(job, workload, share, slots)
+    # The responses to a problem share its prompt.
+    problems = -(-len(share) // job.config.rollout.group_size)
+    return EngineSeconds(
+        prefill=prefill_seconds(
+            job.shape, job.hardware, workload.prompt_tokens, problems, job.engine_tp
+        ),
+        decode=sum(
+            s.num_steps * decode_step_seconds(sizes, job.hardware, s.batch, s.context)
+            for s in segments
+        ),
+        overhead=sum(s.num_steps for s in segments) * decode_step_overhead(sizes, job.hardware),
+    )
+
+
+def rollout_seconds(job: Job, memory: RankMemory, workload: Workload) -> EngineSeconds:
+    """Of the slowest engine."""
     slots = num_slots(job, memory, workload)
-    decoding = [
-        (_decode_seconds(job, engine, segments), sum(s.num_steps for s in segments))
-        for segments in engine_segments(job, workload, slots)
-    ]
-    slowest, steps = max(decoding)
-    problems = -(-job.config.data.prompts_per_step // job.num_engines)
-    prefill = prefill_seconds(
-        job.shape, job.hardware, workload.prompt_tokens, problems, job.engine_tp
+    engines = (
+        engine_seconds(job, workload, share, slots) for share in engine_shares(job, workload)
     )
-    return prefill, slowest, steps * decode_step_overhead(engine, job.hardware)
-
-
-def _decode_seconds(job: Job, engine: EngineSizes, segments: list[Segment]) -> float:
-    return sum(
-        s.num_steps * decode_step_seconds(engine, job.hardware, s.batch, s.context)
-        for s in segments
-    )
+    return max(engines, key=lambda engine: engine.total)
 
 
 def decode_work(job: Job, memory: RankMemory, workload: Workload) -> tuple[float, int]:
     """(bytes read, steps) of the engine that reads most, for calibration."""
-    engine = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
+    sizes = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
     slots = num_slots(job, memory, workload)
     return max(
         (
-            sum(s.num_steps * decode_bytes(engine, s.batch, s.context) for s in segments),
+            sum(s.num_steps * decode_bytes(sizes, s.batch, s.context) for s in segments),
             sum(s.num_steps for s in segments),
         )
-        for segments in engine_segments(job, workload, slots)
+        for share in engine_shares(job, workload)
+        for segments in [engine_segments(job, workload, share, slots)]
     )
 
 
@@ -160,42 +188,71 @@ def train_seconds(
     """(all of it, exchange of gradients that nothing hides, update, share of bubbles)."""
     count = num_microbatches(job, workload)
     passes = [_microbatch(job, stage, workload, count) for stage in stages]
-    busy = [count * p for p in passes]
-    pipeline = pipeline_seconds(passes, count, job.parallel.vpp or 1)
-    exchange = 0.0
-    reach = min(job.world_size, job.dp * job.parallel.tp)
-    for stage, one in zip(stages, passes, strict=True):
-        seconds = ring_seconds(stage.gradient_bytes, job.dp, reach, job.hardware)
-        if not job.parallel.overlap_param_gather or not job.parallel.overlap_grad_reduce:
-            seconds += ring_seconds(stage.weight_bytes, job.dp, reach, job.hardware)
-        if job.parallel.overlap_grad_reduce:
-            seconds = max(0.0, seconds - one * 2 / 3)  # behind the last backward pass
-        exchange = max(exchange, seconds)
+    busy = [count * p.total for p in passes]
+    pipeline = pipeline_seconds([p.total for p in passes], count, job.parallel.vpp or 1)
+    exchange = max(
+        reduce_seconds(job, stage, one.backward) + gather_in_train_seconds(job, stage)
+        for stage, one in zip(stages, passes, strict=True)
+    )
     update = max(optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages)
     bubble = 1 - sum(busy) / len(busy) / pipeline
     return pipeline + exchange + update, exchange, update, bubble
 
 
-def _microbatch(job: Job, stage: Stage, workload: Workload, count: int) -> float:
-    """Seconds of an average micro-batch on a stage, both passes."""
+def reduce_seconds(job: Job, stage: Stage, last_backward: float) -> float:
+    """Of the gradients over the data-parallel ranks: what does not hide behind the last backward
+    pass.
+    """
+    seconds = ring_seconds(stage.gradient_bytes, job.dp, _reach(job), job.hardware)
+    return max(0.0, seconds - last_backward) if job.parallel.overlap_grad_reduce else seconds
+
+
+def gather_in_train_seconds(job: Job, stage: Stage) -> float:
+    """Of the updated weights, where the trainer waits for them; otherwise the push does."""
+    return 0.0 if _gather_overlaps(job) else _gather_seconds(job, stage)
+
+
+def _gather_overlaps(job: Job) -> bool:
+    return job.parallel.overlap_param_gather and job.parallel.overlap_grad_reduce
+
+
+def _gather_seconds(job: Job, stage: Stage) -> float:
+    return ring_seconds(stage.weight_bytes, job.dp, _reach(job), job.hardware)
+
+
+def _reach(job: Job) -> int:
+    """Ranks from the first to the last of a data-parallel group."""
+    return job.dp * job.parallel.tp
+
+
+def _microbatch(job: Job, stage: Stage, workload: Workload, count: int) -> PassSeconds:
+    """An average micro-batch on a stage."""
     if not workload.accepted:
-        return 0.0
+        return PassSeconds(forward=0.0, backward=0.0)
     sequences = len(workload.accepted) / job.dp / count
     length = workload.trained_tokens / len(workload.accepted)
     # Attention's square is that of the mean sequence; a part of one counts as that part.
     whole, part = int(sequences), sequences - int(sequences)
-    one = microbatch_seconds(
+    lengths = [round(length)] * whole + [round(length * part)] * (part > 0)
+    return stage_pass(job, stage, lengths, round(sum(workload.accepted) / job.dp / count))
+
+
+def stage_pass(job: Job, stage: Stage, lengths: Sequence[int], num_loss_tokens: int) -> PassSeconds:
+    """A micro-batch of sequences of these lengths on a rank of a stage; num_loss_tokens: in it,
+    whether the stage has the output layer or not.
+    """
+    return microbatch_seconds(
         job.shape,
         job.hardware,
         num_layers=stage.num_layers,
-        lengths=[round(length)] * whole + [round(length * part)] * (part > 0),
-        num_loss_tokens=round(sum(workload.accepted) / job.dp / count) * stage.has_output,
+        lengths=lengths,
+        num_loss_tokens=num_loss_tokens * stage.has_output,
         tp=job.parallel.tp,
         pp=job.parallel.pp,
+        stage_ranks=job.world_size // job.parallel.pp,
         dtype_bytes=job.dtype_bytes,
         recompute=job.config.train.recompute,
     )
-    return one.total
 
 
 def training_flops(job: Job, workload: Workload) -> float:
@@ -204,13 +261,12 @@ def training_flops(job: Job, workload: Workload) -> float:
     return 3 * forward_flops(job.shape, lengths, sum(workload.accepted))
 
 
-def _push(job: Job, stages: list[Stage]) -> float:
+def push_phase_seconds(job: Job, stages: list[Stage]) -> float:
+    """The push, and before it the gather of the updated weights where it waits for that."""
     received, across = push_bytes(job)
     seconds = push_seconds(received, job.hardware, world_size=job.world_size, across_nodes=across)
-    if job.parallel.overlap_param_gather and job.parallel.overlap_grad_reduce:
-        # The gather of the updated weights, which the push waits for.
-        reach = min(job.world_size, job.dp * job.parallel.tp)
-        seconds += max(ring_seconds(s.weight_bytes, job.dp, reach, job.hardware) for s in stages)
+    if _gather_overlaps(job):
+        seconds += max(_gather_seconds(job, stage) for stage in stages)
     return seconds
 
 
