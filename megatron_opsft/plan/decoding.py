@@ -1,7 +1,5 @@
-"""How rollout engines get through the responses that they are given: steps, batches, context; pure.
-
-Every segment is a run of decoding steps that cost as good as the same; `seconds.decode_step_seconds`
-says how much.
+"""How rollout engines get through the responses that they are asked for: decoding steps, how many
+sequences are in them, and the tokens that these hold; pure.
 """
 
 import heapq

@@ -43,6 +43,11 @@ class Hardware:
     gpus_per_node: int = 8
 
     @property
+    def node_cores(self) -> float:
+        """CPU cores of a node. Where the devices are CPUs, its ranks share them."""
+        return self.cpu_cores * self.gpus_per_node
+
+    @property
     def is_cuda(self) -> bool:
         """Whether the trainer takes the fast parts that only a GPU has."""
         return self.name != "cpu"

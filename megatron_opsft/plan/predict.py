@@ -32,6 +32,10 @@ from megatron_opsft.weights.architectures.flops import forward_flops
 
 # How full micro-batches get (`objective.packing`; the metric packing_efficiency of real runs).
 _PACKING = 0.95
+# Of one token of an accepted sample: what pickle makes of its id, and unpickling and packing it
+# (measured on one core).
+_SAMPLE_BYTES = 4.1
+_SAMPLE_SECONDS = 60e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +101,10 @@ def num_slots(job: Job, memory: RankMemory, workload: Workload) -> int:
     """Responses that one engine decodes at once: rollout.batch_size, or as many as the cache holds
     at the mean length (vLLM puts the others off).
     """
+    largest_share = max(len(share) for share in engine_shares(job, workload))
+    batch = min(job.config.rollout.batch_size, largest_share)
     if job.config.rollout.engine == "hf":
-        return job.config.rollout.batch_size
-    batch = min(job.config.rollout.batch_size, -(-len(workload.lengths) // job.num_engines))
+        return batch
     mean = workload.prompt_tokens + workload.sampled_tokens / len(workload.lengths)
     return max(1, min(batch, int(memory.kv_cache / (kv_bytes_per_token(job) * mean))))
 
@@ -196,6 +201,7 @@ def train_seconds(
     )
     update = max(optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages)
     bubble = 1 - sum(busy) / len(busy) / pipeline
+    exchange += sample_exchange_seconds(job, workload)
     return pipeline + exchange + update, exchange, update, bubble
 
 
@@ -235,6 +241,13 @@ def _microbatch(job: Job, stage: Stage, workload: Workload, count: int) -> PassS
     whole, part = int(sequences), sequences - int(sequences)
     lengths = [round(length)] * whole + [round(length * part)] * (part > 0)
     return stage_pass(job, stage, lengths, round(sum(workload.accepted) / job.dp / count))
+
+
+def sample_exchange_seconds(job: Job, workload: Workload) -> float:
+    """Every rank gets every accepted sample, and makes Python objects of it."""
+    tokens = workload.trained_tokens
+    sent = ring_seconds(tokens * _SAMPLE_BYTES, job.world_size, job.world_size, job.hardware)
+    return sent + tokens * _SAMPLE_SECONDS
 
 
 def stage_pass(job: Job, stage: Stage, lengths: Sequence[int], num_loss_tokens: int) -> PassSeconds:
