@@ -63,6 +63,36 @@ def make_workload(
     )
 
 
+def draw_workload(
+    num_responses: int,
+    *,
+    mean_tokens: float,
+    sigma: float,
+    limit: int,
+    acceptance: float,
+    prompt_tokens: int,
+    seed: int,
+) -> Workload:
+    """The same by chance: every response is a draw of its own, and each that finishes is accepted
+    with a probability that makes `acceptance` of all.
+    """
+    chance = random.Random(seed)
+    middle = math.log(mean_tokens) - sigma * sigma / 2
+    lengths = tuple(
+        max(1, min(limit, round(math.exp(middle + sigma * chance.gauss(0.0, 1.0)))))
+        for _ in range(num_responses)
+    )
+    finished = [n for n in lengths if n < limit]
+    count = min(len(finished), round(acceptance * num_responses))
+    kept = sorted(chance.sample(range(len(finished)), count))
+    return Workload(
+        lengths=lengths,
+        accepted=tuple(finished[i] for i in kept),
+        prompt_tokens=prompt_tokens,
+        limit=limit,
+    )
+
+
 def quantiles(count: int, *, mean_tokens: float, sigma: float, limit: int) -> list[int]:
     """`count` evenly spaced quantiles in ascending order, each from 1 to `limit`."""
     middle = math.log(mean_tokens) - sigma * sigma / 2

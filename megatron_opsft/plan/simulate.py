@@ -11,11 +11,12 @@ gradients, and in the push.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megatron_opsft.plan.engines import num_slots
 from megatron_opsft.plan.events import Clock, Process, Work
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import Stage, rank_memory
-from megatron_opsft.plan.predict import num_slots, push_phase_seconds
+from megatron_opsft.plan.predict import push_phase_seconds
 from megatron_opsft.plan.simulated_rollout import (
     SimulatedRollout,
     cores_of,

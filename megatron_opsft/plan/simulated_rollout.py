@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from megatron_opsft.plan.engines import engine_seconds, engine_shares
 from megatron_opsft.plan.events import Clock, Cores, Process, Signal, Work
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
-from megatron_opsft.plan.predict import engine_seconds, engine_shares
 from megatron_opsft.plan.seconds import verify_seconds
 
 
@@ -35,7 +35,7 @@ def node_cores(clock: Clock, job: Job) -> list[Cores] | None:
     if job.hardware.is_cuda:
         return None
     nodes = -(-job.world_size // job.hardware.gpus_per_node)
-    return [Cores(clock, job.hardware.node_cores) for _ in range(nodes)]
+    return [Cores(clock, job.cores_per_node) for _ in range(nodes)]
 
 
 def cores_of(cores: list[Cores] | None, job: Job, rank: int) -> Cores | None:
@@ -94,10 +94,10 @@ def _to_verify(
 
 
 def _verification(job: Job, num_responses: int, cores: Cores | None) -> Work:
-    hardware = job.hardware
+    hardware, mine = job.hardware, job.cores_per_node / job.ranks_per_node
     if cores is None:
-        return Work(verify_seconds(num_responses, hardware.cpu_cores, hardware))
+        return Work(verify_seconds(num_responses, mine, hardware))
     # As `verify.worker_pool.share_of_cores`: at least one process for each rank.
-    workers = job.config.verify.workers or max(1, int(hardware.cpu_cores))
+    workers = job.config.verify.workers or max(1, int(mine))
     width = max(1, min(workers, num_responses))
     return Work(verify_seconds(num_responses, width, hardware), cores, width)

@@ -6,7 +6,7 @@ Tensor-parallel peers do the same at the same time: one process stands for all o
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from megatron_opsft.objective.packing import plan_packing
@@ -121,8 +121,9 @@ class _Training:
         self.done: dict[tuple[int, Pass, int], Signal] = defaultdict(Signal)
         self.backward_ended = [Signal(job.dp) for _ in stages]
         self.reduced = Signal(job.dp * len(stages))
-        # By replica and stage: when its own passes, when those of all its replica were through.
+        # By replica and stage: when its passes, when its update was through.
         self.own_end: dict[tuple[int, int], float] = {}
+        self.ended: dict[tuple[int, int], float] = {}
         self.ranks: dict[tuple[int, int], RankTraining] = {}
 
     def run(self, exchange_of_samples: float) -> SimulatedTraining:
@@ -131,10 +132,14 @@ class _Training:
             for stage in self.stages:
                 self.clock.start(self._rank(replica, stage, exchange_of_samples))
         self.clock.run()
+        end = self.clock.now
         return SimulatedTraining(
-            seconds=self.clock.now,
+            seconds=end,
             num_microbatches=len(self.packed[0]),
-            ranks=[self.ranks[key] for key in sorted(self.ranks)],
+            ranks=[
+                replace(rank, slowest=rank.slowest + end - self.ended[key])
+                for key, rank in sorted(self.ranks.items())
+            ],
         )
 
     def _rank(self, replica: int, stage: Stage, exchange_of_samples: float) -> Process:
@@ -168,6 +173,7 @@ class _Training:
         update = clock.now - start
         gather = gather_in_train_seconds(job, stage)
         yield gather
+        self.ended[replica, stage.index] = clock.now
         pipeline_end = max(self.own_end[replica, s.index] for s in self.stages)
         self.ranks[replica, stage.index] = RankTraining(
             stage=stage.index,
