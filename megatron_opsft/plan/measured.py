@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
@@ -24,6 +25,7 @@ _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first pus
 class MeasuredStep:
     """workload: what was sampled and accepted; seconds: by phase, on rank 0; total: of the step."""
 
+    step: int
     workload: Workload
     seconds: dict[str, float]
     total: float
@@ -47,7 +49,17 @@ def read_run(
     sigma: float,
 ) -> MeasuredRun:
     """config.yaml, manifest.json and metrics.jsonl of a run directory, and the lengths in rollouts/
-    where they were saved. Errors: `UserError` for what is missing or was not trained.
+    where they were saved. Errors: as `read_metrics`, and `check_job`'s.
+    """
+    config, world_size, lines = read_metrics(path)
+    job = check_job(config, read_shape(config.model.path), hardware, world_size)
+    steps = tuple(_measured_step(path, line, job, prompt_tokens, sigma) for line in lines)
+    return MeasuredRun(name=path.name, job=job, steps=steps)
+
+
+def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
+    """Configuration, number of ranks and metrics of a run's steps with an update, without the first
+    ones of all. Errors: `UserError` for what is missing or damaged, and where no step is left.
     """
     for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
         if not (path / name).is_file():
@@ -56,19 +68,14 @@ def read_run(
     try:
         world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        trained = [line for line in lines[_WARM_UP_STEPS:] if line["num_accepted"]]
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: manifest.json or metrics.jsonl is damaged: {error!r}") from None
-    job = check_job(config, read_shape(config.model.path), hardware, world_size)
-    steps = tuple(
-        _measured_step(path, line, job, prompt_tokens, sigma)
-        for line in lines[_WARM_UP_STEPS:]
-        if line["num_accepted"]
-    )
-    if not steps:
+    if not trained:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
         )
-    return MeasuredRun(name=path.name, job=job, steps=steps)
+    return config, world_size, trained
 
 
 def _measured_step(
@@ -81,6 +88,7 @@ def _measured_step(
     else:
         workload = _from_means(line, job, prompt_tokens, sigma)
     return MeasuredStep(
+        step=int(line["step"]),
         workload=workload,
         seconds={phase: line[f"{key}_seconds"] for phase, key in PHASES.items()},
         total=line["step_seconds"],
