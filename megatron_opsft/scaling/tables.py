@@ -144,4 +144,4 @@ def _seconds(value: float) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.0f} %"
+    return "" if value is None else f"{abs(100 * value):.0f} %"
