@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/simulation.py --dir DIR
 
-Hardware figures are fitted (`plan calibrate`) to runs of 1 and 2 ranks with other seeds, group sizes
-and micro-batches than those that are compared. 4 ranks are never fitted: on two cores they share
-them, which the simulation is told. Prints one JSON line; a ratio is simulated / measured seconds of
-a step, medians without the first two steps. On a shared machine steps count during which other
-processes took at most --others of it; `others` in the result is what they took in all.
+Hardware figures are fitted (`plan calibrate`) to runs of one rank with other seeds, and partly with
+other group sizes and micro-batches, than those that are compared; runs of 2 and 4 ranks are never
+fitted. The simulation is told how many cores there were, which 4 ranks on 2 cores share: those of
+the machine less what other processes took during the step. Steps count where these took at most
+--others of the machine. Prints one JSON line; a ratio is simulated / measured seconds of a step,
+medians, without a run's first two steps.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import psutil
 import torch
 from ranks import run_main
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.calibrate import calibrate
 from megatron_opsft.plan.hardware import Hardware, figures_of, load_hardware
@@ -52,7 +54,6 @@ FITTED = {
         "rollout.batch_size=64",
         "train.max_tokens_per_microbatch=1024",
     ),
-    "fit_2": (2, "run.seed=13"),
 }
 COMPARED = {
     "ranks_1": (1, "run.seed=1"),
@@ -129,8 +130,8 @@ def start_run(
 
 def measure(
     base: Path, name: str, runs: dict, hardware: Hardware, steps: int, allowed: float
-) -> tuple[MeasuredRun, float]:
-    """The run's quiet steps, and what others took in all of them on average."""
+) -> tuple[MeasuredRun, dict[int, float]]:
+    """The run's steps that count, and by step what others took of the machine."""
     ranks, *overrides = runs[name]
     directory = base / name
     record = base / f"{name}.json"
@@ -139,26 +140,29 @@ def measure(
     others = {int(step): share for step, share in json.loads(record.read_text()).items()}
     shape = read_model_shape(resolve_model("tiny_reasoner", ["config.json"]))
     run = read_run(directory, lambda path: shape, hardware, prompt_tokens=42, sigma=0.5)
-    quiet = tuple(step for step in run.steps if others.get(step.step, 1.0) <= allowed)
-    return replace(run, steps=quiet), sum(others.values()) / len(others)
+    counted = tuple(step for step in run.steps if others.get(step.step, 1.0) <= allowed)
+    return replace(run, steps=counted), others
 
 
-def compare(run: MeasuredRun, hardware: Hardware) -> dict:
-    """Medians of the quiet steps."""
+def compare(run: MeasuredRun, others: dict[int, float], hardware: Hardware, cores: int) -> dict:
+    """Medians of the steps that count."""
     if not run.steps:
         return {"steps": 0}
-    job = replace(run.job, hardware=hardware)
-    simulated = [simulate_step(job, step.workload) for step in run.steps]
+    simulated = []
+    for step in run.steps:
+        left = replace(hardware, node_cores=cores * (1 - others[step.step]))
+        simulated.append(simulate_step(replace(run.job, hardware=left), step.workload))
     pairs = list(zip(simulated, run.steps, strict=True))
     return {
         "steps": len(pairs),
-        "measured_seconds": round(median(step.total for _, step in pairs), 3),
-        "simulated_seconds": round(median(sim.total for sim, _ in pairs), 3),
+        "others": round(median(others[step.step] for step in run.steps), 2),
+        "measured_seconds": round(median(step.total for step in run.steps), 3),
+        "simulated_seconds": round(median(sim.total for sim in simulated), 3),
         "ratio": round(median(sim.total / step.total for sim, step in pairs), 3),
         "phases": {
             phase: [
-                round(median(step.seconds[phase] for _, step in pairs), 3),
-                round(median(getattr(sim.on_rank_0, phase) for sim, _ in pairs), 3),
+                round(median(step.seconds[phase] for step in run.steps), 3),
+                round(median(getattr(sim.on_rank_0, phase) for sim in simulated), 3),
             ]
             for phase in PHASES
         },
@@ -169,22 +173,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="of the runs; those there are used")
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--others", type=float, default=0.1, help="of the machine, at most")
+    parser.add_argument("--others", type=float, default=0.5, help="of the machine, at most")
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
     base = load_hardware("cpu", node_cores=cores)
-    fitted = [measure(args.dir, n, FITTED, base, args.steps, args.others) for n in FITTED]
-    hardware = calibrate([run for run, _ in fitted if run.steps], base).hardware
-    compared = {n: measure(args.dir, n, COMPARED, base, args.steps, args.others) for n in COMPARED}
+    asked = (base, args.steps, args.others)
+    fitted = [measure(args.dir, name, FITTED, *asked)[0] for name in FITTED]
+    if not any(run.steps for run in fitted):
+        raise UserError(f"others took more than --others={args.others} of the machine: try again")
+    hardware = calibrate([run for run in fitted if run.steps], base).hardware
+    compared = {name: measure(args.dir, name, COMPARED, *asked) for name in COMPARED}
     result = {
         "benchmark": "simulation",
         "cores": cores,
         "threads": torch.get_num_threads(),
-        "fitted_on": {run.name: len(run.steps) for run, _ in fitted},
+        "fitted_on": {run.name: len(run.steps) for run in fitted},
         "figures": {k: v for k, v in figures_of(hardware).items() if v != figures_of(base)[k]},
-        "others": {run.name: round(share, 2) for run, share in [*fitted, *compared.values()]},
-        "compared": {name: compare(run, hardware) for name, (run, _) in compared.items()},
+        "compared": {
+            name: compare(run, others, hardware, cores) for name, (run, others) in compared.items()
+        },
     }
     print(json.dumps(result))
 

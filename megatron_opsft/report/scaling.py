@@ -55,7 +55,7 @@ def plot_scaling(
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 9}):
-        figure = Figure(figsize=(4.4 * len(panels), 4.2), layout="constrained")
+        figure = Figure(figsize=(4.4 * len(panels), 4.6), layout="constrained")
         FigureCanvasAgg(figure)
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for draw, axes in zip(panels, all_axes, strict=True):
@@ -97,14 +97,14 @@ def _draw_lines(axes: Any, lines: Sequence[Line], title: str, *, ideal: bool) ->
                     color="#aaaaaa",
                     linewidth=0.8,
                     linestyle=":",
-                    label="ideal" if hollow == line.hollow[0] else None,
+                    label="ideal" if hollow is line.hollow[0] else None,
                 )
     _ranks_axis(axes, [ranks for line in lines for ranks in line.ranks])
-    axes.set_yscale("log")
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("seconds of a step")
     axes.set_title(title)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.legend(frameon=False, fontsize=6.5, loc="best")
+    _legend(axes)
 
 
 def _draw_idle(axes: Any, idle: Idle) -> None:
@@ -117,8 +117,13 @@ def _draw_idle(axes: Any, idle: Idle) -> None:
     _ranks_axis(axes, idle.ranks)
     axes.set_ylim(0, 100)
     axes.set_ylabel("% of a step that ranks wait (simulated)")
-    axes.set_title(idle.name)
-    axes.legend(frameon=False, fontsize=7, loc="upper left")
+    axes.set_title("waiting: " + idle.name.partition(", ")[2], fontsize=8)
+    _legend(axes)
+
+
+def _legend(axes: Any) -> None:
+    """Below the axes: names are long."""
+    axes.legend(frameon=False, fontsize=6.5, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _ranks_axis(axes: Any, ranks: Sequence[int]) -> None:

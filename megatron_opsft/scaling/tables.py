@@ -144,4 +144,7 @@ def _seconds(value: float) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "" if value is None else f"{abs(100 * value):.0f} %"
+    if value is None:
+        return ""
+    percent = abs(100 * value)
+    return f"{percent:.1f} %" if 0.05 <= percent < 1 else f"{percent:.0f} %"
