@@ -8,7 +8,7 @@ See docs/scaling.md.
 """
 
 from megatron_opsft.cli import run
-from megatron_opsft.scaling.commands import app
+from megatron_opsft.plan.scaling.commands import app
 
 if __name__ == "__main__":
     run(app)

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.plan.scaling.collect import measured_point
+from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
+from megatron_opsft.plan.scaling.points import Point, read_points, write_points
+from megatron_opsft.plan.scaling.sweep import make_cases, parse_ranks, parse_vary
+from megatron_opsft.plan.scaling.tables import compared, scaling_page, strong_series, weak_series
 from megatron_opsft.report.scaling import plot_scaling
-from megatron_opsft.scaling.collect import measured_point
-from megatron_opsft.scaling.figure_data import idle_of, lines_of
-from megatron_opsft.scaling.points import Point, read_points, write_points
-from megatron_opsft.scaling.sweep import make_cases, parse_ranks, parse_vary
-from megatron_opsft.scaling.tables import compared, scaling_page, strong_series, weak_series
 
 TOOL = Path(__file__).parents[2] / "tools" / "scaling.py"
 POINT = Point(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from megatron_opsft.scaling.points import Point
+from megatron_opsft.plan.scaling.points import Point
 
 Series = tuple[str, list[Point]]
 """A name and at least two points of it, by ranks, measured ones first."""

@@ -85,7 +85,7 @@ def simulate(
     """Simulate a step of every case; cases that the trainer would refuse are named and left out."""
     _check_out(out, figure, overwrite)
     from megatron_opsft.plan.checks import check_job
-    from megatron_opsft.scaling.simulated import simulate_point
+    from megatron_opsft.plan.scaling.simulated import simulate_point
 
     draw = _Draw(
         trace=_read_trace(lengths),
@@ -129,8 +129,8 @@ def run(
     cluster start the runs there and `collect` them.
     """
     _check_out(out, figure, overwrite)
-    from megatron_opsft.scaling.collect import measured_point
-    from megatron_opsft.scaling.runs import start_run
+    from megatron_opsft.plan.scaling.collect import measured_point
+    from megatron_opsft.plan.scaling.runs import start_run
 
     points = []
     for case in _cases(config, overrides or [], ranks, vary or [], scaling):
@@ -158,12 +158,12 @@ def collect(
 ) -> None:
     """Points of runs that are there, from their metrics.jsonl; medians without the first steps."""
     _check_out(out, figure, overwrite)
-    from megatron_opsft.scaling.collect import measured_point
+    from megatron_opsft.plan.scaling.collect import measured_point
 
     points = [measured_point(path) for path in run_dirs]
     if gpu is not None:
         from megatron_opsft.plan.measured import read_run
-        from megatron_opsft.scaling.simulated import replay_point
+        from megatron_opsft.plan.scaling.simulated import replay_point
 
         device = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
         for path in run_dirs:
@@ -220,7 +220,7 @@ def _cases(
     config: Path, overrides: Sequence[str], ranks: str, vary: Sequence[str], scaling: str
 ) -> list[Any]:
     from megatron_opsft.config_file import load_config
-    from megatron_opsft.scaling.sweep import make_cases, parse_ranks
+    from megatron_opsft.plan.scaling.sweep import make_cases, parse_ranks
 
     if scaling not in ("strong", "weak", "both"):
         raise UserError(f"--scaling={scaling} must be strong, weak or both")
@@ -252,11 +252,11 @@ def _check_out(out: Path, figure: str, overwrite: bool) -> None:
 
 def _write(points: list[Any], others: Sequence[Path], out: Path, figure: str) -> None:
     """Everything in --out, and the tables on the console."""
+    from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
+    from megatron_opsft.plan.scaling.points import read_points, write_points
+    from megatron_opsft.plan.scaling.tables import scaling_page, strong_series, weak_series
     from megatron_opsft.report.scaling import plot_scaling
     from megatron_opsft.runtime.durable import write_text
-    from megatron_opsft.scaling.figure_data import idle_of, lines_of
-    from megatron_opsft.scaling.points import read_points, write_points
-    from megatron_opsft.scaling.tables import scaling_page, strong_series, weak_series
 
     everything = [*points, *(point for path in others for point in read_points(path))]
     if not everything:

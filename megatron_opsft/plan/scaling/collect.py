@@ -6,8 +6,8 @@ from statistics import median
 from typing import Any
 
 from megatron_opsft.plan.measured import read_metrics
-from megatron_opsft.scaling.points import Point
-from megatron_opsft.scaling.simulated import model_name
+from megatron_opsft.plan.scaling.points import Point
+from megatron_opsft.plan.scaling.simulated import model_name
 
 
 def measured_point(run_dir: Path) -> Point:

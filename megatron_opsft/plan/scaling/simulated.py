@@ -7,10 +7,10 @@ from statistics import median
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.measured import MeasuredRun
+from megatron_opsft.plan.scaling.points import Point
 from megatron_opsft.plan.simulate import SimulatedStep, simulate_step
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.verdict import make_plan
-from megatron_opsft.scaling.points import Point
 
 
 def simulate_point(job: Job, workload: Callable[[int], Workload], num_steps: int) -> Point:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.scaling.sweep import Case
+from megatron_opsft.plan.scaling.sweep import Case
 
 
 def start_run(config: Path, case: Case, run_dir: Path, overrides: Sequence[str]) -> None:

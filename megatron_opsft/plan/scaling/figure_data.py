@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from megatron_opsft.plan.scaling.tables import Series
 from megatron_opsft.report.scaling import Idle, Line
-from megatron_opsft.scaling.tables import Series
 
 _CAUSES = {
     "slowest rank": "slowest_rank",
