@@ -110,7 +110,10 @@ def fit_two(rows: Sequence[Row], fraction: float, overhead: float) -> tuple[floa
     if max(ratios) > _ENOUGH_SPREAD * min(ratios):
         matrix = np.array([[a / t, b / t] for a, b, t in rows])
         (inverse, fixed), *_ = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)
-        if inverse >= 1 and fixed >= 0:
+        if fixed < 0:  # noise: the best that is possible has none
+            of_a = matrix[:, 0]
+            inverse, fixed = of_a.sum() / (of_a @ of_a), 0.0
+        if inverse >= 1:
             return float(1 / inverse), float(fixed)
     inverse = median((t - b * overhead) / a for a, b, t in rows if a > 0)
     if inverse >= 1:

@@ -140,6 +140,8 @@ def test_the_written_file_is_what_a_plan_reads(tmp_path: Path) -> None:
 def test_two_figures_are_told_apart_where_the_rows_differ() -> None:
     rows = [(a, b, a / 0.25 + b * 0.5) for a, b in ((1.0, 1.0), (4.0, 1.0), (2.0, 3.0))]
     assert fit_two(rows, 0.6, 9.0) == pytest.approx((0.25, 0.5))
+    # Noise that would want an overhead below none.
+    assert fit_two([(1.0, 1.0, 4.0), (4.0, 1.0, 16.4)], 0.6, 9.0) == pytest.approx((0.247, 0), 0.01)
     # All alike: the overhead is believed.
     assert fit_two(rows[:1] * 3, 0.6, 0.1) == pytest.approx((1 / 4.4, 0.1))
     # It cannot be, the rest would be faster than peak: then the fraction is believed.
