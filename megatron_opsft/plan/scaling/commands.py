@@ -11,6 +11,7 @@ import typer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE, PAPER_MEAN_TOKENS
+from megatron_opsft.plan.scaling.output import check_output, write_output
 
 app = typer.Typer(
     help="Scaling experiments: real runs, simulated steps, tables and figures of both.",
@@ -83,7 +84,7 @@ def simulate(
     overwrite: Overwrite = False,
 ) -> None:
     """Simulate a step of every case; cases that the trainer would refuse are named and left out."""
-    _check_out(out, figure, overwrite)
+    check_output(out, figure, overwrite)
     from megatron_opsft.plan.checks import check_job
     from megatron_opsft.plan.scaling.simulated import simulate_point
 
@@ -108,7 +109,7 @@ def simulate(
             continue
         points.append(simulate_point(job, lambda seed, job=job: draw(job, seed), steps))  # type: ignore[misc]
         typer.echo(f"{case.name}: {points[-1].step_seconds:.2f} s a step")
-    _write(points, others or [], out, figure)
+    typer.echo(write_output(points, others or [], out, figure))
 
 
 @app.command()
@@ -128,7 +129,7 @@ def run(
     The runs are in OUT/runs. Started again, finished runs stay and others are gone on with. On a
     cluster start the runs there and `collect` them.
     """
-    _check_out(out, figure, overwrite)
+    check_output(out, figure, overwrite)
     from megatron_opsft.plan.scaling.collect import measured_point
     from megatron_opsft.plan.scaling.runs import start_run
 
@@ -138,7 +139,7 @@ def run(
         start_run(config, case, run_dir, overrides or [])
         points.append(measured_point(run_dir))
         typer.echo(f"{case.name}: {points[-1].step_seconds:.2f} s a step")
-    _write(points, others or [], out, figure)
+    typer.echo(write_output(points, others or [], out, figure))
 
 
 @app.command()
@@ -157,7 +158,7 @@ def collect(
     overwrite: Overwrite = False,
 ) -> None:
     """Points of runs that are there, from their metrics.jsonl; medians without the first steps."""
-    _check_out(out, figure, overwrite)
+    check_output(out, figure, overwrite)
     from megatron_opsft.plan.scaling.collect import measured_point
 
     points = [measured_point(path) for path in run_dirs]
@@ -171,7 +172,7 @@ def collect(
                 path, _read_shape, device, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA
             )
             points.append(replay_point(measured))
-    _write(points, others or [], out, figure)
+    typer.echo(write_output(points, others or [], out, figure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,34 +242,3 @@ def _read_shape(model_path: str) -> Any:
     from megatron_opsft.weights.hf_files import resolve_model
 
     return read_model_shape(resolve_model(model_path, ["config.json"]))
-
-
-def _check_out(out: Path, figure: str, overwrite: bool) -> None:
-    if figure not in ("png", "svg"):
-        raise UserError(f"--figure={figure} must be png or svg")
-    if (out / "points.json").exists() and not overwrite:
-        raise UserError(f"--out={out} holds points; name another directory or give --overwrite")
-
-
-def _write(points: list[Any], others: Sequence[Path], out: Path, figure: str) -> None:
-    """Everything in --out, and the tables on the console."""
-    from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
-    from megatron_opsft.plan.scaling.points import read_points, write_points
-    from megatron_opsft.plan.scaling.tables import scaling_page, strong_series, weak_series
-    from megatron_opsft.report.scaling import plot_scaling
-    from megatron_opsft.runtime.durable import write_text
-
-    everything = [*points, *(point for path in others for point in read_points(path))]
-    if not everything:
-        raise UserError("no case is left; see what was left out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_points(everything, out)
-    page = scaling_page(everything)
-    write_text(out / "scaling.md", page)
-    typer.echo(page)
-    strong, weak = strong_series(everything), weak_series(everything)
-    if strong or weak:
-        plot_scaling(
-            lines_of(strong), lines_of(weak), idle_of(strong or weak), out / f"scaling.{figure}"
-        )
-    typer.echo(f"points, tables and figure: {out}")
