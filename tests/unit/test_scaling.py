@@ -14,7 +14,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.scaling.collect import measured_point
 from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
 from megatron_opsft.plan.scaling.points import Point, read_points, write_points
-from megatron_opsft.plan.scaling.sweep import make_cases, parse_ranks, parse_vary
+from megatron_opsft.plan.scaling.runs import start_run
+from megatron_opsft.plan.scaling.sweep import Case, make_cases, parse_ranks, parse_vary
 from megatron_opsft.plan.scaling.tables import compared, scaling_page, strong_series, weak_series
 from megatron_opsft.report.scaling import plot_scaling
 
@@ -234,3 +235,15 @@ def test_runs_are_collected_and_simulated_beside(tmp_path: Path) -> None:
     assert len(made) == 4 + len(points)
     assert {(p.ranks, p.tp) for p in made[:4]} == {(1, 1), (2, 1), (2, 2), (3, 1)}
     assert (tmp_path / "both" / "scaling.png").is_file()
+
+
+def test_finished_runs_stay_and_failed_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "summary.json").write_text("{}")
+    nothing = tmp_path / "no.yaml"
+    start_run(nothing, Case(ranks=1, overrides=()), tmp_path / "done", [])
+    assert [path.name for path in (tmp_path / "done").iterdir()] == ["summary.json"]
+    case = Case(ranks=1, overrides=("parallel.tp=1",))
+    with pytest.raises(UserError, match=r"ranks_1-parallel.tp_1: .* exit code 1; see .*bad\.log"):
+        start_run(nothing, case, tmp_path / "bad", [])
+    assert f"error: {nothing}" in (tmp_path / "bad.log").read_text()
