@@ -246,4 +246,4 @@ def test_finished_runs_stay_and_failed_ones_are_named(tmp_path: Path) -> None:
     case = Case(ranks=1, overrides=("parallel.tp=1",))
     with pytest.raises(UserError, match=r"ranks_1-parallel.tp_1: .* exit code 1; see .*bad\.log"):
         start_run(nothing, case, tmp_path / "bad", [])
-    assert f"error: {nothing}" in (tmp_path / "bad.log").read_text()
+    assert f"error: config file {nothing}" in (tmp_path / "bad.log").read_text()
