@@ -19,6 +19,7 @@ _GOOD_IMBALANCE = 0.02  # of the ranks: then the bins spread by cost are taken, 
 _MAX_CANDIDATES = 64  # sequences of which `_fill_bins` makes one bin full
 _MAX_OFFERS = 40  # sets of at most two sequences which a bin offers in an exchange
 _MAX_BINS_SEARCHED = 32  # of a rank; with more, exchanging whole bins is enough
+_MAX_PLANNED = 1024  # sequences that are planned together; beyond, blocks of ranks apart
 _MAX_PARTNERS = 16  # which the costliest (cheapest) rank or bin of a rank tries
 
 
@@ -232,12 +233,37 @@ def plan_packing(
     The number per rank is a multiple of `multiple` (interleaved 1F1B needs that of the pipeline
     size); a bin may be empty, which becomes a filler micro-batch. Ranks, and the bins of a rank,
     are balanced by `sequence_cost`; each rank has its costliest bin first, so that expert-parallel
-    ranks, which wait for each other in every micro-batch, work on alike ones.
+    ranks, which wait for each other in every micro-batch, work on alike ones. Of very many
+    sequences blocks of ranks get equal parts, and each block is planned for itself.
     """
-    cost = [sequence_cost(length, quadratic_at) for length in lengths]
-    sizes = _Sizes(tokens=lengths, cost=cost, budget=budget)
-    bins = pack_bins(lengths, budget)
-    num_bins = -(-len(bins) // (dp_size * multiple)) * dp_size * multiple
+    num_blocks = _num_blocks(len(lengths), dp_size)
+    # In turn, there and back, so that all blocks get as good as the same.
+    dealt: list[list[int]] = [[] for _ in range(num_blocks)]
+    for place, index in enumerate(_longest_first(lengths)):
+        lap, column = divmod(place, num_blocks)
+        dealt[column if lap % 2 == 0 else num_blocks - 1 - column].append(index)
+    packed = [pack_bins([lengths[i] for i in block], budget) for block in dealt]
+    block_ranks = dp_size // num_blocks
+    rank_bins = -(-max(map(len, packed)) // (block_ranks * multiple)) * multiple
+    ranks: list[list[Bin]] = []
+    for block, bins in zip(dealt, packed, strict=True):
+        tokens = [lengths[i] for i in block]
+        cost = [sequence_cost(length, quadratic_at) for length in tokens]
+        sizes = _Sizes(tokens=tokens, cost=cost, budget=budget)
+        planned = _plan_ranks(sizes, bins, block_ranks, rank_bins)
+        ranks += [[[block[i] for i in indices] for indices in mine] for mine in planned]
+    return ranks
+
+
+def _num_blocks(num_sequences: int, dp_size: int) -> int:
+    """Groups of ranks whose parts are planned apart: the search takes more than linear time."""
+    divisors = (d for d in range(1, dp_size + 1) if dp_size % d == 0)
+    return next(d for d in divisors if num_sequences <= d * _MAX_PLANNED or d == dp_size)
+
+
+def _plan_ranks(sizes: _Sizes, bins: list[Bin], dp_size: int, rank_bins: int) -> list[list[Bin]]:
+    """So many bins for each of the ranks, of the sequences that `bins` hold."""
+    num_bins = dp_size * rank_bins
     # Nearly full bins leave no room to spread over, or too little; then the packed ones do better.
     starts = [_spread(sizes, num_bins), bins + [[] for _ in range(num_bins - len(bins))]]
     plans = [_deal(start, dp_size, sizes) for start in starts if start is not None]

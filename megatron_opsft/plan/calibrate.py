@@ -4,9 +4,7 @@ A phase's seconds are a / fraction + b x overhead + rest: a, b and rest come fro
 that predict. Peaks, sizes and prices are not fitted.
 """
 
-import gzip
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,38 +13,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from megatron_opsft.config_file import load_config
-from megatron_opsft.errors import UserError
-from megatron_opsft.plan.checks import check_job
+from megatron_opsft.plan.engines import decode_work
 from megatron_opsft.plan.hardware import SHIPPED, Hardware, figures_of, read_entries
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
+from megatron_opsft.plan.lengths import Workload
+from megatron_opsft.plan.measured import PHASES, MeasuredRun, MeasuredStep
 from megatron_opsft.plan.memory import rank_memory
-from megatron_opsft.plan.predict import StepSeconds, decode_work, predict_step
+from megatron_opsft.plan.predict import StepSeconds, predict_step
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.runtime.durable import write_text
-from megatron_opsft.weights.architectures.shape import ModelShape
 
-_PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
-_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
 _ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be told apart
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """workload: what was sampled and accepted; seconds: by phase."""
-
-    workload: Workload
-    seconds: dict[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """A run's steps without the first ones."""
-
-    name: str
-    job: Job
-    steps: tuple[MeasuredStep, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,65 +59,6 @@ class Calibration:
                 for check in self.checks
             ],
         }
-
-
-def read_run(
-    path: Path,
-    read_shape: Callable[[str], ModelShape],
-    hardware: Hardware,
-    *,
-    prompt_tokens: int,
-    sigma: float,
-) -> MeasuredRun:
-    """config.yaml, manifest.json and metrics.jsonl of a run directory, and the lengths in rollouts/
-    where they were saved. Errors: `UserError` for what is missing or was not trained.
-    """
-    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
-        if not (path / name).is_file():
-            raise UserError(f"{path} holds no {name}: it is not the directory of a run")
-    config = load_config(path / "config.yaml")
-    try:
-        world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    except (ValueError, KeyError) as error:
-        raise UserError(f"{path}: manifest.json or metrics.jsonl is damaged: {error!r}") from None
-    job = check_job(config, read_shape(config.model.path), hardware, world_size)
-    steps = tuple(
-        _measured_step(path, line, job, prompt_tokens, sigma)
-        for line in lines[_WARM_UP_STEPS:]
-        if line["num_accepted"]
-    )
-    if not steps:
-        raise UserError(
-            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
-        )
-    return MeasuredRun(name=path.name, job=job, steps=steps)
-
-
-def _measured_step(
-    path: Path, line: dict[str, Any], job: Job, prompt_tokens: int, sigma: float
-) -> MeasuredStep:
-    limit = job.config.rollout.max_response_tokens
-    lengths = _saved_lengths(path, int(line["step"]))
-    if lengths is None:
-        mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)
-        count = int(line["num_rollouts"])
-        lengths = shuffled(quantiles(count, mean_tokens=mean, sigma=sigma, limit=limit))
-    accepted = (max(1, round(line["mean_accepted_tokens"])),) * int(line["num_accepted"])
-    return MeasuredStep(
-        workload=Workload(
-            lengths=lengths, accepted=accepted, prompt_tokens=prompt_tokens, limit=limit
-        ),
-        seconds={phase: line[f"{key}_seconds"] for phase, key in _PHASES.items()},
-    )
-
-
-def _saved_lengths(path: Path, step: int) -> tuple[int, ...] | None:
-    file = path / "rollouts" / f"step_{step:06d}.jsonl.gz"
-    if not file.is_file():
-        return None
-    with gzip.open(file, "rt", encoding="utf-8") as rows:
-        return tuple(int(json.loads(row)["num_tokens"]) for row in rows)
 
 
 def calibrate(runs: Sequence[MeasuredRun], base: Hardware) -> Calibration:
@@ -192,7 +110,10 @@ def fit_two(rows: Sequence[Row], fraction: float, overhead: float) -> tuple[floa
     if max(ratios) > _ENOUGH_SPREAD * min(ratios):
         matrix = np.array([[a / t, b / t] for a, b, t in rows])
         (inverse, fixed), *_ = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)
-        if inverse >= 1 and fixed >= 0:
+        if fixed < 0:  # noise: the best that is possible has none
+            of_a = matrix[:, 0]
+            inverse, fixed = of_a.sum() / (of_a @ of_a), 0.0
+        if inverse >= 1:
             return float(1 / inverse), float(fixed)
     inverse = median((t - b * overhead) / a for a, b, t in rows if a > 0)
     if inverse >= 1:
@@ -249,7 +170,7 @@ def _checks(runs: Sequence[MeasuredRun]) -> list[Check]:
     checks = []
     for run in runs:
         predicted = [_predict(run.job, step.workload) for step in run.steps]
-        for phase in _PHASES:
+        for phase in PHASES:
             checks.append(
                 Check(
                     run=run.name,

@@ -36,6 +36,10 @@ HardwareFile = Annotated[
     Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+NodeCores = Annotated[
+    float | None,
+    typer.Option(help="CPU cores that all ranks of a node share; by default cpu_cores of each."),
+]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Mean tokens of a prompt.")]
 Sigma = Annotated[
     float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
@@ -52,6 +56,7 @@ def run(
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")] = 8,
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
+    node_cores: NodeCores = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to cost; by default run.steps.")
     ] = None,
@@ -79,7 +84,7 @@ def run(
     from megatron_opsft.config_file import load_config
 
     loaded = load_config(config, overrides or [])
-    figures = _load_hardware(gpu, hardware, gpus_per_node)
+    figures = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
     world_size = nodes * gpus_per_node
     num_steps = steps or loaded.run.steps
     if num_steps < 1:
@@ -129,10 +134,12 @@ class _Asked:
         )
 
 
-def _load_hardware(name: str, path: Path | None, gpus_per_node: int) -> Any:
+def _load_hardware(
+    name: str, path: Path | None, gpus_per_node: int, node_cores: float | None
+) -> Any:
     from megatron_opsft.plan.hardware import load_hardware
 
-    return load_hardware(name, path, gpus_per_node=gpus_per_node)
+    return load_hardware(name, path, gpus_per_node=gpus_per_node, node_cores=node_cores)
 
 
 def _read_shape(model_path: str) -> Any:
@@ -189,6 +196,7 @@ def calibrate(
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Devices of a node.")] = 8,
+    node_cores: NodeCores = None,
     prompt_tokens: PromptTokens = 150,
     sigma: Sigma = DEFAULT_SIGMA,
     overwrite: Annotated[
@@ -201,11 +209,12 @@ def calibrate(
     Peaks, sizes and prices stay as they are for --gpu. Exit code 2: bad input.
     """
     from megatron_opsft.plan.calibrate import calibrate as fit
-    from megatron_opsft.plan.calibrate import read_run, write_hardware
+    from megatron_opsft.plan.calibrate import write_hardware
+    from megatron_opsft.plan.measured import read_run
 
     if out.exists() and not overwrite:
         raise UserError(f"--out={out} exists; name another file or give --overwrite")
-    base = _load_hardware(gpu, hardware, gpus_per_node)
+    base = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
     runs = [
         read_run(path, _read_shape, base, prompt_tokens=prompt_tokens, sigma=sigma)
         for path in run_dirs

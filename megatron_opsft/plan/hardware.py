@@ -19,7 +19,9 @@ _FRACTIONS = tuple(
 class Hardware:
     """One device and its share of the node; the units and what each means are in `hardware.yaml`.
 
-    gpus_per_node: devices that share the fast links; it is the cluster's and not in the file.
+    Two are the cluster's and not in the file. gpus_per_node: devices that share the fast links.
+    node_cores: CPU cores of a node, for ranks that are more than the cores they compute on; None:
+    every rank has its `cpu_cores`.
     """
 
     name: str
@@ -41,6 +43,11 @@ class Hardware:
     cpu_cores: float
     price_per_hour: float
     gpus_per_node: int = 8
+    node_cores: float | None = None
+
+    def cores_of_ranks(self, num_ranks: int) -> float:
+        """CPU cores that so many ranks of one node share."""
+        return self.cpu_cores * num_ranks if self.node_cores is None else self.node_cores
 
     @property
     def is_cuda(self) -> bool:
@@ -53,10 +60,17 @@ class Hardware:
         return self.link_bandwidth if inside else self.network_bandwidth
 
 
-_FIGURES = tuple(f.name for f in fields(Hardware) if f.name not in ("name", "gpus_per_node"))
+_OF_THE_CLUSTER = ("name", "gpus_per_node", "node_cores")
+_FIGURES = tuple(f.name for f in fields(Hardware) if f.name not in _OF_THE_CLUSTER)
 
 
-def load_hardware(name: str, path: Path | None = None, *, gpus_per_node: int = 8) -> Hardware:
+def load_hardware(
+    name: str,
+    path: Path | None = None,
+    *,
+    gpus_per_node: int = 8,
+    node_cores: float | None = None,
+) -> Hardware:
     """Entry `name` of the file, by default of the shipped one.
 
     Errors: `UserError` for a missing or broken file, an unknown device, a missing, unknown or
@@ -80,7 +94,7 @@ def load_hardware(name: str, path: Path | None = None, *, gpus_per_node: int = 8
     for key in ("memory_bytes", "peak_flops", "memory_bandwidth", "cpu_cores"):
         if figures[key] <= 0:
             raise UserError(f"{where}: {name}.{key}={figures[key]} must be positive")
-    return Hardware(name=name, gpus_per_node=gpus_per_node, **figures)
+    return Hardware(name=name, gpus_per_node=gpus_per_node, node_cores=node_cores, **figures)
 
 
 def read_entries(path: Path) -> dict[str, dict[str, Any]]:

@@ -91,3 +91,12 @@ class Job:
         if self.config.rollout.placement == "separate":
             return self.config.rollout.num_engines
         return self.world_size // self.engine_tp
+
+    @property
+    def ranks_per_node(self) -> int:
+        return min(self.world_size, self.hardware.gpus_per_node)
+
+    @property
+    def cores_per_node(self) -> float:
+        """CPU cores that the ranks of a node share."""
+        return self.hardware.cores_of_ranks(self.ranks_per_node)

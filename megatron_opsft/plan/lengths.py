@@ -3,7 +3,6 @@
 Pure and without chance, so that the same plan gives the same numbers.
 """
 
-import heapq
 import math
 import random
 from collections.abc import Sequence
@@ -64,6 +63,36 @@ def make_workload(
     )
 
 
+def draw_workload(
+    num_responses: int,
+    *,
+    mean_tokens: float,
+    sigma: float,
+    limit: int,
+    acceptance: float,
+    prompt_tokens: int,
+    seed: int,
+) -> Workload:
+    """The same by chance: every response is a draw of its own, and each that finishes is accepted
+    with a probability that makes `acceptance` of all.
+    """
+    chance = random.Random(seed)
+    middle = math.log(mean_tokens) - sigma * sigma / 2
+    lengths = tuple(
+        max(1, min(limit, round(math.exp(middle + sigma * chance.gauss(0.0, 1.0)))))
+        for _ in range(num_responses)
+    )
+    finished = [n for n in lengths if n < limit]
+    count = min(len(finished), round(acceptance * num_responses))
+    kept = sorted(chance.sample(range(len(finished)), count))
+    return Workload(
+        lengths=lengths,
+        accepted=tuple(finished[i] for i in kept),
+        prompt_tokens=prompt_tokens,
+        limit=limit,
+    )
+
+
 def quantiles(count: int, *, mean_tokens: float, sigma: float, limit: int) -> list[int]:
     """`count` evenly spaced quantiles in ascending order, each from 1 to `limit`."""
     middle = math.log(mean_tokens) - sigma * sigma / 2
@@ -92,46 +121,3 @@ def mean_before_the_cut(measured: float, *, sigma: float, limit: int) -> float:
         values = quantiles(200, mean_tokens=middle, sigma=sigma, limit=limit)
         low, high = (middle, high) if sum(values) / 200 < measured else (low, middle)
     return high
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """`num_steps` decoding steps of `batch` sequences; context: tokens of all of them together,
-    prompts included, on average over the steps.
-    """
-
-    num_steps: int
-    batch: int
-    context: float
-
-
-def decode_segments(
-    lengths: Sequence[int], prompt_tokens: int, slots: int, *, refill: bool
-) -> list[Segment]:
-    """How an engine with so many slots gets through the lengths, in their order.
-
-    refill: a slot that gets free takes the next one at once (vLLM); otherwise a whole batch ends
-    before the next begins (the Hugging Face engine), shrinking on the way.
-    """
-    if not refill:
-        batches = [lengths[i : i + slots] for i in range(0, len(lengths), slots)]
-        if len(batches) > 1:
-            return [
-                s for b in batches for s in decode_segments(b, prompt_tokens, slots, refill=True)
-            ]
-    waiting = list(reversed(lengths))
-    running: list[tuple[int, int]] = []  # a heap of (step at which it ends, tokens it then holds)
-    segments = []
-    now = held = 0
-    while waiting or running:
-        while waiting and len(running) < slots:
-            length = waiting.pop()
-            heapq.heappush(running, (now + length, prompt_tokens + length))
-            held += prompt_tokens
-        steps, batch = running[0][0] - now, len(running)
-        segments.append(Segment(steps, batch, held + batch * steps / 2))
-        now += steps
-        held += batch * steps
-        while running and running[0][0] == now:
-            held -= heapq.heappop(running)[1]
-    return segments

@@ -1,27 +1,23 @@
 """One step of a job in seconds, from the functions of `seconds`; pure, no Megatron."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from megatron_opsft.plan.engines import rollout_seconds
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Segment, Workload, decode_segments
+from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
     Stage,
     engine_weight_elements,
-    kv_bytes_per_token,
     whole_elements,
 )
 from megatron_opsft.plan.seconds import (
-    EngineSizes,
-    decode_bytes,
-    decode_step_overhead,
-    decode_step_seconds,
-    engine_sizes,
+    PassSeconds,
     microbatch_seconds,
     optimizer_seconds,
     pipeline_seconds,
-    prefill_seconds,
     push_seconds,
     ring_seconds,
     verify_seconds,
@@ -30,6 +26,10 @@ from megatron_opsft.weights.architectures.flops import forward_flops
 
 # How full micro-batches get (`objective.packing`; the metric packing_efficiency of real runs).
 _PACKING = 0.95
+# Of one token of an accepted sample: what pickle makes of its id, and unpickling and packing it
+# (measured on one core).
+_SAMPLE_BYTES = 4.1
+_SAMPLE_SECONDS = 60e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,83 +74,20 @@ def predict_step(
     job: Job, stages: list[Stage], memory: list[RankMemory], workload: Workload
 ) -> StepSeconds:
     """stages, memory: of every pipeline stage."""
-    prefill, decode, overhead = rollout_seconds(job, memory[0], workload)
+    rollout = rollout_seconds(job, memory[0], workload)
     train, exchange, update, bubble = train_seconds(job, stages, workload)
     finished = sum(n < workload.limit for n in workload.lengths)
-    cores = job.world_size * job.hardware.cpu_cores
+    cores = job.cores_per_node * job.world_size / job.ranks_per_node
     return StepSeconds(
-        prefill=prefill,
-        decode=decode,
-        decode_overhead=overhead / decode if decode else 0.0,
+        prefill=rollout.prefill,
+        decode=rollout.decode,
+        decode_overhead=rollout.overhead / rollout.decode if rollout.decode else 0.0,
         verify=verify_seconds(finished, cores, job.hardware),
         train=train,
         exchange=exchange,
         update=update,
         bubble=bubble,
-        push=_push(job, stages),
-    )
-
-
-def num_slots(job: Job, memory: RankMemory, workload: Workload) -> int:
-    """Responses that one engine decodes at once: rollout.batch_size, or as many as the cache holds
-    at the mean length (vLLM puts the others off).
-    """
-    batch = min(job.config.rollout.batch_size, -(-len(workload.lengths) // job.num_engines))
-    if job.config.rollout.engine == "hf":
-        return batch
-    mean = workload.prompt_tokens + workload.sampled_tokens / len(workload.lengths)
-    return max(1, min(batch, int(memory.kv_cache / (kv_bytes_per_token(job) * mean))))
-
-
-def engine_segments(job: Job, workload: Workload, slots: int) -> list[list[Segment]]:
-    """Of each engine that has work: all responses to a problem go to one engine, problems are dealt
-    out in turn (`rollout.engine.my_share`). The Hugging Face engine's share is cut by responses.
-    """
-    group = job.config.rollout.group_size
-    if job.config.rollout.engine == "hf":
-        group = max(1, min(group, len(workload.lengths) // job.num_engines))
-    groups = [workload.lengths[i : i + group] for i in range(0, len(workload.lengths), group)]
-    shares = [groups[e :: job.num_engines] for e in range(min(job.num_engines, len(groups)))]
-    refill = job.config.rollout.engine == "vllm"
-    return [
-        decode_segments([n for g in share for n in g], workload.prompt_tokens, slots, refill=refill)
-        for share in shares
-    ]
-
-
-def rollout_seconds(job: Job, memory: RankMemory, workload: Workload) -> tuple[float, float, float]:
-    """(prefill, decode, decode steps' overhead in it) of the slowest engine."""
-    engine = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
-    slots = num_slots(job, memory, workload)
-    decoding = [
-        (_decode_seconds(job, engine, segments), sum(s.num_steps for s in segments))
-        for segments in engine_segments(job, workload, slots)
-    ]
-    slowest, steps = max(decoding)
-    problems = -(-job.config.data.prompts_per_step // job.num_engines)
-    prefill = prefill_seconds(
-        job.shape, job.hardware, workload.prompt_tokens, problems, job.engine_tp
-    )
-    return prefill, slowest, steps * decode_step_overhead(engine, job.hardware)
-
-
-def _decode_seconds(job: Job, engine: EngineSizes, segments: list[Segment]) -> float:
-    return sum(
-        s.num_steps * decode_step_seconds(engine, job.hardware, s.batch, s.context)
-        for s in segments
-    )
-
-
-def decode_work(job: Job, memory: RankMemory, workload: Workload) -> tuple[float, int]:
-    """(bytes read, steps) of the engine that reads most, for calibration."""
-    engine = engine_sizes(job.shape, job.engine_tp, job.dtype_bytes)
-    slots = num_slots(job, memory, workload)
-    return max(
-        (
-            sum(s.num_steps * decode_bytes(engine, s.batch, s.context) for s in segments),
-            sum(s.num_steps for s in segments),
-        )
-        for segments in engine_segments(job, workload, slots)
+        push=push_phase_seconds(job, stages),
     )
 
 
@@ -160,42 +97,79 @@ def train_seconds(
     """(all of it, exchange of gradients that nothing hides, update, share of bubbles)."""
     count = num_microbatches(job, workload)
     passes = [_microbatch(job, stage, workload, count) for stage in stages]
-    busy = [count * p for p in passes]
-    pipeline = pipeline_seconds(passes, count, job.parallel.vpp or 1)
-    exchange = 0.0
-    reach = min(job.world_size, job.dp * job.parallel.tp)
-    for stage, one in zip(stages, passes, strict=True):
-        seconds = ring_seconds(stage.gradient_bytes, job.dp, reach, job.hardware)
-        if not job.parallel.overlap_param_gather or not job.parallel.overlap_grad_reduce:
-            seconds += ring_seconds(stage.weight_bytes, job.dp, reach, job.hardware)
-        if job.parallel.overlap_grad_reduce:
-            seconds = max(0.0, seconds - one * 2 / 3)  # behind the last backward pass
-        exchange = max(exchange, seconds)
+    busy = [count * p.total for p in passes]
+    pipeline = pipeline_seconds([p.total for p in passes], count, job.parallel.vpp or 1)
+    exchange = max(
+        reduce_seconds(job, stage, one.backward) + gather_in_train_seconds(job, stage)
+        for stage, one in zip(stages, passes, strict=True)
+    )
     update = max(optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages)
     bubble = 1 - sum(busy) / len(busy) / pipeline
+    exchange += sample_exchange_seconds(job, workload)
     return pipeline + exchange + update, exchange, update, bubble
 
 
-def _microbatch(job: Job, stage: Stage, workload: Workload, count: int) -> float:
-    """Seconds of an average micro-batch on a stage, both passes."""
+def reduce_seconds(job: Job, stage: Stage, last_backward: float) -> float:
+    """Of the gradients over the data-parallel ranks: what does not hide behind the last backward
+    pass.
+    """
+    seconds = ring_seconds(stage.gradient_bytes, job.dp, _reach(job), job.hardware)
+    return max(0.0, seconds - last_backward) if job.parallel.overlap_grad_reduce else seconds
+
+
+def gather_in_train_seconds(job: Job, stage: Stage) -> float:
+    """Of the updated weights, where the trainer waits for them; otherwise the push does."""
+    return 0.0 if _gather_overlaps(job) else _gather_seconds(job, stage)
+
+
+def _gather_overlaps(job: Job) -> bool:
+    return job.parallel.overlap_param_gather and job.parallel.overlap_grad_reduce
+
+
+def _gather_seconds(job: Job, stage: Stage) -> float:
+    return ring_seconds(stage.weight_bytes, job.dp, _reach(job), job.hardware)
+
+
+def _reach(job: Job) -> int:
+    """Ranks from the first to the last of a data-parallel group."""
+    return job.dp * job.parallel.tp
+
+
+def _microbatch(job: Job, stage: Stage, workload: Workload, count: int) -> PassSeconds:
+    """An average micro-batch on a stage."""
     if not workload.accepted:
-        return 0.0
+        return PassSeconds(forward=0.0, backward=0.0)
     sequences = len(workload.accepted) / job.dp / count
     length = workload.trained_tokens / len(workload.accepted)
     # Attention's square is that of the mean sequence; a part of one counts as that part.
     whole, part = int(sequences), sequences - int(sequences)
-    one = microbatch_seconds(
+    lengths = [round(length)] * whole + [round(length * part)] * (part > 0)
+    return stage_pass(job, stage, lengths, round(sum(workload.accepted) / job.dp / count))
+
+
+def sample_exchange_seconds(job: Job, workload: Workload) -> float:
+    """Every rank gets every accepted sample, and makes Python objects of it."""
+    tokens = workload.trained_tokens
+    sent = ring_seconds(tokens * _SAMPLE_BYTES, job.world_size, job.world_size, job.hardware)
+    return sent + tokens * _SAMPLE_SECONDS
+
+
+def stage_pass(job: Job, stage: Stage, lengths: Sequence[int], num_loss_tokens: int) -> PassSeconds:
+    """A micro-batch of sequences of these lengths on a rank of a stage; num_loss_tokens: in it,
+    whether the stage has the output layer or not.
+    """
+    return microbatch_seconds(
         job.shape,
         job.hardware,
         num_layers=stage.num_layers,
-        lengths=[round(length)] * whole + [round(length * part)] * (part > 0),
-        num_loss_tokens=round(sum(workload.accepted) / job.dp / count) * stage.has_output,
+        lengths=lengths,
+        num_loss_tokens=num_loss_tokens * stage.has_output,
         tp=job.parallel.tp,
         pp=job.parallel.pp,
+        stage_ranks=job.world_size // job.parallel.pp,
         dtype_bytes=job.dtype_bytes,
         recompute=job.config.train.recompute,
     )
-    return one.total
 
 
 def training_flops(job: Job, workload: Workload) -> float:
@@ -204,13 +178,12 @@ def training_flops(job: Job, workload: Workload) -> float:
     return 3 * forward_flops(job.shape, lengths, sum(workload.accepted))
 
 
-def _push(job: Job, stages: list[Stage]) -> float:
+def push_phase_seconds(job: Job, stages: list[Stage]) -> float:
+    """The push, and before it the gather of the updated weights where it waits for that."""
     received, across = push_bytes(job)
     seconds = push_seconds(received, job.hardware, world_size=job.world_size, across_nodes=across)
-    if job.parallel.overlap_param_gather and job.parallel.overlap_grad_reduce:
-        # The gather of the updated weights, which the push waits for.
-        reach = min(job.world_size, job.dp * job.parallel.tp)
-        seconds += max(ring_seconds(s.weight_bytes, job.dp, reach, job.hardware) for s in stages)
+    if _gather_overlaps(job):
+        seconds += max(_gather_seconds(job, stage) for stage in stages)
     return seconds
 
 

@@ -43,12 +43,14 @@ def microbatch_seconds(
     num_loss_tokens: int,
     tp: int,
     pp: int,
+    stage_ranks: int,
     dtype_bytes: int,
     recompute: str,
 ) -> PassSeconds:
     """One packed micro-batch through `num_layers` layers of one rank.
 
-    lengths: of the sequences in it; num_loss_tokens: 0 unless the rank has the output layer. A
+    lengths: of the sequences in it; num_loss_tokens: 0 unless the rank has the output layer;
+    stage_ranks: of a pipeline stage, which is how far away the next stage's rank is. A
     backward pass is two forward passes of products, and recomputation one more (full), or that of
     the feed-forward parts (selective). Tensor parallelism exchanges the hidden states twice a layer
     and pass, ring algorithm: 2 (n - 1) / n of their bytes (Shoeybi et al., 2019). A pipeline hands
@@ -62,7 +64,9 @@ def microbatch_seconds(
     exchange = 2 * num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
     hand_on = 0.0
     if pp > 1:
-        hand_on = hidden_bytes / (hardware.bandwidth(tp * pp) * hardware.collective_fraction)
+        hand_on = hidden_bytes / (
+            hardware.bandwidth(stage_ranks + 1) * hardware.collective_fraction
+        )
     again = 0.0
     if recompute == "full":
         again = forward_flops(stage, lengths, 0) / rate + exchange

@@ -135,7 +135,11 @@ def _step_table(plan: Plan) -> Table:
             f"{len(work.lengths)} responses of {mean:.0f} tokens on average, {plan.slots} at once "
             f"in an engine (its cache holds {plan.kv_tokens:,} tokens)",
         ),
-        ("verify", step.verify, f"on {job.world_size * job.hardware.cpu_cores:.0f} CPU cores"),
+        (
+            "verify",
+            step.verify,
+            f"on {job.cores_per_node * job.world_size / job.ranks_per_node:.0f} CPU cores",
+        ),
         (
             "train",
             step.train,

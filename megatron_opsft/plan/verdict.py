@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatron_opsft.plan.engines import num_slots
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import RankMemory, Stage, kv_bytes_per_token, rank_memory
 from megatron_opsft.plan.predict import (
     StepSeconds,
     num_microbatches,
-    num_slots,
     predict_step,
     training_flops,
 )

@@ -103,6 +103,7 @@ class RunDir:
                 "outcome": verdict.outcome.value,
                 "answer": verdict.answer,
                 "finish_reason": rollout.finish_reason.value,
+                "num_prompt_tokens": len(rollout.prompt_ids),
                 "num_tokens": len(rollout.response_ids),
                 "weight_version": rollout.weight_version,
                 "text": rollout.text,

@@ -244,3 +244,15 @@ def test_describe_plan() -> None:
 def test_describe_plan_without_sequences(plan: list[list[Bin]], num_bins: int) -> None:
     report = describe_plan([], plan, budget=10, quadratic_at=QUADRATIC_AT)
     assert report == PackingReport(fill=0.0, imbalance=0.0, num_bins=num_bins)
+
+
+def test_very_many_sequences_are_planned_in_blocks() -> None:
+    """As well as in one go, in a time that does not grow faster than their number."""
+    lengths = draw_real_lengths("lognormal", 8192, 3_500, seed=1)
+    begin = time.process_time()
+    plan = plan_packing(lengths, budget=BUDGET, dp_size=64, multiple=2)
+    assert time.process_time() - begin < 3.0
+    check_plan(plan, lengths, BUDGET, 64, 2)
+    report = describe_plan(lengths, plan, budget=BUDGET, quadratic_at=QUADRATIC_AT)
+    assert report.fill > 0.9
+    assert report.imbalance < 0.02

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from real_shapes import REAL_SHAPES
 
 from megatron_opsft.config_file import to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.calibrate import calibrate, fit_two, read_run, write_hardware
+from megatron_opsft.plan.calibrate import calibrate, fit_two, write_hardware
 from megatron_opsft.plan.hardware import Hardware, load_hardware
+from megatron_opsft.plan.lengths import Workload
+from megatron_opsft.plan.measured import read_run
 from megatron_opsft.plan.memory import rank_memory
 from megatron_opsft.plan.predict import predict_step
 from megatron_opsft.plan.stages import count_stages
@@ -45,9 +48,9 @@ def write_run(path: Path, hardware: Hardware, *overrides: str, lengths: bool = T
     for step in range(1, 11):
         # Shorter from step to step, as training makes them, and more of them accepted.
         work = make_responses(job, mean_tokens=3000 / step**0.5, acceptance=0.2 + 0.04 * step)
-        # One length, as its mean is all that is written down of the accepted ones.
         mean = sum(work.accepted) / len(work.accepted)
-        work = replace(work, accepted=(round(mean),) * len(work.accepted))
+        if not lengths:  # then their mean is all that is written down of the accepted ones
+            work = replace(work, accepted=(round(mean),) * len(work.accepted))
         seconds = predict_step(job, stages, memory, work)
         lines.append(
             {
@@ -60,14 +63,24 @@ def write_run(path: Path, hardware: Hardware, *overrides: str, lengths: bool = T
                 "verify_seconds": seconds.verify,
                 "train_seconds": seconds.train,
                 "sync_seconds": seconds.push,
+                "step_seconds": seconds.total,
             }
         )
         if lengths:
-            rows = "".join(json.dumps({"num_tokens": n}) + "\n" for n in work.lengths)
+            accepted = Counter(work.accepted)
+            rows = "".join(response_row(n, work, accepted) for n in work.lengths)
             file = path / "rollouts" / f"step_{step:06d}.jsonl.gz"
             file.write_bytes(gzip.compress(rows.encode()))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+def response_row(num_tokens: int, work: Workload, accepted: Counter[int]) -> str:
+    """As rollouts/ has it; takes an accepted one of this length, if there is one left."""
+    outcome = "correct" if accepted[num_tokens] else "wrong"
+    accepted[num_tokens] -= accepted[num_tokens] > 0
+    row = {"num_tokens": num_tokens, "num_prompt_tokens": work.prompt_tokens, "outcome": outcome}
+    return json.dumps(row) + "\n"
 
 
 def fitted(directory: Path, *, lengths: bool) -> tuple[Hardware, dict[tuple[str, str], float]]:
@@ -127,6 +140,8 @@ def test_the_written_file_is_what_a_plan_reads(tmp_path: Path) -> None:
 def test_two_figures_are_told_apart_where_the_rows_differ() -> None:
     rows = [(a, b, a / 0.25 + b * 0.5) for a, b in ((1.0, 1.0), (4.0, 1.0), (2.0, 3.0))]
     assert fit_two(rows, 0.6, 9.0) == pytest.approx((0.25, 0.5))
+    # Noise that would want an overhead below none.
+    assert fit_two([(1.0, 1.0, 4.0), (4.0, 1.0, 16.4)], 0.6, 9.0) == pytest.approx((0.247, 0), 0.01)
     # All alike: the overhead is believed.
     assert fit_two(rows[:1] * 3, 0.6, 0.1) == pytest.approx((1 / 4.4, 0.1))
     # It cannot be, the rest would be faster than peak: then the fraction is believed.

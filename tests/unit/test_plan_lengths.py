@@ -2,12 +2,8 @@
 
 import pytest
 
-from megatron_opsft.plan.lengths import (
-    decode_segments,
-    make_workload,
-    mean_before_the_cut,
-    quantiles,
-)
+from megatron_opsft.plan.decoding import refilled_segments, static_segments
+from megatron_opsft.plan.lengths import make_workload, mean_before_the_cut, quantiles
 
 
 def test_quantiles_have_the_mean_and_the_limit() -> None:
@@ -55,7 +51,7 @@ def by_hand(lengths: list[int], prompt: int, slots: int) -> list[tuple[int, floa
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_decoding_with_refilled_slots_is_as_token_by_token(slots: int) -> None:
     lengths = [7, 3, 3, 12, 1, 5, 9]
-    segments = decode_segments(lengths, 10, slots, refill=True)
+    segments = refilled_segments(lengths, 10, slots)
     steps = by_hand(lengths, 10, slots)
     assert sum(s.num_steps for s in segments) == len(steps)
     assert sum(s.num_steps * s.batch for s in segments) == sum(lengths)
@@ -63,9 +59,22 @@ def test_decoding_with_refilled_slots_is_as_token_by_token(slots: int) -> None:
     assert held == pytest.approx(sum(tokens for _, tokens in steps))
 
 
-def test_batches_that_are_not_refilled_wait_for_their_longest() -> None:
-    segments = decode_segments([4, 2, 9, 1, 3], 5, 2, refill=False)
-    assert sum(s.num_steps for s in segments) == 4 + 9 + 3
-    assert sum(s.num_steps * s.batch for s in segments) == 19
-    refilled = decode_segments([4, 2, 9, 1, 3], 5, 2, refill=True)
-    assert sum(s.num_steps for s in refilled) == 11
+def test_a_batch_without_refill_is_as_the_engine_makes_it() -> None:
+    lengths, limit = [4, 2, 9, 1, 3, 30, 30, 29], 30
+    # Row by row, token by token, as `HfEngine._decode` does it.
+    steps = []
+    for batch in (lengths[:5], lengths[5:]):
+        rows = list(batch)
+        for t in range(limit):
+            if t % 4 == 3 or t + 1 == limit:
+                finished = sum(n <= t + 1 for n in rows)
+                if finished == len(rows):
+                    break
+                if finished >= 0.25 * len(rows):
+                    rows = [n for n in rows if n > t + 1]
+            steps.append((len(rows), len(rows) * (7 + t + 1)))
+    segments = static_segments(lengths, 7, 5, limit)
+    assert sum(s.num_steps for s in segments) == len(steps) == 11 + 29
+    assert sum(s.num_steps * s.batch for s in segments) == sum(batch for batch, _ in steps)
+    held = sum(s.num_steps * s.context for s in segments)
+    assert held == pytest.approx(sum(tokens for _, tokens in steps))

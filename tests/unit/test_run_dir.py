@@ -123,6 +123,7 @@ def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
         "outcome": "correct",
         "answer": "4",
         "finish_reason": "stop",
+        "num_prompt_tokens": 2,
         "num_tokens": 3,
         "weight_version": 7,
         "text": "2 + 2 = \\boxed{4} ✓",
