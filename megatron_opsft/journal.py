@@ -15,6 +15,7 @@ from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verd
 from megatron_opsft.runtime.distributed import gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.metrics import MetricsLog
+from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.run_dir import RunDir
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
@@ -31,6 +32,7 @@ class Journal:
         self._s = session
         self._dir = run_dir
         self._skipped_in_row = 0
+        self._watch = Stopwatch(session.device)
         self.last_step = last_step
         self._log: MetricsLog | None = None
         if session.layout.is_main:
@@ -46,7 +48,12 @@ class Journal:
         pushed: SyncResult,
         watch: Stopwatch,
     ) -> None:
-        """One line of metrics.jsonl; `pairs` are this rank's responses."""
+        """One line of metrics.jsonl; `pairs` are this rank's responses.
+
+        checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
+        """
+        self._settle_checkpoint(wait=False)
+        enter("record")
         everything = gather_to_main(pairs)
         if self._log is None:
             return
@@ -67,6 +74,7 @@ class Journal:
             "weight_version": pushed.version,
             **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
+            "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
             "step_seconds": watch.total(),
         }
         self._log.step(metrics)
@@ -85,6 +93,7 @@ class Journal:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         if self._s.held_out is None:
             return
+        enter("evaluate")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
             self._log.evaluation(
@@ -96,12 +105,36 @@ class Journal:
                 }
             )
 
-    def checkpoint(self, step: int) -> None:
-        """Save the state after `step` updates."""
-        self._s.checkpointer.save(step, {"config_hash": config_hash(self._s.config)})
+    def checkpoint(self, step: int, *, leaving: bool = False) -> None:
+        """Save the state after `step` updates.
+
+        leaving: wait until it is on disk. Errors: `UserError` if it cannot be; else that is a
+        warning, and the next one is tried at its time.
+        """
+        checkpointer = self._s.checkpointer
+        about = {"config_hash": config_hash(self._s.config)}
+        with self._watch.phase("checkpoint"):
+            if leaving:
+                checkpointer.save(step, about)
+                return
+            in_background = self._s.config.checkpoint.asynchronous
+            checkpointer.start(step, about, in_background=in_background)
+        if not in_background:
+            self._settle_checkpoint(wait=True)
+
+    def _settle_checkpoint(self, *, wait: bool) -> None:
+        """Let a checkpoint appear that was written meanwhile."""
+        with self._watch.phase("checkpoint"):
+            failure = self._s.checkpointer.finish(wait=wait)
+        if failure and self._log is not None:
+            log.warning("%s; the older checkpoints stay, and the run goes on", failure)
 
     def save_failed_batch(self, step: int, samples: Sequence[Sample]) -> None:
-        """Keep the batch of a step whose loss was not finite, for whoever looks into it."""
+        """Keep the batch of a step whose loss was not finite, for whoever looks into it.
+
+        Every rank is about to leave: the checkpoint under way is waited for.
+        """
+        self._settle_checkpoint(wait=True)
         if self._s.layout.is_main:
             rows = [
                 {
@@ -118,6 +151,7 @@ class Journal:
 
     def finish(self) -> None:
         """Export the model as a Hugging Face directory and write summary.json."""
+        enter("export")
         exporter = self._s.sync.exporter
         if self._log is None:
             for _ in exporter.stream():
@@ -175,14 +209,15 @@ def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator
     run_dir = RunDir(config.run.dir)
     if session.layout.is_main:
         run_dir.open(resume=resume, overwrite=overwrite)
-    saved = list_checkpoints(session.checkpointer.directory) if resume else []
     last_step = 0
-    if saved:
+    if resume and list_checkpoints(session.checkpointer.directory):
         _check_same_run(session, run_dir.path)
-        last_step = session.checkpointer.load(saved[-1])["step"]
+    if resume and (manifest := session.checkpointer.load_newest()):
+        last_step = manifest["step"]
     if last_step > config.run.steps:
         raise UserError(
-            f"run.steps={config.run.steps}, but {saved[-1]} is from step {last_step}; raise it"
+            f"run.steps={config.run.steps}, but {config.run.dir} has a checkpoint of step "
+            f"{last_step}; raise it"
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)

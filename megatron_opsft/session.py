@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, RunConfig
 from megatron_opsft.data.problems import (
     ProblemSet,
     describe_bad_rows,
@@ -42,7 +42,14 @@ from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
 from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import Device, select_device
-from megatron_opsft.runtime.distributed import Layout, start_distributed, stop_distributed
+from megatron_opsft.runtime.distributed import (
+    Layout,
+    start_distributed,
+    start_watchdog,
+    stop_distributed,
+)
+from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.verdict import Limits
 from megatron_opsft.runtime.versions import untested_versions
 from megatron_opsft.verify.verifier import Verifier
 from megatron_opsft.weights.hf_files import resolve_model
@@ -90,6 +97,7 @@ class Session:
 @contextmanager
 def open_session(config: Config) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed."""
+    enter("start", 0)
     check_engine(config)
     device = select_device(config.run.device)
     if not device.is_cuda:
@@ -106,7 +114,13 @@ def open_session(config: Config) -> Iterator[Session]:
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     problems = _load_problems(config, encoder)
-    layout = start_distributed(device, config.parallel)
+    layout = start_distributed(device, config.parallel, minutes=_collective_minutes(config.run))
+    watchdog = start_watchdog(
+        Limits(
+            hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
+        ),
+        config.run.dir,
+    )
     _warn(config, problems, layout)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         trainer, shards = build_trainer(config, model_dir, device, layout)
@@ -155,6 +169,12 @@ def open_session(config: Config) -> Iterator[Session]:
         engine.close()
     # Only after success: a rank that fails must not wait in a collective for the others.
     stop_distributed()
+    watchdog.leave()
+
+
+def _collective_minutes(config: RunConfig) -> float:
+    """The watchdog speaks first; what torch says of a time-out names nobody."""
+    return config.hang_minutes + 1 if config.hang_minutes else 7 * 24 * 60
 
 
 def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:

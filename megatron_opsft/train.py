@@ -19,6 +19,7 @@ from megatron_opsft.objective.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.objective.selection import select
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
+from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
@@ -47,7 +48,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
                 journal.evaluate(step)
             every = config.checkpoint.every
             if last or stopping or (every and step % every == 0):
-                journal.checkpoint(step)
+                journal.checkpoint(step, leaving=last or stopping)
             if stopping and not last:
                 return REQUEUE_EXIT_CODE
         journal.finish()
@@ -56,6 +57,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
 
 def run_step(s: Session, journal: Journal, step: int) -> None:
     """One rollout batch and one update."""
+    enter("prepare", step)
     watch = Stopwatch(s.device)
     problems = s.problems_of(step)
     with watch.phase("rollout"):

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU.
+# Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU. The tests on a
+# SLURM cluster of this machine need two Debian packages, which root alone can install.
 # Arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,3 +14,8 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # the arguments chose none of these tests.
 .venv/bin/pytest -n 2 --dist loadfile -m "not gpu and not slurm and not vllm" "$@" || [ $? -eq 5 ]
 .venv/bin/pytest -m "vllm and not gpu" "$@" || [ $? -eq 5 ]
+if bash tools/install_slurm.sh; then
+  .venv/bin/pytest -m slurm "$@" || [ $? -eq 5 ]
+else
+  echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
+fi

@@ -160,7 +160,7 @@ def evaluate(
         tree["deer"] = (tree.get("deer") or {}) | deer
     settings = validated(EvalSettings, tree, str(config) if config else "the command line")
     if table := run_evaluation(settings, overwrite=overwrite):
-        typer.echo(table)
+        typer.echo(table, nl=False)
         typer.echo(f"results, tables, figures and samples: {settings.out}")
 
 
@@ -177,7 +177,7 @@ def compare(
     """One table and figure of several results; names every setting in which they differ."""
     from megatron_opsft.evaluate.outputs import compare_directories
 
-    typer.echo(compare_directories(results, out, baseline))
+    typer.echo(compare_directories(results, out, baseline), nl=False)
     typer.echo(f"table and figures: {out}")
 
 

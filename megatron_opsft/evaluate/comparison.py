@@ -23,7 +23,13 @@ from megatron_opsft.evaluate.figure_data import (
 )
 from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
-from megatron_opsft.evaluate.tables import TableRow, latex_table, markdown_table, title_of
+from megatron_opsft.evaluate.tables import (
+    TableRow,
+    latex_table,
+    markdown_table,
+    text_table,
+    title_of,
+)
 
 NOT_SET = "(not set)"
 _Blocks = dict[str, Mapping[str, Estimate]]
@@ -72,6 +78,12 @@ class Comparison:
             lines.append("\nSettings that differ:\n")
             lines += [f"- {line}" for line in self.describe_differences()]
         return "\n".join(lines) + "\n"
+
+    def text(self) -> str:
+        """For a terminal: the table, and the settings that differ."""
+        lines = [text_table(self.rows, self.blocks)]
+        lines += [f"differs: {line}\n" for line in self.describe_differences()]
+        return "".join(lines)
 
     def latex(self, *, intervals: bool = False) -> str:
         """The table as a LaTeX `table*`."""

@@ -120,7 +120,7 @@ def _read_baseline(
         earlier = Earlier(out=directory, results=read_results(directory))
         _check_earlier(earlier, benchmarks)
         return earlier
-    baseline = open_model(settings.baseline)
+    baseline = open_model(settings.baseline, option="--baseline")
     if settings.engine == "vllm" and baseline.table.shape != model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "

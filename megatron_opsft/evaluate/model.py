@@ -61,13 +61,20 @@ class EvalModel:
         return digest.hexdigest()
 
 
-def open_model(path: str, name: str | None = None) -> EvalModel:
+def open_model(path: str, name: str | None = None, *, option: str = "--model") -> EvalModel:
     """Find a model and check it without reading its weights.
 
-    path: what `resolve_model` takes, or a run directory, whose `hf/` is then meant. Errors:
-    `UserError` for a missing or damaged model, an unsupported one, a tokenizer without a chat
-    template or of another model.
+    path: what `resolve_model` takes, or a run directory, whose `hf/` is then meant. option: what
+    errors call it. Errors: `UserError` for a missing or damaged model, an unsupported one, a
+    tokenizer without a chat template or of another model.
     """
+    try:
+        return _open(path, name)
+    except UserError as error:
+        raise UserError(str(error).replace("model.path", option)) from error
+
+
+def _open(path: str, name: str | None) -> EvalModel:
     directory = _find(path)
     tokenizer = load_tokenizer(directory)
     shape = read_model_shape(directory)

@@ -23,7 +23,7 @@ FIGURE_ENDINGS = (".png", ".svg")
 
 
 def write_outputs(inputs: Inputs) -> str:
-    """All files of a finished evaluation; returns the Markdown table. Rank 0 alone."""
+    """All files of a finished evaluation; returns the table for a terminal. Rank 0 alone."""
     for subject in inputs.subjects:
         for benchmark in inputs.benchmarks:
             SampleFiles(subject.out).combine(benchmark.name)
@@ -63,15 +63,14 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
 
 
 def write_comparison(comparison: Comparison, out: Path) -> str:
-    """table.md, table.tex, accuracy_length.* and budgets.* in `out`; returns table.md."""
+    """table.md, table.tex, accuracy_length.* and budgets.* in `out`; returns the table as text."""
     out.mkdir(parents=True, exist_ok=True)
-    table = comparison.markdown(intervals=True)
-    write_text(out / "table.md", table)
+    write_text(out / "table.md", comparison.markdown(intervals=True))
     write_text(out / "table.tex", comparison.latex())
     block = comparison.blocks[-1]
     plot_accuracy_length(comparison.points(block), _figures(out, "accuracy_length"), title=block)
     plot_budgets(comparison.curves(block), _figures(out, "budgets"), title=block)
-    return table
+    return comparison.text()
 
 
 def _figures(out: Path, name: str) -> list[Path]:

@@ -17,7 +17,7 @@ from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
 from megatron_opsft.evaluate.engines import EvalEngine, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
-from megatron_opsft.evaluate.inputs import Inputs, Subject, read_inputs
+from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
 from megatron_opsft.evaluate.progress import Counted, Progress
 from megatron_opsft.evaluate.samples import SampleFiles
@@ -28,14 +28,15 @@ from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.worker_pool import share_of_cores
 
 log = logging.getLogger("megatron_opsft")
 _Done = dict[str, set[tuple[str, int]]]
 
 
 def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
-    """Sample what is missing, then write every output. Returns the Markdown table; "" elsewhere
-    than on rank 0.
+    """Sample what is missing, then write every output. Returns the table for a terminal; ""
+    elsewhere than on rank 0.
 
     Errors: `UserError` before anything is sampled.
     """
@@ -44,6 +45,11 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     job = join_job(device, timedelta(hours=24))
     with ExitStack() as held:
         if job.is_main:
+            if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
+                log.info(
+                    "the model's positions allow %d response tokens, not %d",
+                    *(inputs.max_tokens, MAX_TOKENS),
+                )
             for subject in inputs.subjects:
                 held.enter_context(locked(subject.out))
             _open_directories(inputs, overwrite=overwrite)
@@ -59,9 +65,12 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
 
 
 def open_verifier(settings: EvalSettings) -> Verifier:
-    """This rank's verifier; close it, or use it in a `with`."""
-    config = VerifyConfig(workers=settings.verify_workers, timeout_seconds=settings.verify_timeout)
-    return Verifier(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """This rank's verifier; close it, or use it in a `with`. By default it leaves the engine, which
+    works at the same time, one of the rank's cores.
+    """
+    cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    workers = settings.verify_workers or max(1, cores - 1)
+    return Verifier(VerifyConfig(workers=workers, timeout_seconds=settings.verify_timeout))
 
 
 def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:

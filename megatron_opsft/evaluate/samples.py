@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from uuid import uuid4
 
@@ -24,7 +24,8 @@ from megatron_opsft.runtime.durable import write_bytes
 class StoredSample:
     """One response and its verdict.
 
-    problem_id: of the benchmark's own. num_tokens: of the response, end token included.
+    problem_id: of the benchmark's own. answer: what was read from the response, gold: what was to
+    be found. num_tokens: of the response, end token included.
     extra_tokens: sampled for it beyond the response, by methods that do.
     """
 
@@ -32,6 +33,7 @@ class StoredSample:
     sample_index: int
     outcome: Outcome
     answer: str
+    gold: str
     finish_reason: FinishReason
     num_tokens: int
     extra_tokens: int
@@ -106,7 +108,8 @@ class SampleFiles:
 
 
 def _to_line(sample: StoredSample) -> str:
-    return json.dumps(asdict(sample), ensure_ascii=False) + "\n"
+    row = {field.name: getattr(sample, field.name) for field in fields(sample)}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def _read(path: Path) -> Iterator[StoredSample]:

@@ -1,6 +1,7 @@
 """Verdicts beside the generation: a thread hands responses to the verifier and stores them."""
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -12,6 +13,8 @@ from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.verify.verifier import Verifier
+
+_GATHER_SECONDS = 0.2  # every batch takes the interpreter from the engine's loop a few times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +80,14 @@ class Scorer:
             self._error = error
 
     def _next(self) -> list[Response]:
-        """Everything that waits, at least one; empty at the end."""
+        """Everything that comes within a moment of the first; empty at the end."""
         batch = []
         response = self._queue.get()
+        due = time.monotonic() + _GATHER_SECONDS
         while response is not None:
             batch.append(response)
             try:
-                response = self._queue.get_nowait()
+                response = self._queue.get(timeout=max(due - time.monotonic(), 0))
             except Empty:
                 return batch
         if batch:
@@ -101,6 +105,7 @@ class Scorer:
                     sample_index=rollout.sample_index,
                     outcome=verdict.outcome,
                     answer=verdict.answer,
+                    gold=problem.answer,
                     finish_reason=rollout.finish_reason,
                     num_tokens=len(rollout.response_ids),
                     extra_tokens=response.extra_tokens,

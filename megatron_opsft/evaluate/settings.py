@@ -66,6 +66,8 @@ class EvalSettings(Section):
         (), description="Token budgets of the curves; by default powers of two up to max_tokens."
     )
     verify_workers: int = Field(
-        0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."
+        0,
+        ge=0,
+        description="Verifier processes per rank; 0: the rank's share of the CPU cores but one.",
     )
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")

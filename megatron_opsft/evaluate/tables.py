@@ -54,6 +54,11 @@ _COLUMNS = (
     _Column(metric="compression_ratio", heading="CR", higher_is_better=False, unit="%"),
     _Column(metric="efficiency", heading="Eff", higher_is_better=True, scale=1, digits=2),
 )
+_MORE = (
+    _Column(metric="norm_std", heading="NormStd", higher_is_better=False, scale=1, digits=3),
+    _Column(metric="truncated_share", heading="cut off", higher_is_better=False, unit="%"),
+    _Column(metric="no_answer_share", heading="no answer", higher_is_better=False, unit="%"),
+)
 
 
 def title_of(block: str) -> str:
@@ -76,6 +81,29 @@ def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str], *, intervals
         texts = [f"**{text}**" if best else text for text, best in printed]
         lines.append(_markdown_line([_escape_markdown(row.label), *texts]))
     return "\n".join(lines) + "\n"
+
+
+def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
+    """For a terminal: a line per benchmark and model, intervals of accuracy and tokens alone."""
+    columns = [*_used_columns(rows), *_MORE]
+    lines = [["", "", *(column.heading for column in columns)]]
+    for block in blocks:
+        for place, row in enumerate(rows):
+            values = [row.blocks[block].get(column.metric) for column in columns]
+            shown = [
+                _cell(value, column, None, column.metric in ("accuracy", "mean_tokens"))[0]
+                for value, column in zip(values, columns, strict=True)
+            ]
+            lines.append([title_of(block) if place == 0 else "", row.label, *shown])
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.ljust(width) if place < 2 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
 
 
 def latex_table(

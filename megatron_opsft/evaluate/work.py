@@ -37,12 +37,14 @@ def make_tickets(
     ticket_samples: int = TICKET_SAMPLES,
 ) -> list[PromptRequest]:
     """Requests for what is missing; the last benchmarks first: they have the longest answers.
+    Within a benchmark by falling length of the prompts, so that a batch has little padding.
 
     done: benchmark -> (problem id, sample index) that are there. The same on every rank.
     """
     tickets = []
     for benchmark in reversed(benchmarks):
-        for problem in benchmark.problems:
+        lengths = {p.id: len(prompts[benchmark.key(p.id)].prompt_ids) for p in benchmark.problems}
+        for problem in sorted(benchmark.problems, key=lambda p: -lengths[p.id]):
             key = benchmark.key(problem.id)
             missing = [
                 index

@@ -7,22 +7,23 @@ it all the same, since disks and people damage files.
 """
 
 import json
+import logging
 import os
-import queue
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
 from megatron_opsft.model.optimizer import allocate_state, load_state
-from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
+
+log = logging.getLogger("megatron_opsft")
 
 MANIFEST = "complete.json"
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -49,6 +50,7 @@ class Checkpointer:
         self._models = models
         self._optimizer = optimizer
         self._keep = keep
+        self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         state: dict[str, Any] = {}
@@ -65,81 +67,163 @@ class Checkpointer:
         """Write the state after `step` updates; `about` (JSON values) goes into the manifest.
 
         A checkpoint of the same step is replaced. Older ones beyond `keep` are deleted afterwards.
+        Errors: `UserError` where it cannot be written; the older ones are untouched then.
         """
+        self.start(step, about, in_background=False)
+        if failure := self.finish():
+            raise UserError(f"{failure}; make room, then go on with --resume")
+        return self.directory / f"step_{step:06d}"
+
+    def start(self, step: int, about: dict[str, Any], *, in_background: bool = True) -> None:
+        """Begin to `save`; `finish` must follow. In the background the state may change meanwhile.
+
+        Waits for the save before, if that is not finished.
+        """
+        if failure := self.finish():
+            log.warning("%s", failure)
         # An update that never came (nothing accepted so far) leaves no moments to save.
         allocate_state(self._optimizer)
-        final = self.directory / f"step_{step:06d}"
-        partial = self.directory / f".partial_{step:06d}"
+        on_cpu = next(self._models[0].parameters()).device.type == "cpu"
+        write = CheckpointWrite(
+            self._state(is_loading=False),
+            self.directory / f".partial_{step:06d}",
+            copy_cpu=in_background and on_cpu,
+        )
+        self._pending = (write, {"step": step, **about})
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank still writes a checkpoint."""
+        return self._pending is not None and self._pending[0].is_writing
+
+    def finish(self, *, wait: bool = True) -> str | None:
+        """Let the checkpoint appear that was started, if any; what made it fail, or None.
+
+        wait: also if a rank still writes; else it stays under way.
+        """
+        if self._pending is None:
+            return None
+        write, manifest = self._pending
+        if not wait and any_over_world(write.is_writing):
+            return None
+        self._pending = None
+        files = write.finish()
+        if isinstance(files, str):
+            return files
+        failure = None
         if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        _keep_write_results_here()
-        dist_checkpointing.save(self._state(is_loading=False), str(partial))
-        files = _checksums(partial, sync=True)
-        if dist.get_rank() == 0:
-            manifest = {"step": step, **about, "files": files}
-            write_bytes(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync_path(partial)
-            (final / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(final, ignore_errors=True)
-            os.rename(partial, final)
-            sync_path(self.directory)
-            for old in list_checkpoints(self.directory)[: -self._keep]:
-                # The manifest first: a half-deleted checkpoint must not look whole.
-                (old / MANIFEST).unlink()
-                shutil.rmtree(old)
-        dist.barrier()
-        return final
+            try:
+                self._publish(manifest, files)
+            except (OSError, UserError) as error:
+                failure = str(error)
+        return broadcast_object(failure)
+
+    def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
+        """On rank 0: give a whole checkpoint its name, and delete what is too old."""
+        final = self.directory / f"step_{manifest['step']:06d}"
+        partial = self.directory / f".partial_{manifest['step']:06d}"
+        before = self.directory / f".partial_replaced_{manifest['step']:06d}"
+        write_bytes(partial / MANIFEST, json.dumps({**manifest, "files": files}, indent=1).encode())
+        sync_path(partial)
+        if final.exists():
+            os.rename(final, before)
+        os.rename(partial, final)
+        sync_path(self.directory)
+        shutil.rmtree(before, ignore_errors=True)
+        for old in list_checkpoints(self.directory)[: -self._keep]:
+            # The manifest first: a half-deleted checkpoint must not look whole.
+            (old / MANIFEST).unlink()
+            shutil.rmtree(old)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore the state; returns the manifest. Errors: `UserError` naming the damaged file."""
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        found = _checksums(path, sync=False)
-        for name, expected in manifest["files"].items():
-            if found.get(name) != expected:
-                what = "is damaged" if name in found else "is missing"
-                raise UserError(
-                    f"checkpoint file {path / name} {what}; delete {path} to resume from the one "
-                    "before"
-                )
+        manifest = self._read_whole(path)
+        if isinstance(manifest, str):
+            raise UserError(f"{manifest}; restore it, or resume from another checkpoint")
+        self._restore(path)
+        return manifest
+
+    def _restore(self, path: Path) -> None:
         allocate_state(self._optimizer)
         state = dist_checkpointing.load(self._state(is_loading=True), str(path))
         for number, model in enumerate(self._models):
             key = "model" if len(self._models) == 1 else f"model{number}"
             model.load_state_dict(state[key], strict=True)
         load_state(self._optimizer, state["optimizer"])
-        return manifest
+
+    def load_newest(self) -> dict[str, Any] | None:
+        """Restore the newest checkpoint that is whole; its manifest, or None if there is none.
+
+        Damaged ones that are newer get out of the way, by another name, with a warning. Errors:
+        `UserError` when all there are are damaged; nothing is changed then.
+        """
+        there = sorted(self.directory.glob("step_*"), key=step_of, reverse=True)
+        damaged: list[tuple[Path, str]] = []
+        for path in broadcast_object(there):
+            manifest = self._read_whole(path)
+            if not isinstance(manifest, str):
+                self._set_aside(damaged, path)
+                self._restore(path)
+                return manifest
+            damaged.append((path, manifest))
+        if not damaged:
+            return None
+        raise UserError(
+            f"no checkpoint in {self.directory} is whole: {'; '.join(why for _, why in damaged)}; "
+            "restore one, or start anew with --overwrite"
+        )
+
+    def _set_aside(self, damaged: list[tuple[Path, str]], whole: Path) -> None:
+        """On rank 0: they must neither count among the newest nor be taken for whole."""
+        if dist.get_rank() != 0:
+            return
+        for path, why in damaged:
+            aside = free_name(path.with_name(f"damaged_{path.name}"))
+            path.rename(aside)
+            log.warning("%s; it is kept as %s, and the run goes on from %s", why, aside, whole)
+
+    def _read_whole(self, path: Path) -> dict[str, Any] | str:
+        """A checkpoint's manifest if all its files are as they were written, else what is not."""
+        manifest = broadcast_object(_read_manifest(path) if dist.get_rank() == 0 else "")
+        if isinstance(manifest, str):
+            return manifest
+        names = sorted(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
+        reasons = gather_from_all(
+            [why for name in names if (why := _damage(path / name, manifest["files"][name]))]
+        )
+        return min(reasons) if reasons else manifest
 
 
-def _keep_write_results_here() -> None:
-    """Give Megatron's writer a queue of this process for its results.
-
-    By default it starts a manager process for them, for saves in the background. Ours are not, so
-    that process would only cost seconds and memory, and outlive a run that is killed.
-    """
-    if filesystem_async._results_queue is None:
-        filesystem_async._results_queue = queue.Queue()
-
-
-def _checksums(directory: Path, *, sync: bool) -> dict[str, list[int]]:
-    """[size, CRC-32] of every file but the manifest, on every rank; each reads its share."""
-    names = sorted(
-        str(path.relative_to(directory))
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != MANIFEST
-    )
-    mine = names[dist.get_rank() :: dist.get_world_size()]
-    pairs = [(name, _checksum(directory / name, sync=sync)) for name in mine]
-    return dict(sorted(gather_from_all(pairs)))
+def free_name(path: Path) -> Path:
+    """The path, or with a number if there is something already."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}_{number}")
+    return free
 
 
-def _checksum(path: Path, *, sync: bool) -> list[int]:
-    crc = size = 0
-    with open(path, "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-            size += len(block)
-    return [size, crc]
+def _read_manifest(path: Path) -> dict[str, Any] | str:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["step"] == step_of(path) and manifest["files"].items():
+            return manifest
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+        return f"checkpoint file {path / MANIFEST} {what}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return f"checkpoint file {path / MANIFEST} is damaged"
+
+
+def _damage(path: Path, expected: list[int]) -> str | None:
+    try:
+        found = checksum(path)
+    except FileNotFoundError:
+        return f"checkpoint file {path} is missing"
+    except OSError as error:
+        return f"checkpoint file {path} cannot be read: {error.strerror}"
+    if found[0] != expected[0]:
+        return f"checkpoint file {path} is damaged: {found[0]:,} bytes instead of {expected[0]:,}"
+    return None if found == expected else f"checkpoint file {path} is damaged: its checksum differs"

@@ -28,6 +28,7 @@ from megatron_opsft.runtime.distributed import (
     gather_from_all,
     sum_over_world,
 )
+from megatron_opsft.runtime.progress import place, whereabouts
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
@@ -92,6 +93,7 @@ class Trainer:
         self._cross_entropy: Method = cross_entropy
         self._vocab_size = vocab_size
         self._gathering = False
+        self._own_loss_is_finite = True
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -119,6 +121,7 @@ class Trainer:
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
         mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
+        self._own_loss_is_finite = math.isfinite(mine)
         return factor * sum_over_world([mine])[0]
 
     def _run_schedule(self, of_hidden: Any, batches: Sequence[MicroBatch], **how: bool) -> Any:
@@ -203,9 +206,7 @@ class Trainer:
         set_learning_rate(self.optimizer, lr, self._weight_decay)
         grad_norm = self._gradient_norm()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFiniteError(
-                f"loss {loss}, gradient norm {grad_norm}: the step was not applied"
-            )
+            raise NonFiniteError(self._describe_non_finite(loss, grad_norm))
         self.optimizer.step()
         self._start_gathering_weights()
         mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.counts_loss
@@ -218,6 +219,13 @@ class Trainer:
             trained_tokens=int(tokens),
             num_microbatches=len(batches),
         )
+
+    def _describe_non_finite(self, loss: float, grad_norm: float) -> str:
+        """What is wrong and where it came from; called by every rank."""
+        values = f"loss {loss}, gradient norm {grad_norm}"
+        message = f"{place()}: {values}: the step was not applied"
+        sources = gather_from_all([] if self._own_loss_is_finite else [whereabouts()])
+        return f"{message}; not finite at {', '.join(sources)}" if sources else message
 
     def _start_gathering_weights(self) -> None:
         """Every rank has updated its part of the weights; the rest comes from the others."""

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# As `rollout.hf_engine` does it.
+# As `rollout.hf_decoding` does it.
 _CHECK_EVERY = 4
 _COMPACT_AT = 0.25
 

@@ -1,10 +1,13 @@
 """Process groups of a run: started once, read through one frozen record."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -14,6 +17,8 @@ from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.job import join_job, leave_job
+from megatron_opsft.runtime.verdict import Limits
+from megatron_opsft.runtime.watchdog import Watchdog, this_process
 
 T = TypeVar("T")
 
@@ -90,6 +95,25 @@ def current_layout() -> Layout:
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
     )
+
+
+def start_watchdog(limits: Limits, directory: Path) -> Watchdog:
+    """Let the ranks watch each other from now on. Collective over the world.
+
+    directory: the run's, for the ranks to agree who speaks when rank 0 cannot.
+    """
+    me = this_process(dist.get_rank())
+    processes = gather_from_all([me])
+    listener = _listener() if me.rank == 0 else None
+    port, token = broadcast_object((listener.getsockname()[1] if listener else 0, uuid4().hex))
+    address = (os.environ.get("MASTER_ADDR", "localhost"), port)  # where rank 0 is
+    return Watchdog(processes, me, address, token, limits, directory, listener)
+
+
+def _listener() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
 
 
 def stop_distributed() -> None:

@@ -1,19 +1,79 @@
 """Writing files so that neither a kill nor a failing machine leaves half of one."""
 
+import errno
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, the limit of a file
+
+
+def full_disk_behind(error: BaseException | None) -> OSError | None:
+    """The failed write behind an error, if that was because nothing more fits.
+
+    Torch's writer, for one, ends with an error of its own when its file does.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
+    """Such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
+    free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
+    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
+
+
+@contextmanager
+def explaining_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
+    """Errors: `UserError` when what is written to `path` inside does not fit."""
+    try:
+        yield
+    except OSError as error:
+        if (full := full_disk_behind(error)) is None:
+            raise
+        message = describe_failed_write(path, num_bytes, full)
+        raise UserError(f"{message}; make room, then go on with --resume") from error
+
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write whole or not at all, even if the machine fails: a file beside it, then a rename."""
+    """Write whole or not at all, even if the machine fails: a file beside it, then a rename.
+
+    Errors: `UserError` when the disk is full; nothing is left of the new file then.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with explaining_full_disk(path, len(data)):
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line, whole or not at all unless the machine fails. Errors: as of `write_bytes`."""
+    data = memoryview(line.encode("utf-8") + b"\n")
+    with explaining_full_disk(path, len(data)), open(path, "ab", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            os.ftruncate(file.fileno(), size)
+            raise
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from megatron_opsft.runtime.device import Device
 
 _POLL_SECONDS = 0.05
+_PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,7 @@ class Job:
 
     def get(self, name: str) -> str:
         """What some rank has put or will put there."""
-        while not self.store.check([name]):
-            time.sleep(_POLL_SECONDS)
+        self.store.wait([name], _PATIENCE)
         return self.store.get(name).decode()
 
     def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
@@ -65,7 +65,7 @@ def join_job(device: Device, timeout: timedelta) -> Job:
     timeout: of collectives.
     """
     if "RANK" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, world_size = next(dist.rendezvous("env://"))
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(

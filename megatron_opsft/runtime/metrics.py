@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import append_line, explaining_full_disk
 from megatron_opsft.runtime.run_dir import RunDir
 
 Values = Mapping[str, float | int]
@@ -74,10 +75,10 @@ class MetricsLog:
         )
 
     def _append(self, name: str, metrics: Values) -> None:
-        with open(self._directory / name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(dict(metrics)) + "\n")
+        append_line(self._directory / name, json.dumps(dict(metrics)))
         for writer in self._writers:
-            writer.write(metrics)
+            with explaining_full_disk(self._directory, 0):
+                writer.write(metrics)
 
     def close(self) -> None:
         """Flush everything."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.runtime.durable import write_bytes, write_text
+from megatron_opsft.runtime.watchdog import CLAIM
 
 _ENTRIES = (
     "manifest.json",
@@ -57,6 +58,8 @@ class RunDir:
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+        for claim in self.path.glob(f"{CLAIM}*"):
+            claim.unlink()
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
 

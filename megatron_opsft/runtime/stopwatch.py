@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatron_opsft.runtime.device import Device, synchronize
+from megatron_opsft.runtime.progress import enter
 
 
 class Stopwatch:
     """`with watch.phase("train"):` adds to `seconds["train"]`; the device is drained at both
-    ends.
+    ends. It is also the phase that the watchdog knows of.
     """
 
     def __init__(self, device: Device) -> None:
@@ -19,6 +20,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        enter(name)
         synchronize(self._device)
         start = time.perf_counter()
         yield

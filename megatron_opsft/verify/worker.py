@@ -42,6 +42,7 @@ def read_message(stream: BinaryIO) -> Any:
 def main(judge_name: str, max_memory_bytes: int, parent_pid: int) -> None:
     """Serve until stdin ends. `judge_name` is `module:function` of a (text, gold) -> Verdict."""
     _die_with_parent(parent_pid)
+    os.nice(5)  # an engine that decodes at the same time comes first
     # A scheduler's or terminal's signal goes to the whole job: the parent decides when its workers
     # end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):

@@ -10,12 +10,13 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import BinaryIO, Self, cast
 
@@ -41,12 +42,13 @@ class _Worker:
         arguments = [_BOOT, json.dumps(sys.path), judge, str(max_memory_bytes), str(os.getpid())]
         # A fixed hash seed: the order of sympy's sets must not differ between workers.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        with _signals_held():
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
         self.requests = cast(BinaryIO, self.process.stdin)
         self.replies = cast(BinaryIO, self.process.stdout)
         self.ready = False
@@ -195,6 +197,18 @@ class VerifierPool:
     def _replace(self, slot: int) -> None:
         self._workers[slot].kill()
         self._workers[slot] = self._start()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """A process started here is deaf to a scheduler's signals from its first instruction on, also
+    before it can ignore them itself. This process gets its own a moment later.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_error(worker: _Worker, ended: bool) -> UserError:

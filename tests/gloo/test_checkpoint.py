@@ -23,12 +23,16 @@ def checkpointer(built: Built, directory: Path, keep: int = 2) -> Checkpointer:
 
 
 def save_after_two_steps(case: Case, directory: Path) -> Outcome:
-    """Two updates, a checkpoint, two more; their results, the weights saved and the last ones."""
+    """Two updates, a checkpoint in the background of two more; their results, the weights saved
+    and the last ones.
+    """
     built = build(case)
     train_steps(built, case, range(2))
     saved = as_arrays(exported(built))
-    checkpointer(built, directory).save(2, {"config_hash": "abc"})
+    saver = checkpointer(built, directory)
+    saver.start(2, {"config_hash": "abc"})
     results = train_steps(built, case, range(2, 4))
+    assert saver.finish() is None
     return results, saved, as_arrays(exported(built))
 
 
@@ -177,3 +181,48 @@ def test_only_the_newest_checkpoints_are_kept(world: World, tmp_path: Path) -> N
     world.run(save_many, 2, Case(dp=2), tmp_path)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000003", "step_000010"]
     assert not list(tmp_path.glob(".partial_*"))
+
+
+def save_in_turn(case: Case, directory: Path) -> list[list[str]]:
+    """What can be seen after each of: a save that began, another one, the end of both."""
+    built = build(case)
+    saver = checkpointer(built, directory)
+    seen = []
+    for act in (lambda: saver.start(1, {}), lambda: saver.start(2, {}), saver.finish):
+        act()
+        seen.append([path.name for path in list_checkpoints(directory)])
+    return seen
+
+
+def test_a_save_waits_for_the_one_before(world: World, tmp_path: Path) -> None:
+    first, second, last = world.run(save_in_turn, 2, Case(dp=2), tmp_path)[0]
+    assert (first, second, last) == ([], ["step_000001"], ["step_000001", "step_000002"])
+
+
+def load_newest(case: Case, directory: Path) -> int | str:
+    """The step of the checkpoint that was loaded, or the error."""
+    try:
+        manifest = checkpointer(build(case), directory).load_newest()
+    except UserError as error:
+        return str(error)
+    return manifest["step"] if manifest else 0
+
+
+def test_the_newest_whole_checkpoint_is_loaded(world: World, tmp_path: Path) -> None:
+    case = Case(dp=2)
+    assert world.run(load_newest, 2, case, tmp_path) == [0, 0]
+    world.run(save_in_turn, 2, case, tmp_path)
+    damaged = sorted((tmp_path / "step_000002").glob("*.distcp"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert world.run(load_newest, 2, case, tmp_path) == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "damaged_step_000002",
+        "step_000001",
+    ]
+    (tmp_path / "step_000001" / MANIFEST).write_text("{")
+    for message in world.run(load_newest, 2, case, tmp_path):
+        assert "no checkpoint in" in message and f"step_000001/{MANIFEST} is damaged" in message
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "damaged_step_000002",
+        "step_000001",
+    ]

@@ -169,7 +169,8 @@ def test_loss_that_is_not_finite_stops_with_the_batch_saved(
     ended = cli.run(train_args(run_dir), prelude=NOT_FINITE)
     assert ended.exit_code == 3
     assert "Traceback" not in ended.stderr
-    assert "the step was not applied" in ended.stderr
+    assert "error: phase train of step 2: loss nan" in ended.stderr
+    assert "the step was not applied; not finite at rank 0 on " in ended.stderr
     failed = json.loads((run_dir / "failed_step_000002.json").read_text())
     expected = read_lines(undisturbed / "metrics.jsonl")[1]
     assert len(failed["samples"]) == expected["num_accepted"]

@@ -112,17 +112,28 @@ def test_two_ranks_change_nothing_and_both_work(
     assert outputs(tmp_path / "out") == outputs(whole)
 
 
+def num_stored(out: Path) -> int:
+    """Samples on disk, in whichever files."""
+    if (out / "samples/arithmetic.jsonl.gz").exists():
+        return NUM_SAMPLES
+    return sum(path.read_bytes().count(b"\n") for path in (out / "samples/parts").glob("*"))
+
+
 def test_ten_kills_at_random_moments_change_nothing(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
     moments = random.Random(0)
     out = tmp_path / "out"
     for _ in range(10):
+        wanted = num_stored(out) + moments.randint(0, 6)
         run = start(cli, out, "--batch-size", 4)
-        # From before the first sample to about the end of what is left.
-        time.sleep(moments.uniform(0.2, 2.5))
+        deadline = time.monotonic() + 60
+        while num_stored(out) < min(wanted, NUM_SAMPLES) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(moments.uniform(0, 0.3))
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
+    assert num_stored(out) > 0
     evaluate(cli, out, "--batch-size", 4)
     assert outputs(out) == outputs(whole)
     starts = json.loads((out / "manifest.json").read_text())["starts"]
@@ -170,7 +181,7 @@ def test_compare_names_what_differs(cli: ForkedCli, compared: Path, whole: Path)
     out = compared.parent / "comparison"
     ended = cli.run(["eval", "compare", whole, compared, "--out", out])
     assert ended.exit_code == 0, ended.stderr
-    assert '- template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
+    assert 'differs: template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
     assert (out / "accuracy_length.png").stat().st_size > 5000
     refused = cli.run(["eval", "compare", whole, compared, "--out", whole])
     assert "holds an evaluation" in error_of(refused)
@@ -251,7 +262,7 @@ def error_of(ended: Finished) -> str:
         (["--temperature", "0"], "temperature=0"),
         (["--top-p", "1.5"], "top_p=1.5"),
         (["--tp", "2"], "--tp 2 is vLLM's"),
-        (["--baseline", "/nowhere"], "/nowhere"),
+        (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["--device", "cuda"], "torch sees no GPU"),
         (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml does not exist"),

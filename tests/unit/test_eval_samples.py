@@ -15,6 +15,7 @@ SAMPLE = StoredSample(
     sample_index=0,
     outcome=Outcome.CORRECT,
     answer="7",
+    gold="7",
     finish_reason=FinishReason.STOP,
     num_tokens=12,
     extra_tokens=0,

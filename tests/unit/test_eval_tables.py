@@ -4,7 +4,7 @@ import re
 
 from megatron_opsft.evaluate.bootstrap import Estimate
 from megatron_opsft.evaluate.results import OVERALL
-from megatron_opsft.evaluate.tables import TableRow, latex_table, markdown_table
+from megatron_opsft.evaluate.tables import TableRow, latex_table, markdown_table, text_table
 
 
 def row(label: str, accuracy: float, tokens: float, ratio: float | None) -> TableRow:
@@ -79,3 +79,15 @@ def test_latex_escapes_every_special_character() -> None:
     assert last.startswith(
         r"\textbackslash{} \textasciitilde{} \textasciicircum{} \% \& \_ \# \$ \{ \} & 50.0"
     )
+
+
+def test_a_terminal_gets_a_line_per_benchmark_and_model() -> None:
+    lines = text_table(ROWS[:2], ["gsm8k", OVERALL]).splitlines()
+    assert lines[0].split() == [
+        *("Acc", "P@N", "Tok", "CR", "Eff", "NormStd", "cut", "off", "no", "answer")
+    ]
+    assert lines[1].startswith("GSM8K    CoT            59.0 [58.0, 60.0]  75.0  10,178 [10,168")
+    assert lines[2].split()[:3] == ["On-Policy", "SFT", "59.9"]
+    assert lines[3].startswith("Overall  CoT") and len(lines) == 5
+    assert lines[4].endswith("21.5%  2.74    0.300        -          -")
+    assert len({line.index("7") for line in lines[1:]}) == 1  # the columns are aligned

@@ -30,8 +30,8 @@ class MemoryStore:
     def set(self, name: str, value: str) -> None:
         self.values[name] = value
 
-    def check(self, names: list[str]) -> bool:
-        return all(name in self.values for name in names)
+    def wait(self, names: list[str], timeout: object) -> None:
+        assert all(name in self.values for name in names)
 
     def get(self, name: str) -> bytes:
         return str(self.values[name]).encode()

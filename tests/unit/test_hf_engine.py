@@ -23,7 +23,8 @@ from megatron_opsft.rollout.engine import (
     my_share,
     split_batches,
 )
-from megatron_opsft.rollout.hf_engine import ROUNDING, HfEngine
+from megatron_opsft.rollout.hf_decoding import ROUNDING, HfDecoding
+from megatron_opsft.rollout.hf_engine import HfEngine
 
 VOCAB_SIZE = 97
 END = 5
@@ -135,18 +136,18 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
 
     def responses(exact: bool, batch_size: int) -> list[Rollout]:
         engine = HfEngine(model, SpellingTokenizer(), batch_size, version=0, exact=exact)
-        engine.noise *= 100  # so that noise which matters is still below
+        engine.decoding.noise *= 100  # so that noise which matters is still below
         return engine.generate(requests, settings)
 
     wanted = {exact: responses(exact, 64) for exact in (True, False)}
     generator = torch.Generator().manual_seed(1)
-    clean = HfEngine._forward
+    clean = HfDecoding._forward
 
-    def with_noise(self: HfEngine, *arguments: torch.Tensor) -> torch.Tensor:
+    def with_noise(self: HfDecoding, *arguments: torch.Tensor) -> torch.Tensor:
         logits = clean(self, *arguments)
         return logits + 2e-3 * (2 * torch.rand(logits.shape, generator=generator) - 1)
 
-    monkeypatch.setattr(HfEngine, "_forward", with_noise)
+    monkeypatch.setattr(HfDecoding, "_forward", with_noise)
     assert responses(True, 50) == wanted[True]
     assert responses(False, 50) != wanted[False]  # the noise matters
 
@@ -157,13 +158,13 @@ def test_rounding_beyond_what_is_allowed_for_is_told(
     engine = HfEngine(_model("llama", torch.float32), SpellingTokenizer(), 64, 0, exact=True)
     requests, settings = _requests(num_prompts=8, group_size=16), _settings()
     engine.generate(requests, settings)
-    assert engine.noise == ROUNDING and not caplog.records
-    clean = HfEngine._forward
+    assert engine.decoding.noise == ROUNDING and not caplog.records
+    clean = HfDecoding._forward
     monkeypatch.setattr(
-        HfEngine, "_forward", lambda *arguments: clean(*arguments).bfloat16().float()
+        HfDecoding, "_forward", lambda *arguments: clean(*arguments).bfloat16().float()
     )
     engine.generate(requests, settings)
-    assert engine.noise > 4 * ROUNDING / 2
+    assert engine.decoding.noise > 4 * ROUNDING / 2
     assert "may depend on its batch" in caplog.text
 
 

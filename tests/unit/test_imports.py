@@ -35,6 +35,7 @@ HOMES = {
         "cli.py",
         "convert/commands.py",
         "evaluate/commands.py",
+        "launch/commands.py",
         "plan/commands.py",
         "plan/scaling/commands.py",
     ],
@@ -58,10 +59,12 @@ HOMES = {
         "plan/ranks.py",
         "objective/output_head.py",  # the type of a group
         "model/checkpoint.py",
+        "model/checkpoint_write.py",
         "weights/export.py",
         "weights/transfer.py",
         "weights/dist_metadata.py",
         "convert/layout.py",
+        "launch/torchrun.py",
     ],
 }
 

@@ -28,7 +28,7 @@ def gigabytes(num_bytes: float) -> float:
 
 
 def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
-    """The figures in examples/configs/r1_distill_1p5b.yaml."""
+    """The figures in examples/configs/r1_distill_1p5b_paper.yaml."""
     job = make_job(SMALL, 8, "rollout.gpu_memory_fraction=0.6")
     (rank,) = planned(job).memory
     held = rank.stage.weight_bytes, rank.stage.gradient_bytes, rank.stage.optimizer_bytes

@@ -200,3 +200,10 @@ def test_verifier_scores_finished_rollouts_only() -> None:
     with Verifier(VerifyConfig(workers=1)) as verifier:
         verdicts = verifier.score(rollouts, {"a": "1", "b": "2"})
     assert [v.outcome for v in verdicts] == [CORRECT, Outcome.UNFINISHED, WRONG, NO_ANSWER]
+
+
+def test_scheduler_signals_do_not_end_workers_that_just_start() -> None:
+    with VerifierPool(2, 10.0, judge=ROGUE) as pool:
+        for worker, number in zip(pool._workers, (signal.SIGUSR1, signal.SIGTERM), strict=True):
+            os.kill(worker.process.pid, number)
+        assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]

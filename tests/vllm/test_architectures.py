@@ -26,7 +26,8 @@ def make_model(name: str, directory: Path) -> None:
     """The architecture of `SHAPES` with heads as vLLM's CPU kernels have them, and a tokenizer."""
     described = hf_model(name).config.to_dict()
     described |= {"head_dim": 32, "hidden_size": 32 * described["num_attention_heads"]}
-    described |= {"vocab_size": AutoConfig.from_pretrained(TINY).vocab_size}
+    tiny = AutoConfig.from_pretrained(TINY)
+    described |= {key: getattr(tiny, key) for key in ("vocab_size", "eos_token_id", "bos_token_id")}
     config = AutoConfig.for_model(**described)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)

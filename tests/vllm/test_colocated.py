@@ -32,19 +32,28 @@ LAYOUTS = {
 
 # Packed weights always come as a stream of whole tensors; plain ones are written in place.
 @pytest.mark.parametrize(
-    ("name", "plain"),
-    [*((name, True) for name in LAYOUTS), ("1 rank", False), ("train PP2, rollout TP2", False)],
+    ("name", "plain", "steps"),
+    [
+        ("1 rank", True, 20),
+        ("train TP2, rollout TP1", True, 20),
+        ("train PP2, rollout TP1", True, 5),
+        ("train PP2, rollout TP2", True, 20),
+        ("train TP2, rollout TP2", True, 5),
+        ("1 rank", False, 5),
+        ("train PP2, rollout TP2", False, 5),
+    ],
 )
-def test_engine_log_probs_match_hf_after_each_of_20_steps_and_a_pull_is_exact(
-    vllm_world: World, tmp_path: Path, name: str, plain: bool
+def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
+    vllm_world: World, tmp_path: Path, name: str, plain: bool, steps: int
 ) -> None:
     ranks, overrides = LAYOUTS[name]
     overrides = [*overrides, "optimizer.lr=5e-4"]
-    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, plain, timeout=400)
+    arguments = (tmp_path, overrides, steps, plain)
+    results = vllm_world.run(train_and_compare, ranks, *arguments, timeout=400)
     for differences, ways, not_pulled in results:
-        assert len(differences) == 20
+        assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["in_place" if plain else "stream"] * 20
+        assert ways == ["in_place" if plain else "stream"] * steps
         assert not_pulled == 0
 
 

@@ -34,17 +34,20 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_engine_log_probs_match_hf_after_each_of_20_steps_and_a_pull_is_exact(
-    vllm_world: World, tmp_path: Path, name: str
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [("1 rank, 1 engine", 20), ("train TP2, 2 engines", 5), ("train PP2, 1 engine", 5)],
+)
+def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
+    vllm_world: World, tmp_path: Path, name: str, steps: int
 ) -> None:
     ranks, overrides = LAYOUTS[name]
     overrides = [*SEPARATE, *overrides, "optimizer.lr=5e-4"]
-    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, 20, timeout=400)
+    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, steps, timeout=400)
     for differences, ways, not_pulled in results:
-        assert len(differences) == 20
+        assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["stream"] * 20
+        assert ways == ["stream"] * steps
         assert not_pulled == 0
 
 

@@ -1,0 +1,111 @@
+"""How long a checkpoint keeps a run waiting: written in the background, and written at once.
+
+    python benchmarks/checkpoint.py [--shape tiny|46m|1.5b] [--ranks N] [--tp N] [--repeats N]
+
+Saves Megatron's model and optimizer with random weights by both ways in turn. In the background:
+the stall is what `start` and the `finish` after the write take, without what happens in between.
+A plain copy of the same bytes in memory shows what cannot be avoided. Prints one JSON line:
+medians of the slowest rank.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import join_ranks, measured, run_main, start_ranks
+from shapes import SHAPES
+
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all, stop_distributed
+
+TINY = replace(SHAPES["46m"], num_layers=4, hidden_size=96, ffn_size=256, num_heads=4, head_dim=24)
+CASES = {"tiny": replace(TINY, num_kv_heads=2, vocab_size=512), **SHAPES}
+
+
+def build(args: argparse.Namespace, device: Device, directory: Path) -> Checkpointer:
+    """A checkpointer of a model with random weights and zero moments."""
+    parallel = ParallelConfig(tp=args.tp, sequence_parallel=args.tp > 1)
+    config = transformer_config(
+        CASES[args.shape],
+        dtype=args.dtype,
+        parallel=parallel,
+        train=TrainConfig(),
+        device=device,
+    )
+    models = build_model(CASES[args.shape], config, device)
+    chunks = wrap_for_training(models, config, parallel)
+    optimizer = build_optimizer(chunks, OptimizerConfig(), bf16=config.bf16)
+    return Checkpointer(directory, [chunk.module for chunk in chunks], optimizer, keep=1)
+
+
+def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float, float]:
+    """Seconds of the stall, and until the checkpoint is there."""
+    begin = time.perf_counter()
+    stall, _ = measured(device, lambda: saver.start(step, {}))
+    while saver.is_writing:
+        time.sleep(0.005)
+    stall += measured(device, saver.finish)[0]
+    return stall, time.perf_counter() - begin
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    device, layout = join_ranks("auto", ParallelConfig(tp=args.tp))
+    directory = Path(broadcast_object(tempfile.mkdtemp(dir=args.dir) if layout.is_main else ""))
+    saver = build(args, device, directory)
+    saver.save(0, {})  # the first allocates what is kept
+    num_bytes = sum(path.stat().st_size for path in directory.rglob("*.distcp"))
+    source = torch.ones(num_bytes // layout.world_size, dtype=torch.uint8)
+    seconds: dict[str, list[float]] = {"copy": [], "at_once": [], "stall": [], "until_there": []}
+    for step in range(1, 2 * args.repeats, 2):
+        seconds["copy"].append(measured(device, source.clone)[0])
+        seconds["at_once"].append(measured(device, lambda s=step: saver.save(s, {}))[0])
+        stall, there = in_background(device, saver, step + 1)
+        seconds["stall"].append(stall)
+        seconds["until_there"].append(there)
+    gather_from_all([0])
+    if layout.is_main:
+        shutil.rmtree(directory)
+    is_main = layout.is_main
+    result = {
+        "shape": args.shape,
+        "dtype": args.dtype,
+        "device": device.torch_device.type,
+        "world_size": layout.world_size,
+        "tp": args.tp,
+        "checkpoint_mib": round(num_bytes / 2**20, 1),
+        **{f"{name}_seconds": round(statistics.median(v), 4) for name, v in seconds.items()},
+    }
+    stop_distributed()
+    return result if is_main else {}
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", choices=CASES, default="tiny")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dir", type=Path, help="where to write; by default temporary")
+    args = parser.parse_args()
+    start_ranks(args.ranks)
+    if result := measure(args):
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    run_main(main)

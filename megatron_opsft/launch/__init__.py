@@ -1,0 +1,1 @@
+"""Starts runs: on this machine through torchrun, on a cluster through SLURM."""

@@ -1,0 +1,115 @@
+"""`megatron-opsft launch`: the commands, as users call them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+
+app = typer.Typer(
+    help="Start a run: with torchrun on this machine, or as a SLURM job.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def local(
+    config: Annotated[Path, typer.Argument(help="YAML file of a run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="After a failure go on from the newest checkpoint so often.")
+    ] = 3,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.dir.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
+    ] = False,
+) -> None:
+    """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other; give one of them")
+    loaded = load_config(config, overrides or [])
+    _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
+    from megatron_opsft.launch.restarts import run_with_restarts
+    from megatron_opsft.launch.torchrun import Torchrun
+
+    command = ["train", str(config), *(overrides or [])]
+    first = ["--resume"] * resume + ["--overwrite"] * overwrite
+    with Torchrun(ranks) as torchrun:
+        code = run_with_restarts(
+            lambda again: torchrun.run([*command, *(["--resume"] if again else first)]),
+            max_restarts,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def slurm(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG... [OVERRIDES]...",
+            help="YAML file of a run, or several for an array of jobs; then section.key=value.",
+        ),
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes of a job.")] = 1,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="One for each GPU.")] = 8,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=0, help="By default one for each rank; 0: none.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="By default SLURM's.")] = None,
+    account: Annotated[str | None, typer.Option(help="By default yours.")] = None,
+    time: Annotated[str | None, typer.Option(help="Limit; by default 24:00:00.")] = None,
+    job_name: Annotated[str | None, typer.Option(help="By default from run.dir.")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(help="Another option of sbatch, such as --sbatch=--qos=high; repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command line instead of running it.")
+    ] = False,
+) -> None:
+    """Submit slurm/train_7b.sh for these configurations, with these resources.
+
+    Settings of the site are environment variables, as for the script itself (slurm/common.sh).
+    """
+    from megatron_opsft.launch.slurm import Resources, batch_job, submit
+
+    configs = [Path(word) for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if not configs:
+        raise UserError("launch slurm: name a YAML file, such as examples/configs/*.yaml")
+    loaded = {path: load_config(path, overrides) for path in configs}
+    for path, config in loaded.items():
+        needed = config.parallel.tp * config.parallel.pp
+        _check_world_size(nodes * ranks_per_node, needed, f"{path} with --nodes")
+    job = batch_job(
+        {path: config.run.dir for path, config in loaded.items()},
+        overrides,
+        Resources(
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            gpus_per_node=ranks_per_node if gpus_per_node is None else gpus_per_node,
+            partition=partition,
+            account=account,
+            time=time,
+            job_name=job_name,
+            more=tuple(sbatch or ()),
+        ),
+    )
+    typer.echo(job.command_line() if dry_run else submit(job))
+
+
+def _check_world_size(world_size: int, model_size: int, option: str) -> None:
+    if world_size % model_size:
+        raise UserError(
+            f"{option}: {world_size} ranks are not a multiple of parallel.tp x parallel.pp = "
+            f"{model_size}; change one of them"
+        )

@@ -1,0 +1,96 @@
+"""`launch slurm`: a command line of sbatch for the same script that users submit by hand.
+
+The script alone knows how a job runs; here are its variables and sbatch's options.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_opsft.errors import UserError
+
+SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
+SCRIPT = "train_7b.sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What sbatch is asked for; None leaves it to the script, the environment, or SLURM."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+    partition: str | None = None
+    account: str | None = None
+    time: str | None = None
+    job_name: str | None = None
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob:
+    """variables: on top of the caller's environment. command: sbatch, its options, the script."""
+
+    variables: dict[str, str]
+    command: tuple[str, ...]
+
+    def command_line(self) -> str:
+        """What a shell in the same directory would be given for the same job."""
+        settings = [f"{name}={value}" for name, value in self.variables.items()]
+        return shlex.join(["env", *settings, *self.command])
+
+
+def batch_job(
+    run_dirs: Mapping[Path, Path], overrides: Sequence[str], resources: Resources
+) -> BatchJob:
+    """run_dirs: configuration file -> its run.dir; several make an array, one task each.
+
+    Errors: `UserError` where two runs would write to one directory, or a path has blanks.
+    """
+    configs = [str(path.absolute()) for path in run_dirs]
+    if any(character in path for path in configs for character in " \t\n*?["):
+        raise UserError(f"{configs[0]}: blanks or *?[ in the path of a job's config; rename it")
+    if len({path.absolute() for path in run_dirs.values()}) < len(run_dirs):
+        raise UserError(
+            "two of these configs have the same run.dir; give each its own (not as an override)"
+        )
+    variables = {
+        "PROJECT_DIR": str(Path.cwd()),
+        "SCRIPT_DIR": str(SCRIPTS.resolve()),
+        "CONFIG": " ".join(configs),
+    }
+    if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
+        variables["VENV"] = sys.prefix
+    name = resources.job_name or f"opsft-{next(iter(run_dirs.values())).name}"
+    options = [
+        f"--job-name={name}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks-per-node={resources.ranks_per_node}",
+        f"--gpus-per-node={resources.gpus_per_node}",
+    ]
+    for option in ("partition", "account", "time"):
+        if value := getattr(resources, option):
+            options.append(f"--{option}={value}")
+    if len(configs) > 1:
+        options.append(f"--array=0-{len(configs) - 1}")
+    script = str(SCRIPTS.resolve() / SCRIPT)
+    command = ("sbatch", *options, *resources.more, script, *overrides)
+    return BatchJob(variables=variables, command=command)
+
+
+def submit(job: BatchJob) -> str:
+    """Hand the job to SLURM; sbatch's answer. Errors: `UserError` with sbatch's reason."""
+    if shutil.which("sbatch") is None:
+        raise UserError("there is no sbatch here: run this on a SLURM login node, or use --dry-run")
+    ended = subprocess.run(
+        job.command, env={**os.environ, **job.variables}, capture_output=True, text=True
+    )
+    if ended.returncode:
+        reason = " ".join(ended.stderr.split()) or f"exit code {ended.returncode}"
+        raise UserError(f"sbatch refused the job: {reason} (its command line: --dry-run)")
+    return ended.stdout.strip()

@@ -1,0 +1,180 @@
+"""This rank's part of a checkpoint: planned and copied by all ranks together, then written alone.
+
+Megatron plans who writes what and makes the metadata; its own background writers start processes,
+or come from another package. Here a thread writes Megatron's buckets with Megatron's function: file
+writes, fsync and checksums leave Python to the training loop.
+"""
+
+import os
+import queue
+import shutil
+import threading
+import zlib
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
+from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind
+
+_RESERVE = ".reserve"
+_BLOCK_BYTES = 1 << 22
+
+Checksums = dict[str, list[int]]  # file -> [size, CRC-32]
+
+
+class CheckpointWrite:
+    """One checkpoint on its way to `directory`; all ranks make it and call `finish`.
+
+    The state may change as soon as it is made. A write that fails, as on a full disk, fails for all
+    ranks alike: `finish` says so, and nothing is left of it.
+    """
+
+    def __init__(self, state: dict[str, Any], directory: Path, *, copy_cpu: bool) -> None:
+        """state: Megatron's sharded state dict. copy_cpu: tensors on the CPU are copied too;
+        without it they must not change until `finish`.
+        """
+        self._directory = directory
+        self._checksums: Checksums = {}
+        self._results: dict[int, Any] = {}
+        self._error: str | None = None
+        self._num_bytes = 0
+        self._request: Any = None
+        self._thread: threading.Thread | None = None
+        self._prepare_failure = broadcast_object(self._prepare())
+        if self._prepare_failure is None:
+            self._start(state, copy_cpu)
+
+    def _prepare(self) -> str | None:
+        """On rank 0: make the directory, see that there is room for the small files; what fails."""
+        if dist.get_rank() != 0:
+            return None
+        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            self._directory.mkdir(parents=True)
+            self._reserve(1 << 16)
+            (self._directory / _RESERVE).unlink()
+        except OSError as error:
+            return describe_failed_write(self._directory, 1 << 16, error)
+        return None
+
+    def _reserve(self, num_bytes: int) -> None:
+        """Room for the metadata, which rank 0 writes when all the others count on it."""
+        file = os.open(self._directory / _RESERVE, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.posix_fallocate(file, 0, num_bytes)
+        finally:
+            os.close(file)
+
+    def _start(self, state: dict[str, Any], copy_cpu: bool) -> None:
+        _keep_write_results_here()
+        self._request = dist_checkpointing.save(
+            state, str(self._directory), async_sharded_save=True, **_own_strategy()
+        )
+        buckets = self._request.preload_fn() if self._request.preload_fn else []
+        if copy_cpu:
+            buckets = [
+                (path, key, (data, _clones(tensors))) for path, key, (data, tensors) in buckets
+            ]
+        tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
+        self._num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._thread = threading.Thread(target=self._write, args=(buckets,), daemon=True)
+        self._thread.start()
+
+    def _write(self, buckets: list[Any]) -> None:
+        """In a thread: the files of this rank, on disk, and their checksums. No collectives."""
+        try:
+            if dist.get_rank() == 0:
+                self._reserve((1 << 20) + self._num_bytes // 100)
+            transforms = self._request.async_fn.args[0] if buckets else []
+            for number, bucket in enumerate(buckets):
+                results: queue.Queue[Any] = queue.Queue()
+                tickets: queue.Queue[int] = queue.Queue()
+                tickets.put(number)
+                filesystem_async.FileSystemWriterAsync.write_preloaded_data(
+                    transforms, number, bucket, results, tickets, True
+                )
+                _, written = results.get()
+                if isinstance(written, Exception):
+                    raise written
+                self._results[number] = written
+                self._checksums[bucket[1]] = checksum(Path(bucket[0]))
+        except Exception as error:  # it must reach the other ranks, which would wait for ever
+            reason = full_disk_behind(error) or error
+            self._error = describe_failed_write(self._directory, self._num_bytes, reason)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether this rank still writes."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def finish(self) -> Checksums | str:
+        """Wait for all ranks and let rank 0 write the metadata: the files, or what failed.
+
+        The directory is gone then. Collective over the world.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        errors = gather_from_all([e for e in (self._prepare_failure, self._error) if e])
+        if not errors:
+            errors = self._finalize()
+        if errors:
+            if dist.get_rank() == 0:
+                shutil.rmtree(self._directory, ignore_errors=True)
+            return errors[0]
+        return dict(sorted(gather_from_all(list(self._checksums.items()))))
+
+    def _finalize(self) -> list[str]:
+        if dist.get_rank() == 0:
+            (self._directory / _RESERVE).unlink()
+        if len(self._request.async_fn_args) == 3:
+            self._request.async_fn_args[2].put(self._results)
+        for function in self._request.finalize_fns:
+            function()
+        if dist.get_rank() != 0:
+            return broadcast_object([])
+        errors = []
+        names = {path.name for path in self._directory.iterdir()}
+        written = {name for name in names if name.endswith(".distcp")}
+        try:
+            for name in names - written:
+                self._checksums[name] = checksum(self._directory / name, sync=True)
+        except OSError as error:
+            errors.append(describe_failed_write(self._directory, self._num_bytes, error))
+        return broadcast_object(errors)
+
+
+def _clones(pairs: list[tuple[Any, torch.Tensor]]) -> list[tuple[Any, torch.Tensor]]:
+    return [(item, tensor.clone()) for item, tensor in pairs]
+
+
+def _own_strategy() -> dict[str, str]:
+    """Newer Megatrons would by default hand the write to nvidia-resiliency-ext."""
+    known = "async_strategy" in signature(dist_checkpointing.save).parameters
+    return {"async_strategy": "mcore"} if known else {}
+
+
+def _keep_write_results_here() -> None:
+    """Give Megatron's writer a queue of this process for its results.
+
+    By default it starts a manager process for them, for writers that are processes themselves.
+    """
+    if filesystem_async._results_queue is None:
+        filesystem_async._results_queue = queue.Queue()
+
+
+def checksum(path: Path, *, sync: bool = False) -> list[int]:
+    """[size, CRC-32] of a file. sync: it is on disk then."""
+    crc = size = 0
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        while block := file.read(_BLOCK_BYTES):
+            crc = zlib.crc32(block, crc)
+            size += len(block)
+    return [size, crc]

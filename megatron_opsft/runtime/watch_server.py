@@ -1,0 +1,150 @@
+"""The watching end of the watchdog: a thread of rank 0 that hears every rank and ends the job.
+
+Lines of JSON over TCP. From a rank: its token and number, then a `beat` now and then, `failed` when
+it fails, `bye` when it is done. To a rank: `beat` with what rank 0 does, and `end` with a verdict.
+"""
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from megatron_opsft.runtime.progress import place
+from megatron_opsft.runtime.verdict import Limits, Peer, Process, Verdict, judge
+
+_TICK_SECONDS = 0.1
+_FAREWELL_SECONDS = 2.0
+
+
+class WatchServer:
+    """Hears the ranks until all have said `bye`, or until it has told them all to `end`."""
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        token: str,
+        listener: socket.socket,
+        limits: Limits,
+        on_verdict: Callable[[Verdict], None],
+    ) -> None:
+        """on_verdict: called in this thread when every rank has been told.
+
+        `done`: this process may end now. `verdict`: none if all have left in peace.
+        """
+        now = time.monotonic()
+        self.done = threading.Event()
+        self.verdict: Verdict | None = None
+        self._token = token
+        self._limits = limits
+        self._on_verdict = on_verdict
+        self._peers = {p.rank: Peer(process=p, heard=now, entered=now) for p in processes}
+        self._lines: dict[socket.socket, bytes] = {}
+        self._ranks: dict[socket.socket, int] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="watch-server", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Until every rank has left, or has been told to end."""
+        self._thread.join()
+
+    def _serve(self) -> None:
+        next_beat = last = time.monotonic()
+        while not all(peer.left for peer in self._peers.values()):
+            self._hear(_TICK_SECONDS)
+            now = time.monotonic()
+            if now - last > self._limits.silence_seconds / 2:
+                # It was this process that stood still: the others were not heard for that.
+                for peer in self._peers.values():
+                    peer.heard = now
+            last = now
+            if verdict := judge(self._peers.values(), now, self._limits):
+                self.verdict = verdict
+                self._send({"end": asdict(verdict)})
+                self._on_verdict(verdict)
+                self._wait_until_gone()
+                break
+            if now >= next_beat:
+                next_beat = now + self._limits.beat_seconds
+                self._send({"beat": str(place())})
+        self.done.set()
+        for connection in [*self._lines]:
+            self._close(connection)
+        self._listener.close()
+        self._selector.close()
+
+    def _wait_until_gone(self) -> None:
+        """What is sent to a rank may be lost if this process ends before the rank has read it."""
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while set(self._ranks.values()) - {0} and time.monotonic() < deadline:
+            self._hear(_TICK_SECONDS)
+
+    def _hear(self, timeout: float) -> None:
+        for key, _ in self._selector.select(timeout):
+            source = key.fileobj
+            assert isinstance(source, socket.socket)
+            if source is self._listener:
+                connection, _ = source.accept()
+                connection.settimeout(1.0)
+                self._lines[connection] = b""
+                self._selector.register(connection, selectors.EVENT_READ)
+                continue
+            try:
+                data = source.recv(65536)
+            except OSError:
+                data = b""
+            if not data:
+                self._close(source)
+                continue
+            *lines, self._lines[source] = (self._lines[source] + data).split(b"\n")
+            if source not in self._ranks and lines and not self._admit(source, lines.pop(0)):
+                self._close(source)
+                continue
+            for line in lines:
+                self._understand(source, json.loads(line))
+
+    def _admit(self, source: socket.socket, line: bytes) -> bool:
+        """Whether a connection's first line is that of a rank of this job."""
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            message = json.loads(line)
+            if message["token"] == self._token:
+                self._ranks[source] = message["rank"]
+                return True
+        return False
+
+    def _understand(self, source: socket.socket, message: dict[str, Any]) -> None:
+        now = time.monotonic()
+        peer = self._peers[self._ranks[source]]
+        peer.heard = now
+        if "beat" in message:
+            peer.where, peer.number, age = message["beat"]
+            peer.entered = now - age
+        if "failed" in message and peer.failed is None:
+            code, text = message["failed"]
+            peer.failed = (now, code, text)
+        if "bye" in message:
+            peer.left = True
+
+    def _close(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        del self._lines[connection]
+        rank = self._ranks.pop(connection, None)
+        if rank is not None and not self._peers[rank].left:
+            self._peers[rank].lost = time.monotonic()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        for connection in list(self._ranks):
+            try:
+                connection.sendall(data)
+            except OSError:
+                self._close(connection)

@@ -1,0 +1,208 @@
+"""Ends a job within a bounded time, with one message, when a rank dies, hangs, or fails.
+
+Every rank has a thread that tells rank 0 what it does and hears from rank 0. A rank that dies
+closes its connection; one that is stopped falls silent; one that is stuck stays in a phase for too
+long. Rank 0 judges (`verdict`), says it, and tells all to end. When it is rank 0 that is not heard,
+the others say so. What a process says last is said through `report_failure`, so that of many errors
+that come from one only that one is shown.
+
+Imports no torch: the command line asks it for its last words before anything is loaded.
+"""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from megatron_opsft.runtime.progress import place
+from megatron_opsft.runtime.verdict import PEER_LOST_EXIT_CODE, Limits, Process, Verdict
+from megatron_opsft.runtime.watch_server import WatchServer
+
+CLAIM = ".failure_"  # + a job's token: whoever creates it in the run's directory speaks
+_VERDICT_SECONDS = 5.0
+_LEAVE_SECONDS = 30.0
+
+_watchdog: "Watchdog | None" = None
+
+
+def this_process(rank: int) -> Process:
+    """For the others to know this rank's process by."""
+    process = psutil.Process()
+    return Process(
+        rank=rank, host=socket.gethostname(), pid=process.pid, created=process.create_time()
+    )
+
+
+class Watchdog:
+    """This rank's end; on rank 0 the watching end too. One at a time in a process."""
+
+    def __init__(
+        self,
+        processes: Sequence[Process],
+        me: Process,
+        address: tuple[str, int],
+        token: str,
+        limits: Limits,
+        directory: Path,
+        listener: socket.socket | None,
+    ) -> None:
+        """processes: of all ranks. listener: rank 0's socket at `address`.
+
+        directory: where all ranks can create files, for one of them to speak.
+        """
+        global _watchdog
+        self._processes = {process.rank: process for process in processes}
+        self._me = me
+        self._limits = limits
+        self._claim = directory / f"{CLAIM}{token}"
+        self._main_where = "phase start"
+        self._verdict: Verdict | None = None
+        self._judged = threading.Event()
+        self._reporting = self._leaving = False
+        self._server: WatchServer | None = None
+        if listener is not None:
+            self._server = WatchServer(processes, token, listener, limits, self._announce)
+        self._socket = socket.create_connection(address, timeout=60)
+        self._socket.settimeout(min(0.2, limits.beat_seconds))
+        self._lock = threading.Lock()
+        self._send({"token": token, "rank": me.rank})
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+        _watchdog = self
+
+    def report(self, code: int, message: str) -> Verdict | None:
+        """Tell the others that this rank fails, and hear whose fault it is; None: nobody says."""
+        self._reporting = True
+        with contextlib.suppress(OSError):
+            self._send({"failed": [code, message]})
+        self._judged.wait(_VERDICT_SECONDS)
+        if self._server is not None:
+            self._server.done.wait(_VERDICT_SECONDS)
+        return self._verdict
+
+    def leave(self) -> None:
+        """Say farewell; rank 0 waits for everyone's."""
+        global _watchdog
+        self._leaving = True
+        self._send({"bye": True})
+        self._thread.join(_LEAVE_SECONDS)
+        if self._server is not None:
+            self._server.join()
+            if self._server.verdict is not None:
+                os._exit(self._server.verdict.code)
+        self._socket.close()
+        _watchdog = None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with self._lock:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def _watch(self) -> None:
+        next_beat = 0.0
+        told = -1
+        heard = last = time.monotonic()
+        rest = b""
+        while not self._leaving:
+            now = time.monotonic()
+            if now - last > self._limits.silence_seconds / 2:  # this process itself stood still
+                heard = now
+            last = now
+            try:
+                here = place()
+                if now >= next_beat or here.number != told:
+                    next_beat = now + self._limits.beat_seconds
+                    told = here.number
+                    self._send({"beat": [str(here), here.number, now - here.entered]})
+                data = self._socket.recv(65536)
+            except TimeoutError:
+                if now - heard > self._limits.silence_seconds:
+                    seconds = f"{self._limits.silence_seconds:.0f} s (run.silence_seconds)"
+                    self._lose_main(f"has given no sign of life for {seconds}; it was")
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                self._lose_main("died")
+                return
+            heard = time.monotonic()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._hear(json.loads(line))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "beat" in message:
+            self._main_where = message["beat"]
+        if "end" in message:
+            self._end(Verdict(**message["end"]))
+
+    def _lose_main(self, how: str) -> None:
+        """Rank 0 cannot be heard: nobody but the others can say so."""
+        if self._leaving or self._judged.is_set():
+            return
+        name = f"rank 0 on {self._processes[0].host}"
+        verdict = Verdict(
+            rank=0,
+            code=PEER_LOST_EXIT_CODE,
+            kind="died" if how == "died" else "silent",
+            message=f"{name} {how} in {self._main_where}",
+        )
+        self._say(verdict)
+        self._end(verdict)
+
+    def _say(self, verdict: Verdict) -> None:
+        """Print the verdict, unless another rank has already."""
+        try:
+            os.close(os.open(self._claim, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        except OSError:
+            pass  # no file can be created: better said twice than never
+        sys.stderr.write(f"error: {verdict.message}\n")  # at once: other ranks write there too
+        sys.stderr.flush()
+
+    def _end(self, verdict: Verdict) -> None:
+        """End this process as the verdict says, or let whoever reports a failure do it."""
+        if verdict.kind == "stuck" and verdict.rank == self._me.rank:
+            faulthandler.dump_traceback()  # where it is stuck, of all threads
+        self._kill(verdict)
+        self._verdict = verdict
+        self._judged.set()
+        if self._reporting:
+            return
+        if self._server is not None:
+            self._server.done.wait(_VERDICT_SECONDS)
+        os._exit(verdict.code)
+
+    def _announce(self, verdict: Verdict) -> None:
+        """Who fails by itself says so itself; for the others rank 0 does."""
+        if verdict.kind != "failed":
+            self._say(verdict)
+
+    def _kill(self, verdict: Verdict) -> None:
+        """A process that is stopped ends neither by itself nor on SIGTERM."""
+        culprit = self._processes[verdict.rank]
+        if verdict.kind == "silent" and culprit.host == self._me.host:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(culprit.pid)
+                if process.create_time() == culprit.created:
+                    process.send_signal(signal.SIGKILL)
+
+
+def report_failure(code: int, message: str) -> Verdict | None:
+    """See `Watchdog.report`; None where no watchdog runs."""
+    return _watchdog.report(code, message) if _watchdog is not None else None
+
+
+def is_watched() -> bool:
+    """Whether this process is one of a job whose ranks watch each other."""
+    return _watchdog is not None

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Usage (by srun, once for each rank): rank.sh COMMAND... - what torch.distributed expects, then COMMAND.
+# The first rank to end with anything but 0 writes why into OUTCOME_FILE: "EXITCODE explanation".
+set -euo pipefail
+export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
+export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))
+trap : USR1 TERM # SLURM signals COMMAND as well; this shell stays to see how it ends
+code=0
+"$@" || code=$?
+if [[ $code == 0 ]]; then exit 0; fi
+
+record() {
+  (set -o noclobber && echo "$1" >"$OUTCOME_FILE") 2>/dev/null || true
+}
+
+where="rank $RANK on ${SLURMD_NODENAME:-$HOSTNAME}"
+case $code in
+  75) record "75 $where stopped with a checkpoint, as asked" ;;
+  138 | 143) record "75 $where was ended by the signal at once" ;;
+  69) record "69 $where ended because of a rank that died, hung or failed: the log says which" ;;
+  137) record "137 $where was killed (out of memory?)" ;;
+  *) record "$code $where ended with exit code $code" ;;
+esac
+exit "$code"

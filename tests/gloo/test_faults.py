@@ -1,0 +1,109 @@
+"""A few faults on real runs; many at random: tools/random_faults.py."""
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from forked_cli import ROOT, ForkedCli
+from jobs import run_training
+from test_launch_local import wait_until
+from world import World
+
+from megatron_opsft.report.differences import compare_runs, read_lines
+
+QUICKSTART = str(ROOT / "examples/configs/quickstart.yaml")
+SMALL = [
+    "run.steps=4",
+    "run.eval_every=0",
+    "run.device=cpu",
+    "run.tensorboard=false",
+    "run.silence_seconds=4",
+    "data.prompts_per_step=6",
+    "rollout.group_size=4",
+    "rollout.batch_size=8",
+    "eval.num_problems=4",
+    "eval.samples_per_problem=1",
+    "eval.max_response_tokens=64",
+    "verify.workers=1",
+    "checkpoint.every=1",
+]
+# From the second checkpoint on the kernel refuses files of more than 1 MB: checkpoints are larger,
+# everything else is smaller.
+SMALL_DISK = """
+import resource
+from megatron_opsft.model.checkpoint import Checkpointer
+start = Checkpointer.start
+def start_on_small_disk(self, step, *args, **kwargs):
+    if step == 2:
+        self.finish()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+    start(self, step, *args, **kwargs)
+Checkpointer.start = start_on_small_disk
+"""
+
+
+def ranks_of(launcher: int) -> dict[str, psutil.Process]:
+    children = psutil.Process(launcher).children()
+    return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
+
+
+def damage_newest(run_dir: Path) -> Path:
+    newest = sorted((run_dir / "checkpoints").glob("step_*"))[-1]
+    path = newest / "common.pt" if (newest / "common.pt").exists() else newest / ".metadata"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return path
+
+
+def test_stopped_and_killed_ranks_and_a_damaged_checkpoint_leave_no_trace(
+    cli: ForkedCli, world: World, tmp_path: Path
+) -> None:
+    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
+    overrides = [*SMALL, f"run.dir={undisturbed}"]
+    assert world.run(run_training, 2, QUICKSTART, overrides) == [0, 0]
+    words = ["launch", "local", QUICKSTART, *SMALL, f"run.dir={run_dir}", "--ranks=2"]
+    run = cli.start([*words, "--max-restarts=2"])
+    wait_until((run_dir / "checkpoints/step_000001").exists)
+    first = ranks_of(run.pid)
+    first["0"].send_signal(signal.SIGSTOP)
+    wait_until(lambda: not first["0"].is_running(), 20)
+    wait_until((run_dir / "checkpoints/step_000002").exists)
+    second = ranks_of(run.pid)
+    second["1"].send_signal(signal.SIGSTOP)  # so that no newer checkpoint comes in between
+    damaged = damage_newest(run_dir)
+    second["1"].kill()
+    ended = run.wait()
+    assert ended.exit_code == 0, ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 2
+    assert "rank 0 on " in errors[0] and "no sign of life for 4 s" in errors[0]
+    assert "rank 1 on " in errors[1] and " died in phase " in errors[1]
+    (fallback,) = [line for line in ended.stderr.splitlines() if str(damaged) in line]
+    assert "is damaged: its checksum differs" in fallback and "goes on from" in fallback
+    assert "Traceback" not in ended.stderr
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+def test_full_disk_keeps_what_is_there_and_the_run_goes_on_later(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    words = ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"]
+    ended = cli.run(words, prelude=SMALL_DISK)
+    assert ended.exit_code == 2
+    assert ended.stderr.count("the older checkpoints stay, and the run goes on") == 2
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert ".partial_000004" in error and "bytes" in error and "--resume" in error
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
+    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert cli.run([*words, "--resume"]).exit_code == 0
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One rank."""
+    run_dir = tmp_path_factory.mktemp("run") / "undisturbed"
+    assert cli.run(["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"]).exit_code == 0
+    return run_dir

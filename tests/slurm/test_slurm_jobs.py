@@ -1,0 +1,190 @@
+"""The job scripts on a real cluster: two nodes, the shipped model on the CPU, a few steps.
+
+What they do with exit codes, containers and options, without SLURM: unit/test_job_scripts.py.
+"""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from forked_cli import ROOT, ForkedCli
+from slurm_cluster import SlurmCluster
+
+from megatron_opsft.report.differences import compare_runs, read_lines
+
+pytestmark = pytest.mark.slurm
+
+QUICKSTART = "examples/configs/quickstart.yaml"
+SCRIPT = "slurm/train_7b.sh"
+SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
+SMALL = [
+    "run.steps=4",
+    "run.eval_every=0",
+    "run.device=cpu",
+    "run.tensorboard=false",
+    "data.prompts_per_step=6",
+    "rollout.group_size=4",
+    "rollout.batch_size=8",
+    "eval.num_problems=4",
+    "eval.samples_per_problem=1",
+    "eval.max_response_tokens=64",
+    "verify.workers=1",
+]
+
+
+def on(nodes: int, ranks: int) -> list[str]:
+    """sbatch's options for so many nodes and ranks on each, without GPUs."""
+    return [
+        f"--nodes={nodes}",
+        f"--ntasks-per-node={ranks}",
+        "--gpus-per-node=0",
+        "--cpus-per-task=1",
+    ]
+
+
+def submit(cluster: SlurmCluster, run_dir: Path, ranks: int, *overrides: str) -> str:
+    words = ["sbatch", *on(2, ranks), SCRIPT, *SMALL, f"run.dir={run_dir}", *overrides]
+    return cluster.submit(words, SETTINGS)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: SlurmCluster, cli: ForkedCli) -> Path:
+    """A run on two nodes of one rank, submitted with what `launch slurm --dry-run` prints."""
+    run_dir = cluster.directory / "undisturbed"
+    resources = [
+        "--nodes=2",
+        "--ranks-per-node=1",
+        "--gpus-per-node=0",
+        "--sbatch=--cpus-per-task=1",
+    ]
+    config = [QUICKSTART, *SMALL, f"run.dir={run_dir}"]
+    printed = cli.run(["launch", "slurm", *config, *resources, "--dry-run"])
+    assert printed.exit_code == 0, printed.stderr
+    job = cluster.submit(shlex.split(printed.stdout), {"OMP_NUM_THREADS": "1"})
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    return run_dir
+
+
+def test_two_nodes_of_two_ranks(cluster: SlurmCluster) -> None:
+    run_dir = cluster.directory / "run22"
+    job = submit(cluster, run_dir, 2, "run.steps=2")
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2]
+    assert json.loads((run_dir / "manifest.json").read_text())["world_size"] == 4
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
+    assert (run_dir / "hf/model.safetensors").is_file()
+    logs = cluster.directory / "logs" / f"opsft-7b-{job}"
+    assert "\n0: step 2/2  loss" in (logs / "node-0.log").read_text()
+    assert sorted(path.name for path in logs.iterdir()) == ["node-0.log", "node-1.log"]
+    merged = cluster.output(job)
+    assert "\n0: step 2/2  loss" in merged
+    assert "4 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
+
+
+def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
+    probe = cluster.directory / "probe.sh"
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    probe.write_text(f"#!/bin/sh\necho {' '.join(f'${name}' for name in names)} $SLURMD_NODENAME\n")
+    probe.chmod(0o755)
+    resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=1"]
+    job = cluster.submit(["sbatch", *resources, SCRIPT], {**SETTINGS, "PYTHON": str(probe)})
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    logs = cluster.directory / "logs" / f"opsft-7b-{job}"
+    lines = [sorted((logs / f"node-{n}.log").read_text().splitlines()) for n in range(2)]
+    assert lines == [
+        ["0: 0 4 0 2 0,1 n1", "1: 1 4 1 2 0,1 n1"],
+        ["2: 2 4 0 2 0,1 n2", "3: 3 4 1 2 0,1 n2"],
+    ]
+
+
+def test_usr1_leads_to_a_requeue_and_an_exact_resume(
+    cluster: SlurmCluster, undisturbed: Path
+) -> None:
+    run_dir = cluster.directory / "signalled"
+    job = submit(cluster, run_dir, 1, "checkpoint.every=0")
+    wait_until(lambda: bool(read_lines(run_dir / "metrics.jsonl")))
+    cluster.call(["scancel", "--signal=USR1", job])
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert cluster.field(job, "Restarts") == "1"
+    assert "stopped with a checkpoint, as asked" in cluster.output(job)
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+def test_a_lost_node_leads_to_a_requeue_and_an_exact_resume(
+    cluster: SlurmCluster, undisturbed: Path
+) -> None:
+    run_dir = cluster.directory / "lost"
+    job = submit(cluster, run_dir, 1, "checkpoint.every=1")
+    wait_until((run_dir / "checkpoints/step_000001").exists)
+    cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
+    wait_until(lambda: cluster.field(job, "Restarts") == "1")
+    bring_back(cluster, "n2")
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert "DUE TO NODE FAILURE" in cluster.output(job)
+    assert cluster.field(job, "Restarts") == "1"
+    assert compare_runs(undisturbed, run_dir) == []
+
+
+def bring_back(cluster: SlurmCluster, node: str) -> None:
+    """Its slurmd is alive: SLURM may have taken it back by itself, and then refuses this."""
+    subprocess.run(
+        ["scontrol", "update", f"nodename={node}", "state=resume"],
+        env=cluster.environment,
+        capture_output=True,
+    )
+
+
+def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
+    for name, steps, tp in (("sound", 1, 1), ("wrong", 1, 3)):
+        tree = yaml.safe_load((ROOT / QUICKSTART).read_text())
+        tree["run"] |= {"dir": str(cluster.directory / name), "steps": steps}
+        tree["parallel"] = {"tp": tp}
+        (cluster.directory / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    settings = {**SETTINGS, "CONFIG": f"{cluster.directory}/*.yaml"}
+    job = cluster.submit(
+        ["sbatch", "--array=0-1", *on(1, 1), SCRIPT, *SMALL, "run.steps=1"], settings
+    )
+    assert cluster.wait(f"{job}_0") == "COMPLETED", cluster.output(f"{job}_0")
+    assert len(read_lines(cluster.directory / "sound/metrics.jsonl")) == 1
+    assert cluster.wait(f"{job}_1") == "FAILED"
+    assert cluster.field(f"{job}_1", "ExitCode") == "2:0"
+    assert "rank 0 on n" in cluster.output(f"{job}_1")
+    assert not (cluster.directory / "wrong").exists()
+
+
+def test_evaluation(cluster: SlurmCluster) -> None:
+    out = cluster.directory / "evaluated"
+    settings = {"MODEL": "tiny_reasoner", "OUT": str(out), "BENCHMARKS": "arithmetic"}
+    options = ["--limit=4", "--samples=1", "--max-tokens=64", "--device=cpu"]
+    job = cluster.submit(
+        ["sbatch", *on(1, 2), "slurm/eval.sh", *options],
+        {**SETTINGS, **settings, "ENGINE": "hf"},
+    )
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert "tiny_reasoner: 4 of 4 samples" in cluster.output(job)
+    assert (out / "results.json").is_file()
+
+
+def test_conversion(cluster: SlurmCluster) -> None:
+    out = cluster.directory / "converted"
+    words: Sequence[str] = ["--hf", "megatron_opsft/assets/tiny_reasoner", "--out", str(out)]
+    options = ["--cpus-per-task=1", "--mem=0"]
+    job = cluster.submit(
+        ["sbatch", *options, "slurm/convert.sh", "to-megatron", *words, "--verify"], SETTINGS
+    )
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert ", verified" in cluster.output(job)
+    assert (out / "metadata.json").is_file()

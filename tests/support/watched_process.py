@@ -1,0 +1,64 @@
+"""A process that does nothing but be watched: RANK WORLD_SIZE DIRECTORY BEHAVIOUR.
+
+The address and the processes are exchanged through files. Behaviours: `well` waits for what comes;
+`leave` ends in order; `die`, `stop`, `stuck` and `fail` are faults. A second after the start.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.verdict import Limits, Process
+from megatron_opsft.runtime.watchdog import Watchdog, report_failure, this_process
+
+LIMITS = Limits(hang_seconds=4.0, silence_seconds=1.6)
+
+
+def exchange(directory: Path, rank: int, world_size: int, port: int) -> tuple[list[Process], int]:
+    """Every rank's process, and rank 0's port."""
+    mine = directory / f"rank{rank}.partial"
+    mine.write_text(json.dumps([asdict(this_process(rank)), port]))
+    mine.rename(directory / f"rank{rank}")
+    files = [directory / f"rank{other}" for other in range(world_size)]
+    while not all(file.exists() for file in files):
+        time.sleep(0.01)
+    found = [json.loads(file.read_text()) for file in files]
+    return [Process(**process) for process, _ in found], found[0][1]
+
+
+def main() -> None:
+    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
+    directory, behaviour = Path(sys.argv[3]), sys.argv[4]
+    listener = socket.create_server(("localhost", 0)) if rank == 0 else None
+    port = listener.getsockname()[1] if listener else 0
+    processes, port = exchange(directory, rank, world_size, port)
+    address = ("localhost", port)
+    watchdog = Watchdog(processes, processes[rank], address, "job", LIMITS, directory, listener)
+    enter("rollout", 7)
+    time.sleep(1)
+    if behaviour == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if behaviour == "fail":
+        verdict = report_failure(3, "not a number")
+        if verdict is None or verdict.rank == rank:
+            print("error: not a number", file=sys.stderr)
+        os._exit(verdict.code if verdict else 1)
+    if behaviour == "leave":
+        watchdog.leave()
+        return
+    if behaviour == "stuck":
+        time.sleep(60)
+    enter("train")  # one that is stuck is behind the others
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Files that no longer fit: what was there stays, and the message has the path."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import append_line, full_disk_behind, write_bytes
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses more, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_line_that_does_not_fit_leaves_the_lines_before(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, '{"step": 1}')
+    with (
+        files_of_at_most(20),
+        pytest.raises(UserError, match=r"metrics\.jsonl \(12 bytes, .* free"),
+    ):
+        append_line(path, '{"step": 2}')
+    assert path.read_text() == '{"step": 1}\n'
+    append_line(path, '{"step": 2}')
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_file_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_bytes(path, b"before")
+    with files_of_at_most(1000), pytest.raises(UserError, match=r"config\.yaml \(2,000 bytes"):
+        write_bytes(path, bytes(2000))
+    assert path.read_bytes() == b"before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        write_bytes(tmp_path / "nowhere" / "x", b"")
+    assert full_disk_behind(caught.value) is None
+
+
+def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
+    import torch
+
+    with (
+        files_of_at_most(100_000),
+        pytest.raises(Exception) as caught,
+        open(tmp_path / "x", "wb") as file,
+    ):
+        torch.save(torch.zeros(100_000), file)
+    full = full_disk_behind(caught.value)
+    assert full is not None and full.strerror == "File too large"

