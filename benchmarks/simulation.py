@@ -6,9 +6,9 @@ Hardware figures are fitted (`plan calibrate`) to runs of one rank with other se
 other group sizes and micro-batches, than those that are compared; runs of 2 and 4 ranks are never
 fitted. The simulation is told how many cores there were, which 4 ranks on 2 cores share: those of
 the machine less what other processes took during the step. Steps count where these took at most
---others of the machine and all cores ran at --speed of their best or more (see `cores`); runs go
-on until enough steps count. Prints one JSON line; a ratio is simulated / measured seconds of a
-step, medians, without a run's first two steps.
+--others of the machine and the ranks' cores ran at --speed of their best or more (see `cores`); a
+single rank stays on one core, and runs go on until enough steps count. Prints one JSON line; a
+ratio is simulated / measured seconds of a step, medians, without a run's first two steps.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from cores import Machine, Watch
+from cores import Machine, Watch, fastest_core
 from ranks import run_main
 
 from megatron_opsft.errors import UserError
@@ -91,17 +91,19 @@ def start_run(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), "-m", "megatron_opsft", "train", str(CONFIG)]
     command += [f"run.dir={directory}", f"run.steps={wanted.most}", *SMALL, *overrides]
+    cores = {fastest_core()} if ranks == 1 else os.sched_getaffinity(0)
     machines: dict[int, Machine] = {}
     metrics = directory / "metrics.jsonl"
     with open(directory.with_suffix(".log"), "w") as log, watch.watching():
         process = subprocess.Popen(command, stdout=log, stderr=log)
+        os.sched_setaffinity(process.pid, cores)  # it has not started anything yet
         enough = False
         while process.poll() is None:
             time.sleep(0.02)
             lines = metrics.read_text().splitlines() if metrics.exists() else []
             for text in lines[len(machines) :]:
                 line, now = json.loads(text), time.time()
-                machines[line["step"]] = watch.machine(now - line["step_seconds"], now)
+                machines[line["step"]] = watch.machine(now - line["step_seconds"], now, cores)
             best = watch.best_probe()
             counted = sum(wanted.counts(machine, best) for machine in machines.values())
             if counted >= wanted.count + WARM_UP_STEPS and not enough:
@@ -165,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="of the runs; those there are used")
     parser.add_argument("--steps", type=int, default=12, help="of each run that must count")
-    parser.add_argument("--most", type=int, default=100, help="steps of a run in any case")
+    parser.add_argument("--most", type=int, default=300, help="steps of a run at most")
     parser.add_argument("--others", type=float, default=0.1, help="of the machine, at most")
     parser.add_argument("--speed", type=float, default=0.85, help="of the best, at least")
     args = parser.parse_args()
