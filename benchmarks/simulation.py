@@ -6,8 +6,9 @@ Hardware figures are fitted (`plan calibrate`) to runs of one rank with other se
 other group sizes and micro-batches, than those that are compared; runs of 2 and 4 ranks are never
 fitted. The simulation is told how many cores there were, which 4 ranks on 2 cores share: those of
 the machine less what other processes took during the step. Steps count where these took at most
---others of the machine. Prints one JSON line; a ratio is simulated / measured seconds of a step,
-medians, without a run's first two steps.
+--others of the machine and the ranks' cores ran at --speed of their best or more (see `cores`); a
+single rank stays on one core, and runs go on until enough steps count. Prints one JSON line; a
+ratio is simulated / measured seconds of a step, medians, without a run's first two steps.
 """
 
 import argparse
@@ -16,22 +17,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
-from threading import Event, Thread
+from typing import Any
 
-import psutil
 import torch
+from cores import Machine, Watch, fastest_core
 from ranks import run_main
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.calibrate import calibrate
 from megatron_opsft.plan.hardware import Hardware, figures_of, load_hardware
-from megatron_opsft.plan.measured import PHASES, MeasuredRun, read_run
+from megatron_opsft.plan.measured import PHASES, WARM_UP_STEPS, MeasuredRun, read_run
 from megatron_opsft.plan.simulate import simulate_step
 from megatron_opsft.weights.hf_files import resolve_model
 
@@ -62,100 +61,95 @@ COMPARED = {
 }
 
 
-@dataclass(slots=True)
-class Watch:
-    """What the machine and this process's children have computed, over time, in seconds of CPU."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which steps count; how many of a run must; and after how many of all it ends in any case."""
 
-    samples: list[tuple[float, float, float]] = field(default_factory=list)
+    others: float
+    speed: float
+    count: int
+    most: int
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Sample ten times a second."""
-        stop = Event()
-        thread = Thread(target=self._sample, args=(stop,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
+    def counts(self, machine: Machine, best_probe: float) -> bool:
+        """best_probe: seconds of a probe at full speed."""
+        return machine.others <= self.others and machine.probe * self.speed <= best_probe
 
-    def _sample(self, stop: Event) -> None:
-        spent: dict[int, float] = {}
-        while not stop.wait(0.1):
-            times = psutil.cpu_times()
-            busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-            for child in psutil.Process().children(recursive=True):
-                try:
-                    used = child.cpu_times()
-                    spent[child.pid] = used.user + used.system
-                except psutil.Error:
-                    continue
-            self.samples.append((time.time(), busy, sum(spent.values())))
 
-    def others(self, start: float, stop: float) -> float:
-        """Share of the machine that other processes took between two times; 1 where not watched."""
-        inside = [sample for sample in self.samples if start - 0.1 <= sample[0] <= stop + 0.1]
-        if len(inside) < 2:
-            return 1.0
-        (t0, busy0, own0), (t1, busy1, own1) = inside[0], inside[-1]
-        return max(0.0, (busy1 - busy0 - own1 + own0) / (t1 - t0) / os.cpu_count())
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A run, and by step what the machine was like; best_probe: the best that was seen so far."""
+
+    run: MeasuredRun
+    machines: dict[int, Machine]
+    best_probe: float
 
 
 def start_run(
-    directory: Path, ranks: int, overrides: tuple[str, ...], steps: int
-) -> dict[int, float]:
-    """Train; the share of the machine that others took, by step."""
+    directory: Path, ranks: int, overrides: tuple[str, ...], wanted: Wanted, watch: Watch
+) -> dict[int, Machine]:
+    """Train until enough steps count; by step what the machine was like."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), "-m", "megatron_opsft", "train", str(CONFIG)]
-    command += [f"run.dir={directory}", f"run.steps={steps}", *SMALL, *overrides]
-    watch, ended = Watch(), {}
+    command += [f"run.dir={directory}", f"run.steps={wanted.most}", *SMALL, *overrides]
+    cores = {fastest_core()} if ranks == 1 else os.sched_getaffinity(0)
+    machines: dict[int, Machine] = {}
+    metrics = directory / "metrics.jsonl"
     with open(directory.with_suffix(".log"), "w") as log, watch.watching():
         process = subprocess.Popen(command, stdout=log, stderr=log)
-        metrics = directory / "metrics.jsonl"
+        os.sched_setaffinity(process.pid, cores)  # it has not started anything yet
+        enough = False
         while process.poll() is None:
-            lines = metrics.read_text().splitlines() if metrics.exists() else []
-            for number in range(len(ended), len(lines)):
-                ended[number] = time.time()
             time.sleep(0.02)
-    if process.returncode:
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            for text in lines[len(machines) :]:
+                line, now = json.loads(text), time.time()
+                machines[line["step"]] = watch.machine(now - line["step_seconds"], now, cores)
+            best = watch.best_probe()
+            counted = sum(wanted.counts(machine, best) for machine in machines.values())
+            if counted >= wanted.count + WARM_UP_STEPS and not enough:
+                enough = True
+                process.terminate()
+    if process.returncode and not enough:
         raise RuntimeError(f"{directory.with_suffix('.log')}: exit code {process.returncode}")
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return {
-        line["step"]: watch.others(ended[number] - line["step_seconds"], ended[number])
-        for number, line in enumerate(lines)
-        if number in ended
-    }
+    return machines
 
 
-def measure(
-    base: Path, name: str, runs: dict, hardware: Hardware, steps: int, allowed: float
-) -> tuple[MeasuredRun, dict[int, float]]:
-    """The run's steps that count, and by step what others took of the machine."""
-    ranks, *overrides = runs[name]
-    directory = base / name
+def measure(base: Path, name: str, hardware: Hardware, wanted: Wanted, watch: Watch) -> Watched:
+    """A run, made now unless it is there."""
+    ranks, *overrides = {**FITTED, **COMPARED}[name]
     record = base / f"{name}.json"
     if not record.exists():
-        record.write_text(json.dumps(start_run(directory, ranks, tuple(overrides), steps)))
-    others = {int(step): share for step, share in json.loads(record.read_text()).items()}
+        machines = start_run(base / name, ranks, tuple(overrides), wanted, watch)
+        found = {"best_probe": watch.best_probe(), "steps": [*machines.items()]}
+        record.write_text(json.dumps(found, default=asdict))
+    found = json.loads(record.read_text())
     shape = read_model_shape(resolve_model("tiny_reasoner", ["config.json"]))
-    run = read_run(directory, lambda path: shape, hardware, prompt_tokens=42, sigma=0.5)
-    counted = tuple(step for step in run.steps if others.get(step.step, 1.0) <= allowed)
-    return replace(run, steps=counted), others
+    run = read_run(base / name, lambda path: shape, hardware, prompt_tokens=42, sigma=0.5)
+    machines = {step: Machine(**machine) for step, machine in found["steps"]}
+    return Watched(run, machines, found["best_probe"])
 
 
-def compare(run: MeasuredRun, others: dict[int, float], hardware: Hardware, cores: int) -> dict:
-    """Medians of the steps that count."""
+def counted(watched: Watched, wanted: Wanted, best_probe: float) -> MeasuredRun:
+    """The run's steps that count."""
+    found, run = watched.machines, watched.run
+    steps = [s for s in run.steps if s.step in found and wanted.counts(found[s.step], best_probe)]
+    return replace(run, steps=tuple(steps))
+
+
+def compare(run: MeasuredRun, watched: Watched, hardware: Hardware, cores: int) -> dict[str, Any]:
+    """Medians over the steps that count."""
     if not run.steps:
         return {"steps": 0}
+    others = [watched.machines[step.step].others for step in run.steps]
     simulated = []
-    for step in run.steps:
-        left = replace(hardware, node_cores=cores * (1 - others[step.step]))
+    for step, share in zip(run.steps, others, strict=True):
+        left = replace(hardware, node_cores=cores * (1 - share))
         simulated.append(simulate_step(replace(run.job, hardware=left), step.workload))
     pairs = list(zip(simulated, run.steps, strict=True))
     return {
         "steps": len(pairs),
-        "others": round(median(others[step.step] for step in run.steps), 2),
+        "of": len(watched.run.steps),
+        "others": round(median(others), 2),
         "measured_seconds": round(median(step.total for step in run.steps), 3),
         "simulated_seconds": round(median(sim.total for sim in simulated), 3),
         "ratio": round(median(sim.total / step.total for sim, step in pairs), 3),
@@ -172,27 +166,30 @@ def compare(run: MeasuredRun, others: dict[int, float], hardware: Hardware, core
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="of the runs; those there are used")
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--others", type=float, default=0.5, help="of the machine, at most")
+    parser.add_argument("--steps", type=int, default=12, help="of each run that must count")
+    parser.add_argument("--most", type=int, default=300, help="steps of a run at most")
+    parser.add_argument("--others", type=float, default=0.1, help="of the machine, at most")
+    parser.add_argument("--speed", type=float, default=0.85, help="of the best, at least")
     args = parser.parse_args()
     args.dir.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0))
     base = load_hardware("cpu", node_cores=cores)
-    asked = (base, args.steps, args.others)
-    fitted = [measure(args.dir, name, FITTED, *asked)[0] for name in FITTED]
-    if not any(run.steps for run in fitted):
-        raise UserError(f"others took more than --others={args.others} of the machine: try again")
-    hardware = calibrate([run for run in fitted if run.steps], base).hardware
-    compared = {name: measure(args.dir, name, COMPARED, *asked) for name in COMPARED}
+    wanted = Wanted(args.others, args.speed, args.steps, args.most)
+    watch = Watch()
+    found = {name: measure(args.dir, name, base, wanted, watch) for name in (*FITTED, *COMPARED)}
+    best_probe = min(watched.best_probe for watched in found.values())
+    runs = {name: counted(watched, wanted, best_probe) for name, watched in found.items()}
+    fitted = [runs[name] for name in FITTED if runs[name].steps]
+    if not fitted:
+        raise UserError("no step of the fitted runs counts: try again when the machine is quiet")
+    hardware = calibrate(fitted, base).hardware
     result = {
         "benchmark": "simulation",
         "cores": cores,
         "threads": torch.get_num_threads(),
         "fitted_on": {run.name: len(run.steps) for run in fitted},
         "figures": {k: v for k, v in figures_of(hardware).items() if v != figures_of(base)[k]},
-        "compared": {
-            name: compare(run, others, hardware, cores) for name, (run, others) in compared.items()
-        },
+        "compared": {name: compare(runs[name], found[name], hardware, cores) for name in COMPARED},
     }
     print(json.dumps(result))
 

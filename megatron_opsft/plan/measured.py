@@ -18,7 +18,7 @@ from megatron_opsft.weights.architectures.shape import ModelShape
 
 # Of a plan -> of metrics.jsonl.
 PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
-_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
+WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +68,12 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
     try:
         world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        trained = [line for line in lines[_WARM_UP_STEPS:] if line["num_accepted"]]
+        trained = [line for line in lines[WARM_UP_STEPS:] if line["num_accepted"]]
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: manifest.json or metrics.jsonl is damaged: {error!r}") from None
     if not trained:
         raise UserError(
-            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
+            f"{path}: metrics.jsonl has no step with an update after the first {WARM_UP_STEPS}"
         )
     return config, world_size, trained
 
