@@ -15,29 +15,16 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT, ForkedCli
 from jobs import run_training
+from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
 from megatron_opsft.report.differences import compare_runs, read_lines
 
-QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
-SMALL = [
-    "run.steps=3",
-    "run.eval_every=0",
-    "run.device=cpu",
-    "run.tensorboard=false",
-    "data.prompts_per_step=6",
-    "rollout.group_size=4",
-    "rollout.batch_size=8",
-    "eval.num_problems=4",
-    "eval.samples_per_problem=1",
-    "eval.max_response_tokens=64",
-    "verify.workers=1",
-    "checkpoint.every=1",
-]
+SMALL = [*SMALL_RUN, "run.steps=3", "checkpoint.every=1"]
 
 
 def train_args(run_dir: Path, *more: str) -> list[str]:
-    return ["train", str(QUICKSTART), *SMALL, f"run.dir={run_dir}", *more]
+    return ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}", *more]
 
 
 def torchrun(ranks: int, args: Sequence[str]) -> None:
@@ -110,7 +97,7 @@ def test_same_rollouts_losses_and_norms_in_layout(
 ) -> None:
     run_dir = tmp_path / "run"
     overrides = [*SMALL, f"run.dir={run_dir}", *in_layout(tp, pp, budget)]
-    assert world.run(run_training, ranks, str(QUICKSTART), overrides) == [0] * ranks
+    assert world.run(run_training, ranks, QUICKSTART, overrides) == [0] * ranks
     assert_same_training(undisturbed, run_dir)
 
 
@@ -220,7 +207,7 @@ def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: P
 
 
 def test_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
-    tool = [sys.executable, str(ROOT / "tools/kill_and_resume.py"), str(QUICKSTART)]
+    tool = [sys.executable, str(ROOT / "tools/kill_and_resume.py"), QUICKSTART]
     ended = subprocess.run(
         [*tool, *SMALL, "run.steps=4", "--kills", "2"],
         capture_output=True,

@@ -5,29 +5,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forked_cli import ROOT, ForkedCli
+from forked_cli import ForkedCli
 from jobs import run_training
+from small_run import QUICKSTART, SMALL_RUN
 from test_launch_local import wait_until
 from world import World
 
 from megatron_opsft.report.differences import compare_runs, read_lines
 
-QUICKSTART = str(ROOT / "examples/configs/quickstart.yaml")
-SMALL = [
-    "run.steps=4",
-    "run.eval_every=0",
-    "run.device=cpu",
-    "run.tensorboard=false",
-    "run.silence_seconds=4",
-    "data.prompts_per_step=6",
-    "rollout.group_size=4",
-    "rollout.batch_size=8",
-    "eval.num_problems=4",
-    "eval.samples_per_problem=1",
-    "eval.max_response_tokens=64",
-    "verify.workers=1",
-    "checkpoint.every=1",
-]
+SMALL = [*SMALL_RUN, "run.steps=4", "run.silence_seconds=4", "checkpoint.every=1"]
 # From the second checkpoint on the kernel refuses files of more than 1 MB: checkpoints are larger,
 # everything else is smaller.
 SMALL_DISK = """

@@ -7,25 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
-from forked_cli import ROOT, ForkedCli
+from forked_cli import ForkedCli
+from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.report.differences import compare_runs
 
-SMALL = [
-    str(ROOT / "examples/configs/quickstart.yaml"),
-    "run.steps=4",
-    "run.eval_every=0",
-    "run.device=cpu",
-    "run.tensorboard=false",
-    "data.prompts_per_step=6",
-    "rollout.group_size=4",
-    "rollout.batch_size=8",
-    "eval.num_problems=4",
-    "eval.samples_per_problem=1",
-    "eval.max_response_tokens=64",
-    "verify.workers=1",
-    "checkpoint.every=1",
-]
+SMALL = [QUICKSTART, *SMALL_RUN, "run.steps=4", "checkpoint.every=1"]
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
 from slurm_cluster import SlurmCluster
+from small_run import SMALL_RUN
 
 from megatron_opsft.report.differences import compare_runs, read_lines
 
@@ -23,19 +24,7 @@ pytestmark = pytest.mark.slurm
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
 SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
-SMALL = [
-    "run.steps=4",
-    "run.eval_every=0",
-    "run.device=cpu",
-    "run.tensorboard=false",
-    "data.prompts_per_step=6",
-    "rollout.group_size=4",
-    "rollout.batch_size=8",
-    "eval.num_problems=4",
-    "eval.samples_per_problem=1",
-    "eval.max_response_tokens=64",
-    "verify.workers=1",
-]
+SMALL = [*SMALL_RUN, "run.steps=4"]
 
 
 def on(nodes: int, ranks: int) -> list[str]:
