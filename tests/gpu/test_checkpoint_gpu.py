@@ -1,0 +1,42 @@
+"""A checkpoint that is written while the GPU goes on; on a CPU: tests/gloo/test_checkpoint.py."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import Case, as_arrays, build, exported, train_steps
+
+from megatron_opsft.model.checkpoint import Checkpointer, list_checkpoints
+from megatron_opsft.runtime.distributed import stop_distributed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _leave_groups() -> Iterator[None]:
+    yield
+    stop_distributed()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_background_checkpoint_holds_what_was_there_when_it_began(
+    tmp_path: Path, dtype: str
+) -> None:
+    case = replace(Case(device_name="cuda"), dtype=dtype)
+    built = build(case)
+    train_steps(built, case, range(2))
+    then = as_arrays(exported(built))
+    saver = Checkpointer(tmp_path, built.trainer.models, built.trainer.optimizer, keep=1)
+    saver.start(2, {})
+    train_steps(built, case, range(2, 4))
+    assert saver.finish() is None
+    later = as_arrays(exported(built))
+    assert any((later[name] != then[name]).any() for name in then)
+    assert saver.load(list_checkpoints(tmp_path)[-1])["step"] == 2
+    loaded = as_arrays(exported(built))
+    assert all((loaded[name] == then[name]).all() for name in then)
