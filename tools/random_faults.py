@@ -224,6 +224,8 @@ def disturb(
     if kind in ("stop", "nan", "stuck", "disk", "engine", "corrupt"):
         # Before, ranks cannot see each other, or there is nothing to damage.
         run.wait(lambda: any(WATCHED in text for text in run.lines[line:]), 120)
+    if kind == "engine" and draw.random() < 0.8:  # else it is likely to be still on its start
+        run.wait(lambda: any(text.startswith("step ") for text in run.lines[line:]), 180)
     run.wait(lambda: False, draw.uniform(0, 8))
     if kind == "corrupt":
         run.wait(lambda: any((run.dir / "checkpoints").glob("step_*")), 60)
