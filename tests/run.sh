@@ -12,10 +12,10 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/mypy
 # vLLM's ranks spin while they wait for each other: they get the machine for themselves. Exit code 5:
 # the arguments chose none of these tests.
-.venv/bin/pytest -n 2 --dist loadfile -m "not gpu and not slurm and not vllm" "$@" || [ $? -eq 5 ]
-.venv/bin/pytest -m "vllm and not gpu" "$@" || [ $? -eq 5 ]
+.venv/bin/pytest --durations 15 -n 2 --dist loadfile -m "not gpu and not slurm and not vllm" "$@" || [ $? -eq 5 ]
+.venv/bin/pytest --durations 5 -m "vllm and not gpu" "$@" || [ $? -eq 5 ]
 if bash tools/install_slurm.sh; then
-  .venv/bin/pytest -m slurm "$@" || [ $? -eq 5 ]
+  .venv/bin/pytest --durations 5 -m slurm "$@" || [ $? -eq 5 ]
 else
   echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
 fi
