@@ -10,6 +10,15 @@ from typer.core import TyperGroup
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE, PAPER_MEAN_TOKENS
+from megatron_opsft.plan.options import (
+    ConfigPath,
+    GpusPerNode,
+    HardwareFile,
+    NodeCores,
+    Overrides,
+    load_device,
+    load_shape,
+)
 
 
 class _PlanGroup(TyperGroup):
@@ -32,14 +41,7 @@ app = typer.Typer(
 Gpu = Annotated[
     str, typer.Option(help="Device: h100, h200, a100, b200, cpu, or one of --hardware.")
 ]
-HardwareFile = Annotated[
-    Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-NodeCores = Annotated[
-    float | None,
-    typer.Option(help="CPU cores that all ranks of a node share; by default cpu_cores of each."),
-]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Mean tokens of a prompt.")]
 Sigma = Annotated[
     float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
@@ -48,12 +50,10 @@ Sigma = Annotated[
 
 @app.command(name="run")
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-    ] = None,
+    config: ConfigPath,
+    overrides: Overrides = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")] = 8,
+    gpus_per_node: GpusPerNode = 8,
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
     node_cores: NodeCores = None,
@@ -84,12 +84,12 @@ def run(
     from megatron_opsft.config_file import load_config
 
     loaded = load_config(config, overrides or [])
-    figures = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
+    figures = load_device(gpu, hardware, gpus_per_node, node_cores)
     world_size = nodes * gpus_per_node
     num_steps = steps or loaded.run.steps
     if num_steps < 1:
         raise UserError("run.steps=0 costs nothing; give --steps")
-    shape = _read_shape(loaded.model.path)
+    shape = load_shape(loaded.model.path)
     if search:
         raise typer.Exit(
             _search(loaded, shape, figures, world_size, asked, num_steps, top, as_json)
@@ -132,21 +132,6 @@ class _Asked:
             acceptance=self.acceptance,
             prompt_tokens=min(self.prompt_tokens, job.config.data.max_prompt_tokens),
         )
-
-
-def _load_hardware(
-    name: str, path: Path | None, gpus_per_node: int, node_cores: float | None
-) -> Any:
-    from megatron_opsft.plan.hardware import load_hardware
-
-    return load_hardware(name, path, gpus_per_node=gpus_per_node, node_cores=node_cores)
-
-
-def _read_shape(model_path: str) -> Any:
-    from megatron_opsft.model.config_from_hf import read_model_shape
-    from megatron_opsft.weights.hf_files import resolve_model
-
-    return read_model_shape(resolve_model(model_path, ["config.json"]))
 
 
 def _search(
@@ -195,7 +180,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="File of figures to write, for --hardware.")],
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Devices of a node.")] = 8,
+    gpus_per_node: GpusPerNode = 8,
     node_cores: NodeCores = None,
     prompt_tokens: PromptTokens = 150,
     sigma: Sigma = DEFAULT_SIGMA,
@@ -214,9 +199,9 @@ def calibrate(
 
     if out.exists() and not overwrite:
         raise UserError(f"--out={out} exists; name another file or give --overwrite")
-    base = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
+    base = load_device(gpu, hardware, gpus_per_node, node_cores)
     runs = [
-        read_run(path, _read_shape, base, prompt_tokens=prompt_tokens, sigma=sigma)
+        read_run(path, load_shape, base, prompt_tokens=prompt_tokens, sigma=sigma)
         for path in run_dirs
     ]
     result = fit(runs, base)

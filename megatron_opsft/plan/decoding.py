@@ -6,9 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# As `rollout.hf_decoding` does it.
-_CHECK_EVERY = 4
-_COMPACT_AT = 0.25
+from megatron_opsft.rollout.batching import CHECK_EVERY, COMPACT_AT
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +53,12 @@ def static_segments(
         rows = sorted(lengths[start : start + slots], reverse=True)
         looked_at = done = 0  # tokens of every row; decoding steps so far
         while rows:
-            looked_at = min(looked_at + _CHECK_EVERY, limit)
+            looked_at = min(looked_at + CHECK_EVERY, limit)
             if steps := looked_at - 1 - done:
                 context = len(rows) * (prompt_tokens + done + (steps + 1) / 2)
                 segments.append(Segment(steps, len(rows), context))
             done += steps
             finished = sum(n <= looked_at for n in rows)
-            if finished >= _COMPACT_AT * len(rows):
+            if finished >= COMPACT_AT * len(rows):
                 rows = rows[: len(rows) - finished]
     return segments

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from megatron_opsft.rollout.batching import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, single_requests
 from megatron_opsft.rollout.kv_cache import make_room
 from megatron_opsft.rollout.sampling import (
@@ -35,8 +36,6 @@ _log = logging.getLogger(__name__)
 # The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
 # 2e-5 (8 layers of hidden size 1,536), both in float32 at temperature 0.6.
 ROUNDING = 5e-5
-_CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
-_COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
 
 
 class HfDecoding:
@@ -105,7 +104,7 @@ class HfDecoding:
             last = t + 1 == num_tokens
             if last:
                 length_N = torch.where(length_N == 0, t + 1, length_N)
-            if last or t % _CHECK_EVERY == _CHECK_EVERY - 1:
+            if last or t % CHECK_EVERY == CHECK_EVERY - 1:
                 lengths = dict(zip(rows_N.tolist(), length_N.tolist(), strict=True))
                 new = [row for row, length in lengths.items() if length and row not in told]
                 yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
@@ -113,7 +112,7 @@ class HfDecoding:
                 num_finished = sum(length > 0 for length in lengths.values())
                 if num_finished == len(lengths):
                     return
-                if num_finished >= _COMPACT_AT * len(lengths):
+                if num_finished >= COMPACT_AT * len(lengths):
                     kept = (length_N == 0).nonzero().squeeze(-1)
                     cache.batch_select_indices(kept)
                     rows_N, token_N, length_N = rows_N[kept], token_N[kept], length_N[kept]

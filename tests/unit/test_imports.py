@@ -37,6 +37,7 @@ HOMES = {
         "evaluate/commands.py",
         "launch/commands.py",
         "plan/commands.py",
+        "plan/options.py",
         "plan/scaling/commands.py",
     ],
     "datasets": ["data/sources.py"],

@@ -11,6 +11,15 @@ import typer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE, PAPER_MEAN_TOKENS
+from megatron_opsft.plan.options import (
+    ConfigPath,
+    GpusPerNode,
+    HardwareFile,
+    NodeCores,
+    Overrides,
+    load_device,
+    load_shape,
+)
 from megatron_opsft.plan.scaling.output import check_output, write_output
 
 app = typer.Typer(
@@ -20,10 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-]
 Out = Annotated[Path, typer.Option(help="Directory for points.json, points.csv, scaling.md, .svg.")]
 Ranks = Annotated[str, typer.Option(help="Numbers of ranks, one for each device: 8,16,32.")]
 Vary = Annotated[
@@ -39,14 +44,6 @@ Others = Annotated[
 ]
 Figure = Annotated[str, typer.Option(help="Format of the figure: png or svg.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the points in --out.")]
-GpusPerNode = Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")]
-NodeCores = Annotated[
-    float | None,
-    typer.Option(help="CPU cores that all ranks of a node share; by default cpu_cores of each."),
-]
-HardwareFile = Annotated[
-    Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")
-]
 PromptTokens = Annotated[
     int, typer.Option(min=1, help="Mean tokens of a prompt, where traces do not say.")
 ]
@@ -97,11 +94,11 @@ def simulate(
     )
     from megatron_opsft.config_file import load_config
 
-    device = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
+    device = load_device(gpu, hardware, gpus_per_node, node_cores)
     points = []
     for case in _cases(config, overrides or [], ranks, vary or [], scaling):
         loaded = load_config(config, [*(overrides or []), *case.overrides])
-        shape = _read_shape(loaded.model.path)
+        shape = load_shape(loaded.model.path)
         try:
             job = check_job(loaded, shape, device, case.ranks)
         except UserError as error:
@@ -166,10 +163,10 @@ def collect(
         from megatron_opsft.plan.measured import read_run
         from megatron_opsft.plan.scaling.simulated import replay_point
 
-        device = _load_hardware(gpu, hardware, gpus_per_node, node_cores)
+        device = load_device(gpu, hardware, gpus_per_node, node_cores)
         for path in run_dirs:
             measured = read_run(
-                path, _read_shape, device, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA
+                path, load_shape, device, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA
             )
             points.append(replay_point(measured))
     typer.echo(write_output(points, others or [], out, figure))
@@ -227,18 +224,3 @@ def _cases(
         raise UserError(f"--scaling={scaling} must be strong, weak or both")
     prompts = load_config(config, list(overrides)).data.prompts_per_step
     return list(make_cases(parse_ranks(ranks), vary, prompts, scaling))  # type: ignore[arg-type]
-
-
-def _load_hardware(
-    name: str, path: Path | None, gpus_per_node: int, node_cores: float | None
-) -> Any:
-    from megatron_opsft.plan.hardware import load_hardware
-
-    return load_hardware(name, path, gpus_per_node=gpus_per_node, node_cores=node_cores)
-
-
-def _read_shape(model_path: str) -> Any:
-    from megatron_opsft.model.config_from_hf import read_model_shape
-    from megatron_opsft.weights.hf_files import resolve_model
-
-    return read_model_shape(resolve_model(model_path, ["config.json"]))
