@@ -47,7 +47,7 @@ setup(
         "gpu": [
             "torch==2.13.0",
             'megatron-core==0.19.2; python_version >= "3.12"',
-            'transformer-engine[core_cu13,pytorch]==2.20.2; python_version >= "3.12"',
+            'transformer-engine[core-cu13,pytorch]==2.20.2; python_version >= "3.12"',
             'vllm==0.32.0; python_version >= "3.12"',
         ],
         "wandb": ["wandb"],

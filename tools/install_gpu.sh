@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/versions.md, the project
+# included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler and headers come as
+# wheels. Steps that are done are skipped: run it again after a failure.
+#
+#   PYTHON     interpreter to make VENV with (default: python3.12)
+#   EXTRAS     more extras of setup.py, such as test,wandb
+#   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${1:-.venv}
+extras=gpu${EXTRAS:+,$EXTRAS}
+bin=$PWD/$venv/bin
+[[ $venv != /* ]] || bin=$venv/bin
+
+fail() {
+  echo "error: $1" >&2
+  exit 2
+}
+
+# step TITLE COMMAND...: once for each state of setup.py, of this file and of the interpreter.
+number=0
+step() {
+  local title=$1 stamp started=$SECONDS wanted
+  shift
+  number=$((number + 1))
+  stamp=$venv/.done-gpu-$number
+  wanted="$title; $*; $state"
+  if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    echo "[$number/5] $title: there already"
+    return
+  fi
+  echo "[$number/5] $title ..."
+  "$@"
+  echo "$wanted" >"$stamp"
+  echo "[$number/5] $title: $((SECONDS - started)) s"
+}
+
+install() { "$bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+
+# What is there of CUDA must be one version: torch's.
+cuda_version() {
+  "$bin/python" -c 'import torch; print(torch.version.cuda or "none")'
+}
+
+install_torch() {
+  install torch==2.13.0
+  [[ $(cuda_version) == 13.* ]] ||
+    fail "pip took a torch 2.13.0 without CUDA 13 ($(cuda_version)): it is set up to prefer another build. An empty setup gets the right one: rm -r $venv, then PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= bash tools/install_gpu.sh $venv"
+}
+
+# Compiler and headers of torch's CUDA version, all from wheels.
+install_cuda() {
+  local version
+  version=$(cuda_version)
+  install nvidia-cudnn-frontend "nvidia-cuda-nvcc==$version.*" "nvidia-cuda-crt==$version.*" \
+    "nvidia-cuda-cccl==$version.*" "nvidia-cuda-profiler-api==$version.*"
+}
+
+# The torch part is a source distribution: it is compiled against the torch that is there.
+install_transformer_engine() {
+  local cuda memory_gb jobs
+  command -v c++ >/dev/null || fail "there is no C++ compiler (c++); on Debian and Ubuntu: apt-get install g++"
+  cuda=$("$bin/python" -c 'import nvidia; print(next(iter(nvidia.__path__)))')/cu13
+  memory_gb=$(awk '/MemTotal/ {print int($2 / 1e6)}' /proc/meminfo)
+  jobs=$((memory_gb / 6 < $(nproc) ? memory_gb / 6 : $(nproc)))
+  CUDA_HOME=$cuda NVTE_BUILD_USE_NVIDIA_WHEELS=1 MAX_JOBS=${MAX_JOBS:-$((jobs > 0 ? jobs : 1))} \
+    install --no-build-isolation "transformer-engine[core-cu13,pytorch]==2.20.2"
+}
+
+check_imports() {
+  "$bin/python" - <<'PYTHON'
+import torch  # before TransformerEngine, which does not find libnccl without it
+import transformer_engine.pytorch
+import megatron.core
+import vllm
+import megatron_opsft
+
+print(f"      torch {torch.__version__}, CUDA {torch.version.cuda}, vLLM {vllm.__version__}")
+PYTHON
+}
+
+python=${PYTHON:-python3.12}
+if [[ ! -x $bin/python ]]; then
+  command -v "$python" >/dev/null || fail "there is no $python; set PYTHON to an interpreter of Python 3.12"
+  "$python" -m venv "$venv"
+fi
+"$bin/python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 12))' ||
+  fail "$venv has $("$bin/python" --version), the GPU set needs 3.12: rm -r $venv, or name another folder"
+state=$(cksum <setup.py; "$bin/python" --version)
+
+# Older pip ignores extras that are spelled in another way than the package does.
+step "pip and build tools" install --upgrade "pip>=24.2" "setuptools>=77" wheel ninja packaging pybind11
+step "torch 2.13.0 with CUDA 13" install_torch
+step "CUDA compiler and headers of the same version" install_cuda
+step "TransformerEngine 2.20.2, compiled" install_transformer_engine
+step "this project with [$extras]: Megatron-Core, vLLM" install --no-build-isolation -e ".[$extras]"
+echo "      importing everything once"
+check_imports
