@@ -54,6 +54,17 @@ class RunConfig(Section):
         gt=0,
         description="So does a rank whose process gives no sign of life for so long; one that dies is noticed at once.",
     )
+    deterministic: bool = Field(
+        False,
+        description="On GPUs the same numbers in every repetition on the same GPUs, bit for bit: deterministic attention, embedding and matrix products, and vLLM's batch-invariant kernels. Slower (docs/gpu.md); a CPU needs none of it.",
+    )
+
+    @property
+    def collective_minutes(self) -> float:
+        """After which collectives give up: the watchdog speaks first, since what a time-out says
+        names nobody.
+        """
+        return self.hang_minutes + 1 if self.hang_minutes else 7 * 24 * 60
 
 
 class ModelConfig(Section):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.config import Config, RunConfig
+from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
     ProblemSet,
     describe_bad_rows,
@@ -37,11 +37,16 @@ from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, Sample
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
-from megatron_opsft.rollout.open_engine import check_engine, open_engine
+from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
 from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
-from megatron_opsft.runtime.device import Device, select_device
+from megatron_opsft.runtime.device import (
+    Device,
+    check_deterministic,
+    prepare_environment,
+    select_device,
+)
 from megatron_opsft.runtime.distributed import (
     Layout,
     start_distributed,
@@ -99,7 +104,11 @@ def open_session(config: Config) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed."""
     enter("start", 0)
     check_engine(config)
+    prepare_environment(config)
     device = select_device(config.run.device)
+    check_gpus(config, device)
+    if config.run.deterministic:
+        check_deterministic(device, config.model.dtype)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
 
@@ -114,7 +123,7 @@ def open_session(config: Config) -> Iterator[Session]:
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     problems = _load_problems(config, encoder)
-    layout = start_distributed(device, config.parallel, minutes=_collective_minutes(config.run))
+    layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
     watchdog = start_watchdog(
         Limits(
             hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
@@ -170,11 +179,6 @@ def open_session(config: Config) -> Iterator[Session]:
     # Only after success: a rank that fails must not wait in a collective for the others.
     stop_distributed()
     watchdog.leave()
-
-
-def _collective_minutes(config: RunConfig) -> float:
-    """The watchdog speaks first; what torch says of a time-out names nobody."""
-    return config.hang_minutes + 1 if config.hang_minutes else 7 * 24 * 60
 
 
 def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:

@@ -16,6 +16,8 @@
 #   MASTER_PORT        by default one that follows from the job's id
 #   HF_HOME            cache of models and data sets, on a file system that every node sees
 #   HF_HUB_OFFLINE     1 where compute nodes have no network: fill HF_HOME beforehand
+#   NODE_CACHE         kernels that vLLM, Triton, Inductor and FlashInfer compile, on a disk of each
+#                      node: on a shared one all ranks of a job write the same files at once
 #   OMP_NUM_THREADS    by default the CPUs of a task
 #   NCCL_SOCKET_IFNAME network interface of NCCL's bootstrap, such as ib0 or eth0; Gloo takes the same
 #   NCCL_*             whatever the fabric needs (NCCL_IB_HCA, NCCL_DEBUG=INFO, ...) reaches the ranks
@@ -32,8 +34,8 @@ MAX_RESTARTS=${MAX_RESTARTS:-3}
 SET_ADDR=${MASTER_ADDR:-} SET_PORT=${MASTER_PORT:-}
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-0}
+export NODE_CACHE=${NODE_CACHE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/opsft-cache-$(id -u)}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1} # Megatron overlaps by launch order
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONUNBUFFERED=1
 if [[ -n ${NCCL_SOCKET_IFNAME:-} ]]; then

@@ -4,6 +4,13 @@
 set -euo pipefail
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
 export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))
+(umask 077 && mkdir -p "$NODE_CACHE")
+if [[ ! -O $NODE_CACHE ]]; then # compiled code is run from there
+  echo "error: NODE_CACHE=$NODE_CACHE on ${SLURMD_NODENAME:-$HOSTNAME} belongs to somebody else" >&2
+  exit 2
+fi
+export VLLM_CACHE_ROOT=$NODE_CACHE/vllm TRITON_CACHE_DIR=$NODE_CACHE/triton
+export TORCHINDUCTOR_CACHE_DIR=$NODE_CACHE/inductor FLASHINFER_WORKSPACE_BASE=$NODE_CACHE/flashinfer
 trap : USR1 TERM # SLURM signals COMMAND as well; this shell stays to see how it ends
 code=0
 "$@" || code=$?

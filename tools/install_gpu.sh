@@ -90,7 +90,7 @@ fi
 state=$(cksum <setup.py; "$bin/python" --version)
 
 # Older pip ignores extras that are spelled in another way than the package does.
-step "pip and build tools" install --upgrade "pip>=24.2" "setuptools>=77" wheel ninja packaging pybind11
+step "pip and build tools" install --upgrade "pip>=24.2" "setuptools>=77" wheel ninja packaging pybind11 numpy
 step "torch 2.13.0 with CUDA 13" install_torch
 step "CUDA compiler and headers of the same version" install_cuda
 step "TransformerEngine 2.20.2, compiled" install_transformer_engine

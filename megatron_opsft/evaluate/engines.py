@@ -9,6 +9,7 @@ from megatron_opsft.rollout.vllm_core import VllmSettings
 from megatron_opsft.rollout.vllm_engine import VllmEngine
 from megatron_opsft.runtime.job import Job
 
+COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one
 EvalEngine = HfEngine | VllmEngine
 
 
@@ -38,6 +39,7 @@ def open_engine(inputs: Inputs, subject: Subject, job: Job) -> EvalEngine:
             kv_cache_bytes=None,
             seed=settings.seed,
             under_launcher=True,
+            collective_minutes=COLLECTIVE_HOURS * 60,
             job_id=job.id,
         ),
         model.table,

@@ -15,7 +15,7 @@ from datetime import timedelta
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
-from megatron_opsft.evaluate.engines import EvalEngine, open_engine
+from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, EvalEngine, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
@@ -42,7 +42,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     """
     device = select_device(settings.device)
     inputs = read_inputs(settings, device)
-    job = join_job(device, timedelta(hours=24))
+    job = join_job(device, timedelta(hours=COLLECTIVE_HOURS))
     with ExitStack() as held:
         if job.is_main:
             if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:

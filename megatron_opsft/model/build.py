@@ -50,9 +50,18 @@ def uses_transformer_engine(device: Device, dtype: str) -> bool:
 
 
 def transformer_config(
-    shape: ModelShape, *, dtype: str, parallel: ParallelConfig, train: TrainConfig, device: Device
+    shape: ModelShape,
+    *,
+    dtype: str,
+    parallel: ParallelConfig,
+    train: TrainConfig,
+    device: Device,
+    deterministic: bool = False,
 ) -> TransformerConfig:
-    """Megatron's description of the model and of how this run computes it."""
+    """Megatron's description of the model and of how this run computes it.
+
+    deterministic: `run.deterministic`, which a CPU is without it.
+    """
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
     recompute: dict[str, Any] = {}
@@ -107,6 +116,7 @@ def transformer_config(
         calculate_per_token_loss=True,
         use_cpu_initialization=not device.is_cuda,
         perform_initialization=False,
+        deterministic_mode=deterministic and device.is_cuda,
         gradient_accumulation_fusion=device.is_cuda and has_fused_weight_gradient(),
         bias_activation_fusion=with_te,
         apply_rope_fusion=with_te,
@@ -150,11 +160,15 @@ def describe_parts(config: TransformerConfig, loss: CrossEntropy, device: Device
             else "float32 is for comparisons"
         )
         layers = f"plain torch ({reason})"
-    accumulation = (
-        "fused by Apex"
-        if config.gradient_accumulation_fusion
-        else "not fused (no Apex, or no CUDA)"
-    )
+    fused = [
+        name
+        for name, there in (
+            ("TransformerEngine's layers", uses_transformer_engine(device, dtype)),
+            ("Apex", config.gradient_accumulation_fusion),
+        )
+        if there
+    ]
+    accumulation = f"fused by {' and '.join(fused)}" if fused else "not fused"
     return (
         f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "
         f"({loss.reason}); weight gradients: {accumulation}"
@@ -281,10 +295,23 @@ def build_model(shape: ModelShape, config: TransformerConfig, device: Device) ->
             vp_stage=vp_stage,
         )
         chunk.to(device.torch_device)  # Megatron's own modules are there already
+        fuse_weight_gradients(chunk)
         chunk.rotary_pos_emb.inv_freq = scaled_rope_frequencies(shape).to(device.torch_device)
         mark_tensor_parallel(chunk)
         chunks.append(chunk)
     return chunks
+
+
+def fuse_weight_gradients(chunk: GPTModel) -> None:
+    """Let TransformerEngine's layers add weight gradients to the float32 main gradients in the
+    products themselves, without rounding them to bfloat16 first.
+
+    Not by Megatron's `gradient_accumulation_fusion`: its own output layer, whose product the losses
+    take over, then refuses to be built without NVIDIA Apex.
+    """
+    for module in chunk.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True
 
 
 def mark_tensor_parallel(chunk: GPTModel) -> None:

@@ -19,7 +19,7 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
-from megatron_opsft.model.optimizer import allocate_state, load_state
+from megatron_opsft.model.optimizer import load_state
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 
@@ -81,8 +81,6 @@ class Checkpointer:
         """
         if failure := self.finish():
             log.warning("%s", failure)
-        # An update that never came (nothing accepted so far) leaves no moments to save.
-        allocate_state(self._optimizer)
         on_cpu = next(self._models[0].parameters()).device.type == "cpu"
         write = CheckpointWrite(
             self._state(is_loading=False),
@@ -144,7 +142,6 @@ class Checkpointer:
         return manifest
 
     def _restore(self, path: Path) -> None:
-        allocate_state(self._optimizer)
         state = dist_checkpointing.load(self._state(is_loading=True), str(path))
         for number, model in enumerate(self._models):
             key = "model" if len(self._models) == 1 else f"model{number}"

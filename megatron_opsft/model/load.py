@@ -47,6 +47,7 @@ def build_trainer(
         parallel=config.parallel,
         train=config.train,
         device=device,
+        deterministic=config.run.deterministic,
     )
     norm_names: Literal["te", "local"] = "te" if with_te else "local"
     table = WeightTable(shape, norm_names, config.parallel.tp)

@@ -24,8 +24,13 @@ def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
 def build_optimizer(
     chunks: list[DistributedDataParallel], config: OptimizerConfig, *, bf16: bool
 ) -> MegatronOptimizer:
-    """Float32 main weights and moments, sharded over the data-parallel ranks."""
-    return get_megatron_optimizer(
+    """Float32 main weights and moments, sharded over the data-parallel ranks.
+
+    The moments are there from the start (zeros), not from the first update on: a checkpoint before
+    it needs them, and memory that is taken amid the first step's activations would keep a GPU's
+    allocator from giving its neighbourhood to a waking engine.
+    """
+    optimizer = get_megatron_optimizer(
         MegatronOptimizerConfig(
             optimizer="adam",
             lr=config.lr,
@@ -41,6 +46,8 @@ def build_optimizer(
         chunks,
         use_gloo_process_groups=False,
     )
+    _allocate_state(optimizer)
+    return optimizer
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: float) -> None:
@@ -50,16 +57,16 @@ def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: flo
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
 
 
-def allocate_state(optimizer: MegatronOptimizer) -> None:
+def _allocate_state(optimizer: MegatronOptimizer) -> None:
     """Give every parameter its (zero) moments and step count; weights do not change.
 
-    Needed before a checkpoint's state is described for loading: torch's AdamW makes them in its
-    first update, but Megatron reads the step count from them even then. TransformerEngine's and
-    Apex's AdamW keep the count elsewhere and are left alone.
+    Megatron's own function leaves the step count to the optimizer. torch's AdamW keeps one for
+    each parameter, which Megatron reads from there; TransformerEngine's and Apex's keep one for a
+    group, and make it in their first update.
     """
     (part,) = optimizer.chained_optimizers  # one, without expert parallelism
+    part.init_state_fn(part.optimizer, part.config)
     if isinstance(part.optimizer, torch.optim.Adam):
-        part.init_state_fn(part.optimizer, part.config)
         for state in part.optimizer.state.values():
             state.setdefault("step", torch.tensor(0.0))
 

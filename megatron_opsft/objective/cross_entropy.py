@@ -105,7 +105,10 @@ def losses_of_logits(
         # Not -inf: a rank whose columns are all padding would compute inf - inf.
         logits_1RV[..., head.num_rows :] = torch.finfo(logits_1RV.dtype).min
     if method == "te" and labels_1R.numel():
-        from megatron.core.extensions.transformer_engine import te_parallel_cross_entropy
+        # Not Megatron's wrapper: it keeps a second copy of the logits for the backward pass.
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
-        return te_parallel_cross_entropy(logits_1RV, labels_1R, head.group).float()
+        return parallel_cross_entropy(
+            logits_1RV, labels_1R, dist_process_group=head.group, overwrite_input=True
+        )
     return vocab_parallel_cross_entropy(logits_1RV.float(), labels_1R)

@@ -21,6 +21,7 @@ from megatron_opsft.rollout.agreement import Identity, read_identity
 from megatron_opsft.rollout.engine import Checksums, PromptRequest, SamplingSettings, Scores
 from megatron_opsft.rollout.messages import Kind, Reply, Request
 from megatron_opsft.rollout.vllm_core import VllmCore, VllmSettings
+from megatron_opsft.runtime.shared_memory import Address
 from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.rules import WeightTable
 
@@ -63,6 +64,10 @@ class Service:
         """vLLM's weight-transfer API: that was all of them."""
         self._core.rpc("finish_weight_update")
         self._core.drop_cache()
+
+    def read_shared(self, address: Address) -> list[bytes | str]:
+        """What every worker reads there, or why it cannot."""
+        return self._core.rpc("opsft_read_shared", address)
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of all tensor-parallel ranks."""

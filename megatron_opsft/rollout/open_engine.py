@@ -7,13 +7,18 @@ import torch
 
 from megatron_opsft.config import Config
 from megatron_opsft.rollout.engine import Replica, RolloutEngine
+from megatron_opsft.rollout.engine_gpus import NodeRank, check_engine_gpus
 from megatron_opsft.rollout.hf_engine import HfEngine
-from megatron_opsft.rollout.limits import check_engine_settings, max_engine_tokens
+from megatron_opsft.rollout.limits import (
+    check_engine_settings,
+    check_separate,
+    max_engine_tokens,
+)
 from megatron_opsft.rollout.remote_engine import RemoteEngine
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm_core import VllmSettings, check_installed
 from megatron_opsft.rollout.vllm_engine import VllmEngine
-from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.device import Device, num_gpus
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.weights.rules import WeightTable
 
@@ -23,6 +28,15 @@ def check_engine(config: Config) -> None:
     check_engine_settings(config.rollout)
     if config.rollout.engine == "vllm":
         check_installed()
+
+
+def check_gpus(config: Config, device: Device) -> None:
+    """Errors: `UserError` where separate engines would take GPUs that this node does not have."""
+    if device.is_cuda and config.rollout.placement == "separate":
+        rollout = config.rollout
+        node = NodeRank.of_this_process()
+        check_separate(rollout.num_engines, node.world_size)
+        check_engine_gpus(node, rollout.num_engines, rollout.tp, num_gpus())
 
 
 def open_engine(
@@ -56,6 +70,7 @@ def open_engine(
         gpu_memory_fraction=config.rollout.gpu_memory_fraction,
         kv_cache_bytes=config.rollout.kv_cache_bytes,
         seed=config.run.seed,
+        collective_minutes=config.run.collective_minutes,
         under_launcher=config.rollout.placement == "colocated",
         job_id=broadcast_object(uuid4().hex),
     )
@@ -65,6 +80,7 @@ def open_engine(
             table,
             tokenizer,
             layout,
+            device,
             num_engines=config.rollout.num_engines,
             timeout_seconds=config.rollout.engine_timeout_seconds,
             log_dir=config.run.dir,

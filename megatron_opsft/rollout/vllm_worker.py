@@ -1,10 +1,10 @@
 """What runs inside vLLM's workers: reading their parameters, and receiving weights from another
 process.
 
-With `vllm_engine` the only file that names vllm. vLLM imports it in every worker process.
+vLLM imports it in every worker process, on GPUs before it chooses its device: what it imports must
+leave torch as it is (see `vllm_cpu_worker`).
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -23,9 +23,8 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
-from vllm.v1.worker.cpu_worker import CPUWorker
 
-from megatron_opsft.rollout.vllm_core import JOB_ID_VARIABLE
+from megatron_opsft.runtime.shared_memory import Address, open_shared
 from megatron_opsft.weights.layouts import Parameter
 from megatron_opsft.weights.proof import parameter_checksums
 from megatron_opsft.weights.rules import TIED_HEAD
@@ -119,6 +118,7 @@ class OpsftWorker:
     """Methods that vLLM adds to its worker (`worker_extension_cls`), called by `collective_rpc`."""
 
     model_runner: Any
+    device: torch.device
 
     def opsft_tensors(self) -> EngineTensors:
         """This worker's parameters; only for a caller in the same process."""
@@ -150,22 +150,16 @@ class OpsftWorker:
         )
         return tp_rank, sums
 
+    def opsft_read_shared(self, address: Address) -> bytes | str:
+        """What stands there, or why this worker cannot read it."""
+        try:
+            return open_shared(address, self.device).cpu().numpy().tobytes()
+        except (RuntimeError, OSError) as error:  # the driver's: no way between the two GPUs
+            return str(error).partition("\n")[0]
+
     def opsft_parameter(self, name: str) -> Tensor:
         """A copy of one parameter, on the CPU."""
         return self.opsft_tensors()[name].detach().cpu().clone()
-
-
-class LaunchedCpuWorker(CPUWorker):
-    """vLLM's worker under a launcher, with shared memory that no other job can have taken.
-
-    The name of that memory comes from the address of the job's store, which vLLM does not know
-    under a launcher: every such job on a machine, and what a killed one left, would share it.
-    """
-
-    def init_device(self) -> None:
-        """The process group is there already, so the address serves as a name only."""
-        self.distributed_init_method = f"env://:{os.environ[JOB_ID_VARIABLE]}"
-        super().init_device()
 
 
 @dataclass
@@ -175,10 +169,13 @@ class NoInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class BucketInfo(WeightTransferUpdateInfo):
-    """A bucket of whole HF tensors, one behind the other in a file that both processes can map."""
+    """A bucket of whole HF tensors, one behind the other in memory that both processes can read.
 
-    path: str
-    num_bytes: int
+    slot: of the sender's two buckets; offsets: in bytes.
+    """
+
+    slot: int
+    address: Address
     names: list[str]
     dtypes: list[str]
     shapes: list[list[int]]
@@ -188,11 +185,15 @@ class BucketInfo(WeightTransferUpdateInfo):
 class SharedMemoryEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):
     """vLLM's weight-transfer API over memory shared on one machine, on any device.
 
-    vLLM's own back ends need CUDA on both sides.
+    vLLM's own back ends need CUDA on both sides, and its IPC the same GPU on both.
     """
 
     init_info_cls = NoInitInfo
     update_info_cls = BucketInfo
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._opened: dict[int, tuple[Address, Tensor]] = {}
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
         """Nothing to do."""
@@ -209,8 +210,7 @@ class SharedMemoryEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):
 
     def receive_weights(self, update_info: BucketInfo) -> None:
         """Load one bucket into the model."""
-        size = update_info.num_bytes
-        memory = torch.from_file(update_info.path, shared=True, size=size, dtype=torch.uint8)
+        memory = self._open(update_info.slot, update_info.address)
         tensors = []
         for name, dtype_name, shape, offset in zip(
             update_info.names,
@@ -230,8 +230,16 @@ class SharedMemoryEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):
         """All tensors have come."""
         finalize_layerwise_reload(self.model, self.model_config)
 
+    def _open(self, slot: int, address: Address) -> Tensor:
+        """The sender's bucket, opened once for as long as it is the same."""
+        if slot not in self._opened or self._opened[slot][0] != address:
+            self._opened.pop(slot, None)  # before its successor comes
+            self._opened[slot] = (address, open_shared(address, self.device))
+        return self._opened[slot][1]
+
     def shutdown(self) -> None:
-        """Nothing to release."""
+        """Let go of the sender's memory."""
+        self._opened.clear()
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryEngine)

@@ -1,10 +1,12 @@
 """The device a run uses, and the few things that differ between them."""
 
+import importlib.util
 import os
 from dataclasses import dataclass
 
 import torch
 
+from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 
 
@@ -31,8 +33,68 @@ def select_device(wanted: str) -> Device:
     if wanted == "cpu" or not available:
         return Device(torch_device=torch.device("cpu"), backend="gloo")
     index = int(os.environ.get("LOCAL_RANK", "0"))
+    if index >= num_gpus():
+        raise UserError(
+            f"run.device={wanted}: this rank is number {index} of its node, and torch sees "
+            f"{num_gpus()} GPU(s) there; start at most so many ranks on a node (torchrun "
+            "--nproc-per-node, sbatch --ntasks-per-node), and let each see all GPUs of its node "
+            "(no --gpus-per-task, no --gpu-bind)"
+        )
     torch.cuda.set_device(index)
     return Device(torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
+
+
+def num_gpus() -> int:
+    """That torch sees on this node."""
+    return torch.cuda.device_count()
+
+
+# What libraries read of it when they start. TransformerEngine: no attention whose backward pass
+# adds up in any order. vLLM: kernels whose rows do not depend on the rest of the batch. cuBLAS:
+# workspaces of a fixed size.
+_DETERMINISTIC = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "VLLM_BATCH_INVARIANT": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
+
+def prepare_environment(config: Config) -> None:
+    """Set what CUDA and its libraries read from the environment when they start: call it before
+    `select_device`. Nothing for a run on a CPU.
+
+    Errors: `UserError` where the environment contradicts `run.deterministic`.
+    """
+    if config.run.device == "cpu" or not torch.cuda.is_available():
+        return
+    if config.parallel.tp > 1 and config.parallel.sequence_parallel:
+        # Megatron's overlap of communication and products counts on the order of their launches.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if config.run.deterministic:
+        for name, value in _DETERMINISTIC.items():
+            if os.environ.setdefault(name, value) != value:
+                raise UserError(
+                    f"run.deterministic=true needs {name}={value}, and the environment says "
+                    f"{os.environ[name]}; unset it"
+                )
+
+
+def check_deterministic(device: Device, dtype: str) -> None:
+    """Errors: `UserError` where TransformerEngine would refuse to train packed sequences with
+    `run.deterministic`.
+
+    On compute capability 9.0 it has cuDNN's deterministic backward pass for small packs alone
+    (number of sequences x heads x longest length squared below 2^30).
+    """
+    if dtype != "bfloat16" or not has_transformer_engine(device):
+        return
+    is_hopper = torch.cuda.get_device_capability(device.torch_device) == (9, 0)
+    if is_hopper and importlib.util.find_spec("flash_attn") is None:
+        raise UserError(
+            "run.deterministic=true: on this GPU TransformerEngine's own deterministic attention "
+            "refuses long packed sequences; pip install --no-build-isolation "
+            "'flash-attn>=2.4.1', or leave it false"
+        )
 
 
 def synchronize(device: Device) -> None:

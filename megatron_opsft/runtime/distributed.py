@@ -1,5 +1,6 @@
 """Process groups of a run: started once, read through one frozen record."""
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: floa
     check_world(world_size, parallel)
     if not dist.is_initialized():
         join_job(device, timedelta(minutes=minutes))
-    return make_groups(parallel)
+    return make_groups(parallel, minutes=minutes)
 
 
 def check_world(world_size: int, parallel: ParallelConfig) -> None:
@@ -72,13 +73,17 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
         )
 
 
-def make_groups(parallel: ParallelConfig) -> Layout:
-    """Megatron's groups of the job's process group, which is there. Called once by every rank."""
+def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
+    """Megatron's groups of the job's process group, which is there. Called once by every rank.
+
+    minutes: after which their collectives give up; whole ones, rounded up.
+    """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         create_gloo_process_groups=False,
+        distributed_timeout_minutes=math.ceil(minutes),
     )
     return current_layout()
 

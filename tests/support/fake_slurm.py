@@ -30,6 +30,8 @@ code=$(head -n 1 "$FAKE_FOLDER/codes")
 sed -i 1d "$FAKE_FOLDER/codes"
 place="$RANK of $WORLD_SIZE at $MASTER_ADDR"
 echo "$place through ${GLOO_SOCKET_IFNAME:-any}" >> "$FAKE_FOLDER/ranks"
+echo "$VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR $FLASHINFER_WORKSPACE_BASE" \
+  >> "$FAKE_FOLDER/caches"
 exit "$code"
 """,
     "apptainer": """
@@ -77,6 +79,7 @@ class FakeSlurm:
             "SLURM_NTASKS": "1",
             "SLURM_SUBMIT_DIR": str(ROOT),
             "LOG_DIR": str(self.folder / "logs"),
+            "TMPDIR": str(self.folder),
             "PYTHON": "python",
         }
         ended = subprocess.run(

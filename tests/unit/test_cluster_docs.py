@@ -13,7 +13,7 @@ def test_every_setting_of_the_scripts_is_in_the_table() -> None:
     for text in SCRIPTS.values():
         named |= set(re.findall(r"^(?:export )?([A-Z_]+)=\$\{\1:[-?]", text, re.MULTILINE))
     assert {"CONFIG", "MODEL", "VENV", "MAX_RESTARTS", "HF_HOME"} <= named
-    internal = {"CUDA_DEVICE_MAX_CONNECTIONS", "JOB"}
+    internal = {"JOB"}
     in_table = set(re.findall(r"`([A-Z_]+)`", DOCS))
     assert named - internal - in_table == set()
 

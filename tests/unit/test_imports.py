@@ -29,7 +29,11 @@ LAYERS: list[list[str]] = [
 # Package -> the only files (or folders) that may name it.
 HOMES = {
     "math_verify": ["verify/math_verifier.py"],
-    "vllm": ["rollout/vllm_core.py", "rollout/vllm_worker.py"],
+    "vllm": [
+        "rollout/vllm_core.py",
+        "rollout/vllm_worker.py",
+        "rollout/vllm_cpu_worker.py",
+    ],
     "zmq": ["rollout/engine_client.py", "rollout/engine_process.py"],
     "typer": [
         "cli.py",

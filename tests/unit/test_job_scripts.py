@@ -3,6 +3,7 @@
 Real jobs on a real cluster: tests/slurm.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,27 @@ def test_wrong_settings_start_nothing(
 def test_network_settings_reach_the_ranks(slurm: FakeSlurm) -> None:
     assert slurm.run(TRAIN, MASTER_ADDR="head", NCCL_SOCKET_IFNAME="ib0").exit_code == 0
     assert (slurm.folder / "ranks").read_text() == "0 of 1 at head through ib0\n"
+
+
+def test_compiled_kernels_stay_on_the_node(slurm: FakeSlurm) -> None:
+    assert slurm.run(TRAIN).exit_code == 0
+    caches = (slurm.folder / "caches").read_text().split()
+    own = slurm.folder / f"opsft-cache-{os.getuid()}"
+    assert len(set(caches)) == 4 and all(Path(cache).parent == own for cache in caches)
+    assert own.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_of_somebody_else_is_refused(slurm: FakeSlurm) -> None:
+    foreign = slurm.folder / "foreign"
+    foreign.mkdir()
+    if os.geteuid() == 0:
+        os.chown(foreign, 65534, 65534)
+    else:
+        foreign = Path("/")
+    ended = slurm.run(TRAIN, NODE_CACHE=str(foreign))
+    assert ended.exit_code == 2
+    assert f"NODE_CACHE={foreign} on n1 belongs to somebody else" in ended.stderr
+    assert not slurm.calls("python")
 
 
 def test_apptainer_image(slurm: FakeSlurm) -> None:
