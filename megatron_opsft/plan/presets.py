@@ -26,7 +26,9 @@ from megatron_opsft.plan.options import load_shape
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.verdict import Plan, make_plan
 
-FIRST_LINE = "# What these commands predict (tools/update_presets.py writes it; nothing is measured yet):"
+FIRST_LINE = (
+    "# What these commands predict (tools/update_presets.py writes it; nothing is measured yet):"
+)
 LAST_LINE = "# End of the prediction."
 _COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes (\d+) --gpu (\w+)$", re.MULTILINE)
 _WIDTH = 100

@@ -16,7 +16,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload, make_workload
+from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.presets import FIRST_LINE, LAST_LINE, has_block, plan_preset, with_figures
 from megatron_opsft.plan.search import search_layouts
 from megatron_opsft.weights.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
@@ -77,6 +77,17 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
         counted = plan_preset(load_config(path), cluster[0][1], cluster[0][2], at_start=False)
         assert plan["margin_bytes"] == pytest.approx(counted.worst.margin, abs=2e7)
         assert plan["seconds"]["total"] == pytest.approx(counted.step.total)
+
+
+def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
+    page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
+    needed = [
+        plan_preset(load_config(path), 1, "h100", at_start=False).checkpoint_host_bytes
+        for path in PRESETS
+        if path.stem.endswith("paper")
+    ]
+    small, large = (f"{num_bytes / 1e9:.0f} GB for" for num_bytes in needed)
+    assert f"{small} R1-Distill-Qwen-1.5B and {large} 7B" in page
 
 
 def test_a_simulation_needs_no_network_and_no_cache(tmp_path: Path) -> None:
