@@ -19,9 +19,10 @@ class Place:
 class Command:
     """What one stage runs on one kind of device.
 
-    words: what follows the interpreter; `{work}` is `Place.work`. modules: top-level packages that
-    must be there. gpus, gpu_gb: how many GPUs with how much memory each. expected_seconds: what it
-    probably takes; it is not begun with less left. limit_seconds: where it is killed.
+    words: what follows the interpreter; `{work}` is `Place.work`, `{device}` cuda or cpu. modules:
+    top-level packages that must be there. gpus, gpu_gb: how many GPUs with how much memory each.
+    expected_seconds: what it probably takes; it is not begun with less left. limit_seconds: where
+    it is killed.
     """
 
     words: tuple[str, ...]
@@ -44,11 +45,12 @@ class Stage:
     on_cpu: Command | None = None
 
 
-# What megatron_opsft.model and .objective import; the loop and the rollout engines need more.
+# What megatron_opsft.model and .objective import; comparing with Hugging Face needs more, and whole
+# steps with rollouts more again.
 CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "psutil")
 REFERENCE = (*CORE, "yaml", "transformers", "safetensors")
 VERIFIER = ("math_verify", "latex2sympy2_extended", "antlr4")
-SESSION = (*REFERENCE, *VERIFIER, "zmq", "rich", "sentencepiece")
+SESSION = (*REFERENCE, *VERIFIER, "zmq", "rich")
 
 
 def tests(

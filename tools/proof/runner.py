@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -29,6 +30,9 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+
+# The last line of a traceback, behind torchrun's name of the rank or not.
+_NAMES_AN_ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit|Died)\b.*|error: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +146,8 @@ def _run(command: Command, limit: float, settings: Settings, about: dict[str, An
     logs.parent.mkdir(exist_ok=True)
     # Short: sockets lie below it, whose paths may not be long.
     place = Place(logs=logs, work=Path(tempfile.mkdtemp(prefix="opsft-")))
-    words = [settings.python, *(word.format(work=place.work) for word in command.words)]
+    filled = {"work": place.work, "device": settings.device}
+    words = [settings.python, *(word.format(**filled) for word in command.words)]
     try:
         ended = run_limited(
             words, limit, env=_environment(command, place.work), cwd=ROOT, logs=logs
@@ -150,7 +155,7 @@ def _run(command: Command, limit: float, settings: Settings, about: dict[str, An
         reading = _read(command, place)
     finally:
         shutil.rmtree(place.work, ignore_errors=True)
-    outcome, reason = judge(ended, reading, limit, last_line(logs.with_suffix(".err")))
+    outcome, reason = judge(ended, reading, limit, last_words(logs.with_suffix(".err")))
     return Result(
         outcome=outcome,
         reason=reason,
@@ -185,24 +190,26 @@ def _read(command: Command, place: Place) -> Reading:
         return Reading(problems=[f"its figures cannot be read: {type(error).__name__}: {error}"])
 
 
-def judge(ended: Ended, reading: Reading, limit: float, last_words: str) -> tuple[str, str]:
-    """(outcome, reason). last_words: the last line of its standard error."""
+def judge(ended: Ended, reading: Reading, limit: float, said: str) -> tuple[str, str]:
+    """(outcome, reason). said: the `last_words` of its standard error."""
     if ended.exit_code is None:
         return TIMED_OUT, f"killed after {limit:.0f} s, with all it had started"
     first = reading.problems[0] if reading.problems else ""
     if reading.nothing_ran and ended.exit_code in (0, 5):  # 5: pytest found no test
         return LEFT_OUT, reading.nothing_ran
     if ended.exit_code:
-        return FAILED, f"exit code {ended.exit_code}: {first or last_words}"
+        return FAILED, f"exit code {ended.exit_code}: {first if reading.figures else said}"
     if reading.problems:
         return FAILED, first
     return PASSED, ""
 
 
-def last_line(path: Path) -> str:
-    """The last line of a log that is not empty, at most 300 characters."""
+def last_words(path: Path) -> str:
+    """The last error that a log names, or its last line; at most 300 characters."""
     lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip()[:300] if lines else "it said nothing"
+    errors = [line for line in lines if _NAMES_AN_ERROR.match(line)]
+    (*_, last) = errors or lines or ["it said nothing"]
+    return last.strip()[:300]
 
 
 def run_stages(

@@ -45,12 +45,15 @@ SAVE_FIGURES = (
 )
 LOSS_SHAPE = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "8192")
 
+ENVIRONMENT = report("proof.environment", "--device", "{device}", modules=(), seconds=0, limit=180)
+CONVERTER = ("torch", "numpy", "safetensors", "rich", "typer")
+
 STAGES = (
     Stage(
         name="environment",
         proves="what this machine and its packages are, and that they can be imported",
-        on_gpu=report("proof.environment", "--device", "cuda", modules=(), seconds=0, limit=180),
-        on_cpu=report("proof.environment", "--device", "cpu", modules=(), seconds=0, limit=120),
+        on_gpu=ENVIRONMENT,
+        on_cpu=ENVIRONMENT,
     ),
     Stage(
         name="triton_kernels",
@@ -73,18 +76,14 @@ STAGES = (
         name="steps",
         proves="gradients and three updates on one rank are Hugging Face's with torch's AdamW",
         on_gpu=report(
-            "proof.steps",
-            "--device=cuda",
-            "--models=qwen2,qwen2_tied,qwen3,llama3",
+            *("proof.steps", "--device=cuda", "--models=qwen2,qwen2_tied,qwen3,llama3"),
             modules=REFERENCE,
             seconds=60,
             limit=240,
             gpus=1,
         ),
         on_cpu=report(
-            "proof.steps",
-            "--device=cpu",
-            "--models=qwen2",
+            *("proof.steps", "--device=cpu", "--models=qwen2"),
             modules=REFERENCE,
             seconds=10,
             limit=120,
@@ -101,9 +100,8 @@ STAGES = (
         name="steps_on_2_ranks",
         proves="the same on two ranks: tensor, sequence, pipeline and data parallel, over NCCL",
         on_gpu=report(
-            "proof.steps",
-            "--device=cuda",
-            "--layouts=tp2,tp2sp,pp2,dp2",
+            *("proof.steps", "--device=cuda", "--layouts=tp2,tp2sp,pp2,dp2"),
+            ranks=2,
             modules=REFERENCE,
             seconds=60,
             limit=240,
@@ -111,9 +109,8 @@ STAGES = (
             env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         ),
         on_cpu=report(
-            "proof.steps",
-            "--device=cpu",
-            "--layouts=tp2sp,pp2",
+            *("proof.steps", "--device=cpu", "--layouts=tp2sp,pp2"),
+            ranks=2,
             modules=REFERENCE,
             seconds=15,
             limit=180,
@@ -123,9 +120,8 @@ STAGES = (
         name="steps_on_4_ranks",
         proves="the same on four ranks, two kinds of parallelism at once",
         on_gpu=report(
-            "proof.steps",
-            "--device=cuda",
-            "--layouts=tp2pp2,tp2dp2,pp2dp2",
+            *("proof.steps", "--device=cuda", "--layouts=tp2pp2,tp2dp2,pp2dp2"),
+            ranks=4,
             modules=REFERENCE,
             seconds=60,
             limit=240,
@@ -137,7 +133,7 @@ STAGES = (
         name="checkpoint",
         proves="a checkpoint written while training goes on holds what was there when it began",
         on_gpu=tests(
-            "tests/gpu/test_checkpoint_gpu.py", modules=REFERENCE, seconds=30, limit=180, gpus=1
+            "tests/gpu/test_checkpoint_gpu.py", modules=CORE, seconds=30, limit=180, gpus=1
         ),
     ),
     Stage(
@@ -289,14 +285,14 @@ STAGES = (
         on_gpu=benchmark(
             *("convert", "--repeats", "1"),
             figures=CONVERT_FIGURES,
-            modules=("torch", "safetensors", "rich", "typer", "numpy"),
+            modules=CONVERTER,
             seconds=60,
         ),
         on_cpu=benchmark(
             *("convert", "--repeats", "1", "--skip-floor"),
             *("--config", "megatron_opsft/assets/tiny_reasoner/config.json"),
             figures=CONVERT_FIGURES,
-            modules=("torch", "safetensors", "rich", "typer", "numpy"),
+            modules=CONVERTER,
             seconds=15,
         ),
     ),
