@@ -198,6 +198,29 @@ def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
     assert results(out)["one"]["outcome"] == "failed"
 
 
+def test_the_stages_name_files_and_options_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from proof.stages import STAGES
+
+    assert len({stage.name for stage in STAGES}) == len(STAGES)
+    checked = 0
+    for command in [c for stage in STAGES for c in (stage.on_gpu, stage.on_cpu) if c]:
+        assert 0 <= command.expected_seconds < command.limit_seconds
+        module = [word for word in command.words if word.startswith("proof.")]
+        files = [word for word in command.words if word.endswith(".py")]
+        files += [f"tools/{word.replace('.', '/')}.py" for word in module]
+        for name in files:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            if name.startswith("tests/"):
+                continue
+            own = command.words[command.words.index(module[0] if module else name) + 1 :]
+            for word in own:
+                if word.startswith("--"):
+                    assert f'"{word.split("=")[0]}"' in text, f"{name} has no {word}"
+                    checked += 1
+    assert checked > 50
+
+
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [

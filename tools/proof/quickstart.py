@@ -80,7 +80,9 @@ def main() -> None:
         overrides.append(f"rollout.kv_cache_bytes={KV_CACHE_BYTES}")
     with tempfile.TemporaryDirectory() as name:
         run_dir = Path(name) / "run"
-        with opened(run_dir, overrides) as (session, journal):
+        # vLLM on a CPU packs its weights, which cannot be written in place, unless told not to.
+        plain = args.engine == "vllm" and args.device == "cpu"
+        with opened(run_dir, overrides, plain=plain) as (session, journal):
             pushes = note_pushes(session)
             for step in range(1, args.steps + 1):
                 run_step(session, journal, step)

@@ -4,45 +4,14 @@ In their order: what the later ones rest on comes first, and what may be left ou
 """
 
 from proof.commands import CORE, REFERENCE, SESSION, Stage, benchmark, report, tests
-from proof.readings import Figure
-
-
-def _loss_figures(method: str) -> tuple[Figure, ...]:
-    of = {"impl": method}
-    return (
-        Figure(name="ms", key="seconds", where=of, unit=1e-3),
-        Figure(name="mfu", key="mfu", where=of, optional=True),
-        Figure(name="peak_gb", key="peak_bytes", where=of, unit=1e9),
-        Figure(name="time_to_whole_logits", key="seconds_to_eager", where=of),
-        Figure(name="memory_to_whole_logits", key="peak_to_eager", where=of),
-    )
-
-
-STEP_FIGURES = (
-    Figure(name="seconds", key="seconds", where={"acceptance": 1.0}),
-    Figure(name="tokens_per_second", key="tokens_per_second", where={"acceptance": 1.0}),
-    Figure(name="mfu", key="mfu", where={"acceptance": 1.0}, optional=True),
-    Figure(name="peak_gb", key="peak_bytes", where={"acceptance": 1.0}, unit=1e9),
-    Figure(
-        name="quarter_accepted_to_all", key="seconds_to_all_accepted", where={"acceptance": 0.25}
-    ),
+from proof.headlines import (
+    CONVERT_FIGURES,
+    PUSH_FIGURES,
+    SAVE_FIGURES,
+    STEP_FIGURES,
+    loss_figures,
 )
-PUSH_FIGURES = (
-    Figure(name="gb_per_second", key="in_place_gb_per_second"),
-    Figure(name="copy_gb_per_second", key="copy_gb_per_second"),
-    Figure(name="share_of_copy", key="in_place_to_copy"),
-    Figure(name="checksums_seconds", key="checksums_seconds"),
-)
-CONVERT_FIGURES = (
-    Figure(name="to_megatron_seconds", key="to_megatron_seconds"),
-    Figure(name="to_hf_seconds", key="to_hf_seconds"),
-    Figure(name="peak_rss_mb", key="peak_rss_mb"),
-)
-SAVE_FIGURES = (
-    Figure(name="stall_seconds", key="stall_seconds"),
-    Figure(name="at_once_seconds", key="at_once_seconds"),
-    Figure(name="mib", key="checkpoint_mib"),
-)
+
 LOSS_SHAPE = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "8192")
 
 ENVIRONMENT = report("proof.environment", "--device", "{device}", modules=(), seconds=0, limit=180)
@@ -109,7 +78,7 @@ STAGES = (
             env={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         ),
         on_cpu=report(
-            *("proof.steps", "--device=cpu", "--layouts=tp2sp,pp2"),
+            *("proof.steps", "--device=cpu", "--layouts=tp2sp,pp2", "--dtypes=float32"),
             ranks=2,
             modules=REFERENCE,
             seconds=15,
@@ -142,7 +111,7 @@ STAGES = (
         on_gpu=benchmark(
             "cross_entropy",
             *LOSS_SHAPE,
-            figures=_loss_figures("fused_linear"),
+            figures=loss_figures("fused_linear"),
             seconds=40,
             gpus=1,
             gpu_gb=40,
@@ -150,7 +119,7 @@ STAGES = (
         on_cpu=benchmark(
             *("cross_entropy", "--device", "cpu", "--tokens", "64"),
             *("--vocab", "1000", "--hidden", "64", "--repeats", "1"),
-            figures=_loss_figures("fused_linear"),
+            figures=loss_figures("fused_linear"),
             seconds=6,
         ),
     ),
@@ -238,6 +207,12 @@ STAGES = (
             limit=300,
             gpus=1,
         ),
+        on_cpu=report(
+            *("proof.quickstart", "--device", "cpu", "--engine", "vllm", "--steps", "2"),
+            modules=(*SESSION, "vllm"),
+            seconds=20,
+            limit=180,
+        ),
     ),
     Stage(
         name="vllm_push",
@@ -267,7 +242,7 @@ STAGES = (
         proves="time and memory of TransformerEngine's cross-entropy against whole logits",
         on_gpu=benchmark(
             *("cross_entropy", *LOSS_SHAPE, "--impl", "te", "eager"),
-            figures=_loss_figures("te"),
+            figures=loss_figures("te"),
             modules=(*CORE, "transformer_engine"),
             seconds=40,
             gpus=1,
