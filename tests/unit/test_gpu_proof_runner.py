@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -219,6 +220,20 @@ def test_the_stages_name_files_and_options_that_are_there(monkeypatch: pytest.Mo
                     assert f'"{word.split("=")[0]}"' in text, f"{name} has no {word}"
                     checked += 1
     assert checked > 50
+
+
+def test_the_stages_and_their_limits_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from proof.stages import STAGES
+    from proof.steps import BOUNDS
+
+    docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|.*\|$", docs, re.MULTILINE)
+    assert rows == [(stage.name, f"{stage.on_gpu.limit_seconds:g}") for stage in STAGES]
+    for dtype, bounds in BOUNDS.items():
+        (row,) = re.findall(rf"^\| {dtype}, at most \|(.*)\|$", docs, re.MULTILINE)
+        found = [float(cell) for cell in row.split("|")]
+        assert found == [bounds.loss, bounds.norm, bounds.tensor, bounds.median]
 
 
 @pytest.mark.parametrize(
