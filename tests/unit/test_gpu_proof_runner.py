@@ -163,6 +163,23 @@ open(sys.argv[1] + "/junit.xml", "w").write(
     assert "left out, so not proved: package, gpu, gpus, skipped, slow" in stdout
 
 
+def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
+    stages = {"environment": GOOD, "long": {"code": "import time; time.sleep(300)"}, "last": GOOD}
+    assert prove(tmp_path / "out", stages, "--minutes", "0.03")[0] == 1
+    found = results(tmp_path / "out")
+    assert found["long"]["outcome"] == "timed out" and found["long"]["seconds"] < 10
+    assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
+
+
+def test_a_figure_that_is_no_number_fails_its_stage(tmp_path: Path) -> None:
+    code = REPORT % ("{'loss': float('nan'), 'norm': 1.0}", "[]")
+    code = code.replace("'details': {}", "'details': {'losses': [float('inf'), 2.0]}")
+    assert prove(tmp_path / "out", {"environment": GOOD, "diverged": {"code": code}})[0] == 1
+    found = results(tmp_path / "out")["diverged"]
+    assert (found["figures"], found["problems"]) == ({"norm": 1.0}, ["loss is nan"])
+    assert found["details"]["losses"] == ["inf", 2.0]
+
+
 def test_failing_tests_are_counted_and_named(tmp_path: Path) -> None:
     code = """
 import sys

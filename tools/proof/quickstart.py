@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def note_pushes(session: Session) -> list[SyncResult]:
     pushes: list[SyncResult] = []
     push = session.sync.push
 
-    def noting(version: int, samples: list[Sample]) -> SyncResult:
+    def noting(version: int, samples: Sequence[Sample] = ()) -> SyncResult:
         pushes.append(push(version, samples))
         return pushes[-1]
 

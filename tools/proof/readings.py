@@ -37,6 +37,26 @@ class Figure:
     optional: bool = False
 
 
+def strict(reading: Reading) -> Reading:
+    """The same in numbers that JSON has: a figure that is none of them is a problem instead."""
+    wrong = {name: value for name, value in reading.figures.items() if not math.isfinite(value)}
+    return Reading(
+        figures={name: value for name, value in reading.figures.items() if name not in wrong},
+        problems=[*reading.problems, *(f"{name} is {value}" for name, value in wrong.items())],
+        details=_named_infinities(dict(reading.details)),
+        nothing_ran=reading.nothing_ran,
+    )
+
+
+def _named_infinities(value: Any) -> Any:
+    """Numbers that JSON has not become their names, at any depth."""
+    if isinstance(value, dict):
+        return {key: _named_infinities(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named_infinities(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def json_lines(path: Path) -> list[dict[str, Any]]:
     """The objects among the lines of a log; other lines are passed over."""
     found = []
@@ -115,6 +135,6 @@ def formatted(figures: Mapping[str, float]) -> str:
 
 
 def _number(value: float) -> str:
-    if math.isfinite(value) and value == int(value) and abs(value) < 1e6:
+    if value == int(value) and abs(value) < 1e6:
         return str(int(value))
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

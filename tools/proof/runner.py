@@ -17,11 +17,11 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_json
 from proof.commands import Command, Place, Stage
 from proof.processes import Ended, run_limited
-from proof.readings import Reading
+from proof.readings import Reading, strict
 
 ROOT = Path(__file__).parents[2]
 PASSED, FAILED, TIMED_OUT, LEFT_OUT = "passed", "failed", "timed out", "left out"
-# No network. What the caller's environment says wins.
+# No network. Where the caller's environment says otherwise, it wins.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -30,6 +30,8 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+# Images exist that set it to 1, and float32 products are then not float32's.
+_FIXED = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0"}
 
 # The last line of a traceback, behind torchrun's name of the rank or not.
 _NAMES_AN_ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit|Died)\b.*|error: ")
@@ -176,6 +178,7 @@ def _environment(command: Command, work: Path) -> dict[str, str]:
     return {
         **_ENVIRONMENT,
         **os.environ,
+        **_FIXED,
         **command.env,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "TMPDIR": str(work),
@@ -185,7 +188,7 @@ def _environment(command: Command, work: Path) -> dict[str, str]:
 def _read(command: Command, place: Place) -> Reading:
     """What a killed stage left may be cut off anywhere: that is a problem of the stage, too."""
     try:
-        return command.read(place)
+        return strict(command.read(place))
     except Exception as error:
         return Reading(problems=[f"its figures cannot be read: {type(error).__name__}: {error}"])
 
