@@ -114,7 +114,10 @@ def prove(words: Sequence[str], stages: Sequence[Stage]) -> int:
         return 0
     began, started = time.time(), time.monotonic()
     out = Path(os.environ.get("OUT") or ROOT / "runs/gpu_proof").resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"no results can be written to {out}: {error.strerror}") from error
     # A call for all stages begins anew: nothing that an older one found is read.
     earlier = results_on_disk(out, stages) if args.only or args.go_on else []
     if any(result.device != args.device for result in earlier):
