@@ -60,7 +60,7 @@ def in_background(device: Device, saver: Checkpointer, step: int) -> tuple[float
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    device, layout = join_ranks("auto", ParallelConfig(tp=args.tp))
+    device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp))
     directory = Path(broadcast_object(tempfile.mkdtemp(dir=args.dir) if layout.is_main else ""))
     saver = build(args, device, directory)
     saver.save(0, {})  # the first allocates what is kept
@@ -96,6 +96,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shape", choices=CASES, default="tiny")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)

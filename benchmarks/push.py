@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from ranks import join_ranks, measured
+from ranks import join_ranks, measured, run_main
 from shapes import SHAPES
 from torch import Tensor
 
@@ -110,7 +110,7 @@ def build_shards(
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The numbers of the JSON line; called by every rank."""
     parallel = ParallelConfig(tp=args.tp, pp=args.pp)
-    device, layout = join_ranks("auto", parallel)
+    device, layout = join_ranks(args.device, parallel)
     shards = build_shards(SHAPES[args.shape], args.dtype, parallel, device, layout)
     like = shards.parameters[0][1]
     syncs = {}
@@ -169,6 +169,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="46m")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--pp", type=int, default=1)
@@ -180,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

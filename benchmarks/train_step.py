@@ -1,6 +1,7 @@
 """Seconds and peak memory of `Trainer.step`, one JSON line per acceptance rate.
 
     python benchmarks/train_step.py [--tokens N --layers N --hidden N --vocab N --impl METHOD]
+    python benchmarks/train_step.py --shape 1.5b --dtype bfloat16 ...         (a published model's)
     torchrun --nproc-per-node 8 benchmarks/train_step.py --tp 4 --pp 2 ...    (or tp x pp ranks)
 
 A Qwen2 of random weights takes the step that on-policy SFT takes on the accepted ones of
@@ -20,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from ranks import join_ranks, measured, run_main, start_ranks
-from shapes import R1_DISTILL_QWEN_1P5B
+from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
 from torch import Tensor
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
@@ -39,7 +40,9 @@ from megatron_opsft.weights.rules import padded_vocab_size
 
 
 def model_shape(args: argparse.Namespace) -> ModelShape:
-    """Heads of 64 (or 128 in wide models), a key/value head for four of them."""
+    """A shape of `SHAPES`; or heads of 64 (128 in wide models), a key/value head for four."""
+    if args.shape:
+        return SHAPES[args.shape]
     head_dim = 128 if args.hidden >= 1536 else 64
     heads = args.hidden // head_dim
     return replace(
@@ -94,12 +97,12 @@ def _randomize(weight: Tensor) -> None:
         weight.fill_(1.0)
 
 
-def draw_samples(args: argparse.Namespace) -> list[Sample]:
+def draw_samples(args: argparse.Namespace, vocab_size: int) -> list[Sample]:
     """Log-normal response lengths around `--response`, at most four times that; shortest first."""
     draw = random.Random(0)
 
     def tokens(count: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(args.vocab) for _ in range(count))
+        return tuple(draw.randrange(vocab_size) for _ in range(count))
 
     drawn = [
         Sample(
@@ -148,7 +151,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     device, layout = join_ranks(args.device, ParallelConfig(tp=args.tp, pp=args.pp))
     shape = model_shape(args)
     trainer, method = build_trainer(args, shape, device, layout)
-    samples = draw_samples(args)
+    samples = draw_samples(args, shape.vocab_size)
     accepted = {rate: accept(samples, rate) for rate in args.acceptance}
     seconds: dict[float, list[float]] = {rate: [] for rate in accepted}
     peaks = dict.fromkeys(accepted, 0)
@@ -175,9 +178,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             "world_size": layout.world_size,
             "tp": args.tp,
             "pp": args.pp,
-            "layers": args.layers,
-            "hidden": args.hidden,
-            "vocab": args.vocab,
+            "layers": shape.num_layers,
+            "hidden": shape.hidden_size,
+            "vocab": shape.vocab_size,
             "recompute": args.recompute,
             "acceptance": rate,
             "samples": len(chosen),
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tokens", type=int, default=4096, help="budget of a micro-batch")
+    parser.add_argument("--shape", choices=SHAPES, help="instead of the next four")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--ffn", type=int, help="default: 4 x hidden")

@@ -14,7 +14,6 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from tiny_models import SHAPES, samples, weights
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.config_file import load_config
 from megatron_opsft.model.build import (
     build_model,
     transformer_config,
@@ -30,7 +29,6 @@ from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
-from megatron_opsft.train import train
 from megatron_opsft.weights.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.shards import ModelShards
@@ -308,6 +306,10 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
 
 def run_training(config_file: str, overrides: list[str]) -> int:
     """`megatron-opsft train` inside the job's process group; its exit code."""
+    # Here: what only trains does not need the packages of rollout engines and verifier.
+    from megatron_opsft.config_file import load_config
+    from megatron_opsft.train import train
+
     return train(load_config(Path(config_file), overrides))
 
 

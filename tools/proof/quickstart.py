@@ -1,0 +1,115 @@
+"""The stages `quickstart` and `vllm_quickstart`: steps of on-policy SFT of the shipped model.
+
+bfloat16 on a GPU, float32 on a CPU, on the quickstart's configuration made small
+(tests/support/vllm_jobs.py). Beside the metrics of every step: which way each push went, and with
+vLLM on a GPU the memory that a sleeping engine gives back.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_jobs import opened
+
+from megatron_opsft.records import Sample, SyncResult
+from megatron_opsft.runtime.device import peak_memory_bytes
+from megatron_opsft.runtime.machine import free_gpu_bytes
+from megatron_opsft.session import Session
+from megatron_opsft.train import run_step
+from proof.report import publish
+
+# Enough that what sleeps can be told from what the driver keeps.
+KV_CACHE_BYTES = 4_000_000_000
+# Mean difference of engine and trainer log-probs; README's alarm for each dtype.
+BOUNDS = {"float32": 1e-3, "bfloat16": 0.05}
+
+
+def note_pushes(session: Session) -> list[SyncResult]:
+    """A list that every later push adds its result to."""
+    pushes: list[SyncResult] = []
+    push = session.sync.push
+
+    def noting(version: int, samples: Sequence[Sample] = ()) -> SyncResult:
+        pushes.append(push(version, samples))
+        return pushes[-1]
+
+    session.sync.push = noting  # type: ignore[method-assign]
+    return pushes
+
+
+def given_back_bytes(session: Session) -> int:
+    """Bytes of the GPU that fall free when the engine, which holds weights, goes to sleep."""
+    before = free_gpu_bytes(session.device)
+    session.sampler.engine.sleep()
+    return free_gpu_bytes(session.device) - before
+
+
+def problems_of(
+    lines: list[dict[str, Any]], pushes: list[SyncResult], dtype: str, given_back: int | None
+) -> list[str]:
+    """What is wrong with a run that came to its end."""
+    found = []
+    if not any(line["num_accepted"] for line in lines):
+        found.append("no response was accepted, so nothing was learned")
+    worst = max(line["logprob_diff_mean"] for line in lines)
+    if not worst <= BOUNDS[dtype]:
+        found.append(f"log-probs of engine and trainer differ by {worst:.2e} on average")
+    ways = [push.path for push in pushes]
+    if set(ways) != {"in_place"}:
+        found.append(f"pushes went {', '.join(ways)}; all should be in_place")
+    if given_back is not None and given_back < 0.9 * KV_CACHE_BYTES:
+        found.append(f"a sleeping engine gave {given_back / 1e9:.2f} GB back, its cache is 4 GB")
+    return found
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--engine", choices=("hf", "vllm"), required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    args = parser.parse_args()
+    dtype = "bfloat16" if args.device == "cuda" else "float32"
+    overrides = [f"run.device={args.device}", f"rollout.engine={args.engine}"]
+    overrides += [f"model.dtype={dtype}", f"run.steps={args.steps}"]
+    sleeps = args.engine == "vllm" and args.device == "cuda"
+    if sleeps:
+        overrides.append(f"rollout.kv_cache_bytes={KV_CACHE_BYTES}")
+    with tempfile.TemporaryDirectory() as name:
+        run_dir = Path(name) / "run"
+        # vLLM on a CPU packs its weights, which cannot be written in place, unless told not to.
+        plain = args.engine == "vllm" and args.device == "cpu"
+        with opened(run_dir, overrides, plain=plain) as (session, journal):
+            pushes = note_pushes(session)
+            for step in range(1, args.steps + 1):
+                run_step(session, journal, step)
+            given_back = given_back_bytes(session) if sleeps else None
+            session.sync.push(args.steps + 1, session.probes(args.steps + 1))
+            peak_bytes = peak_memory_bytes(session.device)
+        text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    later = lines[1:]  # the first compiles
+    tokens = sum(line["num_rollouts"] * line["mean_response_tokens"] for line in later)
+    figures = {
+        "rollout_tokens_per_second": tokens / sum(line["rollout_seconds"] for line in later),
+        "train_seconds": statistics.median(line["train_seconds"] for line in later),
+        "sync_seconds": statistics.median(line["sync_seconds"] for line in later),
+        "logprob_diff_mean": max(line["logprob_diff_mean"] for line in lines),
+        "logprob_diff_max": max(line["logprob_diff_max"] for line in lines),
+    }
+    if given_back is not None:
+        figures["asleep_gives_back_gb"] = given_back / 1e9
+    details = {
+        "metrics": lines,
+        "pushes": [push.path for push in pushes],
+        "torch_peak_bytes": peak_bytes,
+    }
+    publish(figures, problems_of(lines, pushes, dtype, given_back), details)
+
+
+if __name__ == "__main__":
+    main()
