@@ -31,6 +31,7 @@ setup(
     packages=find_packages(include=["megatron_opsft", "megatron_opsft.*"]),
     package_data={
         "megatron_opsft": [
+            "assets/model_configs/*/*/config.json",
             "assets/tiny_reasoner/*",
             "launch/scripts/*.sh",
             "plan/hardware.yaml",

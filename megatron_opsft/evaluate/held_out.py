@@ -7,10 +7,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.sample import Sampler
+from megatron_opsft.rollout.sampling import EVAL_STEP
 from megatron_opsft.runtime.distributed import sum_over_world
 from megatron_opsft.verify.verifier import Verifier
-
-EVAL_STEP = 0  # training steps count from 1, so no training response shares an evaluation's seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import PromptRequest, Replica
-from megatron_opsft.rollout.sampling import response_seed
+from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
 from megatron_opsft.runtime.job import Job
 
 TICKET_SAMPLES = 16
-EVAL_STEP = 0  # training steps count from 1, so no training response shares an evaluation's seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

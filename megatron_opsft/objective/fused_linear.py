@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_opsft.objective.logit_chunks import RowStatistics, operations
+from megatron_opsft.objective.logit_chunks import operations
 from megatron_opsft.objective.loss_memory import DEFAULT_CHUNKS, Chunks
 from megatron_opsft.objective.output_head import OutputHead
 from megatron_opsft.objective.products import add_outer_, add_product_, times_transposed
+from megatron_opsft.objective.row_statistics import RowStatistics
 from megatron_opsft.runtime.distributed import max_over, sum_over
 
 

@@ -16,20 +16,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron_opsft.objective.row_statistics import RowStatistics
+
 # Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay
 # in the cache through all the passes over them; elsewhere this only bounds the scratch memory.
 _CPU_GROUP = 2**20
 _OTHER_GROUP = 2**24
 _LARGEST = torch.finfo(torch.float32).max
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowStatistics:
-    """Float32 [C] each; mean_C: None where no values were given."""
-
-    lse_C: Tensor
-    target_C: Tensor
-    mean_C: Tensor | None
 
 
 class ReadRows(Protocol):

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megatron_opsft.objective.logit_chunks import RowStatistics
+from megatron_opsft.objective.row_statistics import RowStatistics
 
 # Both: 8 float32 a thread, two 16-byte loads. Under 64 registers (ptxas, sm_90, Triton 3.9), so
 # that two or more programs share a multiprocessor and hide each other's waits for memory.

@@ -9,7 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE, PAPER_MEAN_TOKENS
+from megatron_opsft.plan.lengths import (
+    DEFAULT_PROMPT_TOKENS,
+    DEFAULT_SIGMA,
+    PAPER_ACCEPTANCE,
+    PAPER_MEAN_TOKENS,
+)
 from megatron_opsft.plan.options import (
     ConfigPath,
     GpusPerNode,
@@ -67,7 +72,7 @@ def run(
     acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="Share of responses trained on.")
     ] = PAPER_ACCEPTANCE,
-    prompt_tokens: PromptTokens = 150,
+    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     search: Annotated[
         bool, typer.Option("--search", help="Look for the fastest layout that fits.")
     ] = False,
@@ -97,11 +102,11 @@ def run(
     from megatron_opsft.plan.checks import check_job, notes_of
     from megatron_opsft.plan.ranks import build_stages
     from megatron_opsft.plan.verdict import as_json as plan_as_json
-    from megatron_opsft.plan.verdict import make_plan
+    from megatron_opsft.plan.verdict import host_notes, make_plan
 
     job = check_job(loaded, shape, figures, world_size)
     plan = make_plan(job, build_stages(job), asked.workload(job), num_steps)
-    notes = notes_of(job)
+    notes = notes_of(job) + host_notes(plan)
     if as_json:
         typer.echo(json.dumps(plan_as_json(plan) | {"notes": notes}))
     else:
@@ -182,7 +187,7 @@ def calibrate(
     hardware: HardwareFile = None,
     gpus_per_node: GpusPerNode = 8,
     node_cores: NodeCores = None,
-    prompt_tokens: PromptTokens = 150,
+    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     sigma: Sigma = DEFAULT_SIGMA,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is at --out.")

@@ -14,6 +14,15 @@ _FRACTIONS = tuple(
     f"{kind}_fraction" for kind in ("training", "prefill", "decode", "collective", "push")
 )
 
+_POSITIVE = (
+    "memory_bytes",
+    "peak_flops",
+    "memory_bandwidth",
+    "cpu_cores",
+    "host_memory_bytes",
+    "engine_batch_tokens",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -41,6 +50,8 @@ class Hardware:
     step_overhead_seconds: float
     verify_seconds: float
     cpu_cores: float
+    host_memory_bytes: float
+    engine_batch_tokens: float
     price_per_hour: float
     gpus_per_node: int = 8
     node_cores: float | None = None
@@ -91,7 +102,7 @@ def load_hardware(
     for key in _FRACTIONS:
         if not 0 < figures[key] <= 1:
             raise UserError(f"{where}: {name}.{key}={figures[key]} must be above 0, at most 1")
-    for key in ("memory_bytes", "peak_flops", "memory_bandwidth", "cpu_cores"):
+    for key in _POSITIVE:
         if figures[key] <= 0:
             raise UserError(f"{where}: {name}.{key}={figures[key]} must be positive")
     return Hardware(name=name, gpus_per_node=gpus_per_node, node_cores=node_cores, **figures)

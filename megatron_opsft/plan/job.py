@@ -97,6 +97,11 @@ class Job:
         return min(self.world_size, self.hardware.gpus_per_node)
 
     @property
+    def host_bytes_per_node(self) -> float:
+        """CPU memory that the ranks of a node share."""
+        return self.hardware.host_memory_bytes * self.ranks_per_node
+
+    @property
     def cores_per_node(self) -> float:
         """CPU cores that the ranks of a node share."""
         return self.hardware.cores_of_ranks(self.ranks_per_node)

@@ -13,8 +13,13 @@ from statistics import NormalDist
 # (the paper's main table); it starts at 10,178 tokens, most of them cut off by the limit.
 PAPER_MEAN_TOKENS = 2186.0
 PAPER_ACCEPTANCE = 0.599
+# What it starts at, most responses cut off by the limit, as far as a plan is asked about the start.
+START_MEAN_TOKENS = 10000.0
+START_ACCEPTANCE = 0.3
 # Standard deviation of the logarithm, of 20 published responses of R1-Distill-7B to MATH-500.
 DEFAULT_SIGMA = 0.94
+# Mean of a prompt, template included. Assumption.
+DEFAULT_PROMPT_TOKENS = 150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ bfloat16 float32 main weights and two moments, in float32 the moments): Megatron
 engine's weights and two buckets.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -26,8 +27,8 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 _ENGINE_EXTRA_BYTES = 1.5e9
 # What of it stays while it sleeps (graphs and communicators are not given back). Assumption.
 _ASLEEP_BYTES = 1.5e9
-# Tokens of vLLM's profiling pass on a GPU of 80 GB (its default of max_num_batched_tokens).
-_PROFILED_TOKENS = 8192
+# Of one parameter in a checkpoint: float32 main weight and two moments.
+_CHECKPOINTED_BYTES = 12
 # The Hugging Face engine's buffers grow by a quarter (`rollout.kv_cache`).
 _HF_CACHE_SLACK = 1.25
 
@@ -197,6 +198,18 @@ def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
     )
 
 
+def checkpoint_host_bytes(job: Job, stages: Sequence[Stage]) -> int:
+    """Host memory of one node while a checkpoint is written or read, beside what the processes
+    hold anyway.
+
+    "fully_reshardable" collects the optimizer's state of a TP x PP shard on every data-parallel
+    rank, though one of them writes it (megatron.core.optimizer.distrib_optimizer,
+    `get_parameter_state_dp_zero`).
+    """
+    largest = max(stage.num_parameters for stage in stages)
+    return job.ranks_per_node * largest * _CHECKPOINTED_BYTES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engine:
     """Bytes of one rank of a rollout engine. asleep: what of it stays while the trainer works."""
@@ -241,13 +254,15 @@ class _Engine:
 
 def _profiled_bytes(job: Job) -> float:
     """The most that vLLM's profiling pass allocates, which it sets aside: one layer's feed-forward
-    part on the largest batch of prompt tokens, or the sampler's two float32 copies of the logits.
+    part on the largest batch of prompt tokens (longer prompts come in parts), or the sampler's two
+    float32 copies of the logits.
     """
     shape = job.shape
     width = 3 * shape.ffn_size if shape.moe is None else 3 * shape.moe.top_k * shape.moe.ffn_size
-    tokens = max(_PROFILED_TOKENS, job.max_sequence_tokens)
+    batch_size = job.config.rollout.batch_size
+    tokens = min(job.hardware.engine_batch_tokens, batch_size * job.max_sequence_tokens)
     layer = tokens * (width / job.engine_tp + 4 * shape.hidden_size) * job.dtype_bytes
-    sampler = 3 * 4 * job.config.rollout.batch_size * shape.vocab_size
+    sampler = 3 * 4 * batch_size * shape.vocab_size
     return max(layer, sampler)
 
 

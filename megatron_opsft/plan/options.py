@@ -27,8 +27,10 @@ def load_device(name: str, path: Path | None, gpus_per_node: int, node_cores: fl
 
 
 def load_shape(model_path: str) -> Any:
-    """The `ModelShape` of config.json: a directory's, or the hub's. Errors: `UserError`."""
+    """The `ModelShape` of config.json: a directory's, the shipped one, or the hub's. Errors:
+    `UserError`.
+    """
     from megatron_opsft.model.config_from_hf import read_model_shape
-    from megatron_opsft.weights.hf_files import resolve_model
+    from megatron_opsft.weights.hf_files import resolve_config
 
-    return read_model_shape(resolve_model(model_path, ["config.json"]))
+    return read_model_shape(resolve_config(model_path))

@@ -104,7 +104,8 @@ def train_seconds(
         for stage, one in zip(stages, passes, strict=True)
     )
     update = max(optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages)
-    bubble = 1 - sum(busy) / len(busy) / pipeline
+    # Where nothing is accepted, nothing waits.
+    bubble = 1 - sum(busy) / len(busy) / pipeline if pipeline else 0.0
     exchange += sample_exchange_seconds(job, workload)
     return pipeline + exchange + update, exchange, update, bubble
 

@@ -17,6 +17,7 @@ def show_plan(plan: Plan, notes: Sequence[str]) -> RenderableType:
     return Group(
         Text(_headline(plan)),
         _memory_table(plan),
+        Text(_host_memory(plan)),
         _step_table(plan),
         *(Text(f"note: {note}") for note in notes),
         Text(verdict_line(plan), style="bold green" if plan.fits else "bold red"),
@@ -89,6 +90,11 @@ def _memory_table(plan: Plan) -> Table:
         table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for _, rank in ranks))
     table.add_row("margin", *(_gb(rank.margin) for _, rank in ranks))
     return table
+
+
+def _host_memory(plan: Plan) -> str:
+    needed, there = plan.checkpoint_host_bytes, plan.job.host_bytes_per_node
+    return f"host memory of a node for a checkpoint: {_gb(needed)} GB of {_gb(there)}"
 
 
 def _distinct(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:

@@ -6,7 +6,13 @@ from typing import Any
 from megatron_opsft.plan.engines import num_slots
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
-from megatron_opsft.plan.memory import RankMemory, Stage, kv_bytes_per_token, rank_memory
+from megatron_opsft.plan.memory import (
+    RankMemory,
+    Stage,
+    checkpoint_host_bytes,
+    kv_bytes_per_token,
+    rank_memory,
+)
 from megatron_opsft.plan.predict import (
     StepSeconds,
     num_microbatches,
@@ -23,7 +29,8 @@ class Plan:
     """All that is said about a job. memory: of every pipeline stage.
 
     tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
-    products over the whole step. kv_tokens: that one engine's cache holds.
+    products over the whole step. kv_tokens: that one engine's cache holds. checkpoint_host_bytes:
+    of one node's CPU memory.
     """
 
     job: Job
@@ -33,6 +40,7 @@ class Plan:
     num_microbatches: int
     slots: int
     kv_tokens: int
+    checkpoint_host_bytes: int
     num_steps: int
     problems: list[str]
 
@@ -125,9 +133,23 @@ def make_plan(job: Job, stages: list[Stage], workload: Workload, num_steps: int)
         num_microbatches=count,
         slots=num_slots(job, memory[0], workload),
         kv_tokens=kv_tokens,
+        checkpoint_host_bytes=checkpoint_host_bytes(job, stages),
         num_steps=num_steps,
         problems=_problems(job, memory, kv_tokens),
     )
+
+
+def host_notes(plan: Plan) -> list[str]:
+    """What the nodes' CPU memory is too small for: one line each. Devices decide whether a plan
+    fits, since how much CPU memory a node has is not theirs to say.
+    """
+    needed, there = plan.checkpoint_host_bytes, plan.job.host_bytes_per_node
+    if needed <= there:
+        return []
+    return [
+        f"a checkpoint needs {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
+        f"{there / 1e9:,.0f}; raise parallel.tp or pp"
+    ]
 
 
 def _problems(job: Job, memory: list[RankMemory], kv_tokens: int) -> list[str]:
@@ -181,6 +203,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters": sum(rank.stage.whole_parameters for rank in plan.memory),
         "stages": stages,
         "margin_bytes": plan.worst.margin,
+        "checkpoint_host_bytes": plan.checkpoint_host_bytes,
+        "host_bytes_per_node": job.host_bytes_per_node,
         "kv_tokens": plan.kv_tokens,
         "slots": plan.slots,
         "num_microbatches": plan.num_microbatches,

@@ -20,6 +20,8 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 _FIRST_CANDIDATES = 64  # enough for the nucleus of a trained model at almost every token
 
+EVAL_STEP = 0  # training steps count from 1, so no training response shares an evaluation's seed
+
 
 def response_seed(run_seed: int, step: int, problem_id: str, sample_index: int) -> int:
     """The seed of one response, in [0, 2^63): the same in every process and Python version."""

@@ -18,6 +18,7 @@ INDEX_NAMES = (INDEX_NAME, "pytorch_model.bin.index.json")
 SINGLE_NAMES = (SINGLE_NAME, "pytorch_model.bin")
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
+MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
 
@@ -53,6 +54,19 @@ def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
             f"({type(error).__name__}: {reason}); download it where there is a network and give "
             "its directory"
         ) from None
+
+
+def resolve_config(name: str) -> Path:
+    """The directory whose config.json describes a model, for what needs no weights.
+
+    As `resolve_model`, but a hub name whose config.json is shipped needs neither network nor cache,
+    and means the same on every machine. Errors: `UserError`.
+    """
+    found = MODEL_CONFIGS.glob("*/*/config.json")
+    shipped = {file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found}
+    if name in shipped and not Path(name).is_dir():
+        return shipped[name]
+    return resolve_model(name, ["config.json"])
 
 
 class HfTensors:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.architectures.template import Fusion, Rule
 
 ReadHfSlice = Callable[[str, int, int, int], Tensor]
@@ -44,13 +43,6 @@ def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128
     """
     multiple = lcm(divisible_by, tp_size)
     return -(-vocab_size // multiple) * multiple
-
-
-def check_tp_size(shape: ModelShape, tp_size: int) -> None:
-    """UserError if `tp_size` cannot cut this model; the padded vocabulary fits any."""
-    _divide(shape.num_kv_heads, tp_size, "num_key_value_heads")
-    name, size = shape.shard_ffn
-    _divide(size, tp_size, name)
 
 
 def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:

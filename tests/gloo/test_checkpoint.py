@@ -226,3 +226,17 @@ def test_the_newest_whole_checkpoint_is_loaded(world: World, tmp_path: Path) -> 
         "damaged_step_000002",
         "step_000001",
     ]
+
+
+def moments_before_any_update(case: Case) -> list[tuple[set[str], bool]]:
+    """Of each parameter of this rank's optimizer: the names, and whether all are zero."""
+    (part,) = build(case).trainer.optimizer.chained_optimizers
+    states = [part.optimizer.state[p] for g in part.optimizer.param_groups for p in g["params"]]
+    return [(set(s), not any(bool(value.any()) for value in s.values())) for s in states]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_moments_are_there_before_the_first_update(world: World, dtype: str) -> None:
+    for found in world.run(moments_before_any_update, 2, Case(dp=2, dtype=dtype)):
+        assert found
+        assert all(f == ({"exp_avg", "exp_avg_sq", "step"}, True) for f in found)

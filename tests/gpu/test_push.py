@@ -67,8 +67,11 @@ def test_a_sleeping_engine_gives_its_memory_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_a_separate_engine_has_a_gpu_of_its_own(tmp_path: Path) -> None:
+def test_a_separate_engine_has_a_gpu_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("vllm")
+    caplog.set_level("INFO", logger="megatron_opsft")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     overrides = [*BFLOAT16, "rollout.placement=separate"]
@@ -76,3 +79,4 @@ def test_a_separate_engine_has_a_gpu_of_its_own(tmp_path: Path) -> None:
     assert ways == ["stream"] * 3
     assert not_pulled == 0
     assert max(differences) < 0.3
+    assert "weights go to separate engines through" in caplog.text

@@ -69,6 +69,21 @@ def check_bfloat16(case: Case) -> None:
     assert sorted(errors.values())[len(errors) // 2] < 0.03
 
 
+@pytest.mark.parametrize("cross_entropy", ["fused_linear", "vocab_parallel"])
+def test_deterministic_gradient_is_the_same_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, cross_entropy: Method
+) -> None:
+    monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    case = replace(CUDA, dtype="bfloat16", deterministic=True, cross_entropy=cross_entropy)
+    loss, _, first = gradient(case)
+    for _ in range(4):
+        stop_distributed()
+        again, _, found = gradient(case)
+        assert again == loss
+        assert all((found[name] == first[name]).all() for name in first)
+
+
 def test_three_steps_lower_the_loss_and_change_what_is_exported() -> None:
     case = replace(CUDA, dtype="bfloat16")
     built = build(case)

@@ -59,6 +59,7 @@ class Case:
     cross_entropy: Method = "fused_linear"
     dtype: str = "float32"
     device_name: str = "cpu"
+    deterministic: bool = False
     # The rank that sampled each response; by default they are dealt out unevenly.
     all_on_rank: int | None = None
 
@@ -107,6 +108,7 @@ def build(case: Case) -> Built:
         parallel=case.parallel,
         train=TrainConfig.model_validate({"recompute": case.recompute}),
         device=case.device,
+        deterministic=case.deterministic,
     )
     names = "te" if uses_transformer_engine(case.device, case.dtype) else "local"
     table = WeightTable(shape, names, case.tp)

@@ -49,6 +49,8 @@ def spoilt(path: Path, **changes: object) -> Path:
         ({"peek_flops": 1}, r"h100\.peek_flops is unknown"),
         ({"peak_flops": "fast"}, r"h100\.peak_flops='fast' must be a number"),
         ({"peak_flops": 0}, r"h100\.peak_flops=0\.0 must be positive"),
+        ({"host_memory_bytes": 0}, r"h100\.host_memory_bytes=0\.0 must be positive"),
+        ({"engine_batch_tokens": None}, "h100 has no engine_batch_tokens; add it"),
         ({"decode_fraction": 1.5}, r"h100\.decode_fraction=1\.5 must be above 0, at most 1"),
         ({"price_per_hour": -1}, r"h100\.price_per_hour=-1 must be a finite number"),
     ],

@@ -13,7 +13,7 @@ from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import kv_bytes_per_token, num_in_flight, rank_memory
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.tables import verdict_line
-from megatron_opsft.plan.verdict import Plan, make_plan
+from megatron_opsft.plan.verdict import Plan, host_notes, make_plan
 
 SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 LARGE = REAL_SHAPES["Qwen2.5-72B"]
@@ -28,13 +28,15 @@ def gigabytes(num_bytes: float) -> float:
 
 
 def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
-    """The figures in examples/configs/r1_distill_1p5b_paper.yaml."""
-    job = make_job(SMALL, 8, "rollout.gpu_memory_fraction=0.6")
+    """As examples/configs/r1_distill_1p5b_paper.yaml has it, whose comments
+    tests/unit/test_presets.py checks.
+    """
+    job = make_job(SMALL, 8)
     (rank,) = planned(job).memory
     held = rank.stage.weight_bytes, rank.stage.gradient_bytes, rank.stage.optimizer_bytes
     assert [gigabytes(part) for part in held] == [3.6, 7.1, 2.7]
     assert gigabytes(rank.activations) == 33.6
-    assert rank.rollout == pytest.approx(sum(held) + 3e9 + 0.6 * 84.9e9)
+    assert rank.rollout == pytest.approx(sum(held) + 3e9 + 0.5 * 84.9e9)
     assert rank.train == pytest.approx(
         sum(held) + 3e9 + rank.activations + max(rank.recompute, rank.loss) + 1.5e9
     )
@@ -72,6 +74,46 @@ def test_the_cache_is_what_the_fraction_leaves() -> None:
     assert rank.kv_cache + rank.engine_weights + rank.engine_extra == pytest.approx(0.5 * 84.9e9)
     fixed = make_job(SMALL, 8, "rollout.kv_cache_bytes=1000000000")
     assert rank_memory(fixed, count_stages(fixed)[0], 4).kv_cache == 1e9
+
+
+def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
+    """One layer's feed-forward part of it; vLLM's batches are smaller on an A100."""
+
+    def set_aside(gpu: str, *overrides: str) -> float:
+        job = make_job(SMALL, 8, *overrides, gpu=gpu)
+        return rank_memory(job, count_stages(job)[0], 4).engine_extra - 1.5e9
+
+    token = 2 * (3 * 8960 + 4 * 1536)
+    longer = "eval.max_response_tokens=30000"  # comes in parts
+    assert set_aside("h100") == set_aside("h100", longer) == 16384 * token
+    assert set_aside("a100") == set_aside("a100", longer) == 8192 * token
+    few = ("rollout.batch_size=1", "rollout.max_response_tokens=3000")
+    assert set_aside("h100", *few) == 4024 * token
+
+
+def test_host_memory_of_a_checkpoint() -> None:
+    """12 bytes of every parameter of its shard on each rank of a node."""
+    whole = planned(make_job(SMALL, 8))
+    assert whole.checkpoint_host_bytes == 8 * 12 * 1_777_088_000
+    assert host_notes(whole) == []
+    for layout in (("parallel.tp=2",), ("parallel.pp=2",)):
+        half = planned(make_job(SMALL, 16, *layout))
+        largest = max(rank.stage.num_parameters for rank in half.memory)
+        assert half.checkpoint_host_bytes == 8 * 12 * largest
+        assert largest < 0.51 * 1_777_088_000
+    assert planned(make_job(SMALL, 2)).checkpoint_host_bytes == 2 * 12 * 1_777_088_000
+    small_node = replace(whole.job, hardware=replace(whole.job.hardware, host_memory_bytes=20e9))
+    assert host_notes(planned(small_node)) == [
+        "a checkpoint needs 171 GB of a node's host memory, of which there are 160; raise "
+        "parallel.tp or pp"
+    ]
+
+
+def test_nothing_accepted_is_a_step_too() -> None:
+    job = make_job(SMALL, 8)
+    plan = make_plan(job, count_stages(job), make_responses(job, acceptance=0.0), 100)
+    assert plan.step.bubble == 0
+    assert plan.mfu == 0
 
 
 def test_what_does_not_fit_says_where_and_what_to_do() -> None:

@@ -10,7 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE, PAPER_MEAN_TOKENS
+from megatron_opsft.plan.lengths import (
+    DEFAULT_PROMPT_TOKENS,
+    DEFAULT_SIGMA,
+    PAPER_ACCEPTANCE,
+    PAPER_MEAN_TOKENS,
+)
 from megatron_opsft.plan.options import (
     ConfigPath,
     GpusPerNode,
@@ -74,7 +79,7 @@ def simulate(
     acceptance: Annotated[
         float, typer.Option(min=0, max=1, help="Without --lengths: share trained on.")
     ] = PAPER_ACCEPTANCE,
-    prompt_tokens: PromptTokens = 150,
+    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a point, each with a seed.")] = 3,
     others: Others = None,
     figure: Figure = "svg",
@@ -149,7 +154,7 @@ def collect(
     hardware: HardwareFile = None,
     gpus_per_node: GpusPerNode = 8,
     node_cores: NodeCores = None,
-    prompt_tokens: PromptTokens = 150,
+    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     others: Others = None,
     figure: Figure = "svg",
     overwrite: Overwrite = False,

@@ -1,0 +1,109 @@
+"""What is set before CUDA starts, and the one-line errors; with a pretended GPU."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.open_engine import check_gpus
+from megatron_opsft.runtime.device import (
+    Device,
+    check_deterministic,
+    prepare_environment,
+    select_device,
+)
+
+CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")
+NAMES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
+    "VLLM_BATCH_INVARIANT",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Eight of them, as far as torch says."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    for name in NAMES:
+        monkeypatch.setenv(name, "to be restored")
+        monkeypatch.delenv(name)
+    yield monkeypatch
+    for name in NAMES:
+        os.environ.pop(name, None)
+
+
+def config(*overrides: str) -> Config:
+    return load_config(None, ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides])
+
+
+def set_by(*overrides: str) -> dict[str, str]:
+    prepare_environment(config(*overrides))
+    return {name: os.environ[name] for name in NAMES if name in os.environ}
+
+
+def test_connections_are_one_where_communication_overlaps(gpus: pytest.MonkeyPatch) -> None:
+    assert set_by("parallel.tp=2", "parallel.sequence_parallel=true") == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1"
+    }
+
+
+@pytest.mark.parametrize("overrides", [[], ["parallel.tp=2"], ["parallel.sequence_parallel=true"]])
+def test_otherwise_nothing_is_set(gpus: pytest.MonkeyPatch, overrides: list[str]) -> None:
+    assert set_by(*overrides) == {}
+
+
+def test_what_the_user_has_set_stays(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    assert set_by("parallel.tp=2", "parallel.sequence_parallel=true") == {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "8"
+    }
+
+
+def test_deterministic_sets_what_the_libraries_read(gpus: pytest.MonkeyPatch) -> None:
+    assert set_by("run.deterministic=true") == {
+        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+        "VLLM_BATCH_INVARIANT": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+
+
+def test_a_run_on_a_cpu_sets_nothing(gpus: pytest.MonkeyPatch) -> None:
+    assert set_by("run.deterministic=true", "run.device=cpu") == {}
+
+
+def test_a_contradiction_is_named(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setenv("VLLM_BATCH_INVARIANT", "0")
+    with pytest.raises(UserError, match="needs VLLM_BATCH_INVARIANT=1, .* says 0; unset it"):
+        set_by("run.deterministic=true")
+
+
+def test_hopper_needs_flash_attention_to_be_deterministic(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr("megatron_opsft.runtime.device.has_transformer_engine", lambda device: True)
+    gpus.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    with pytest.raises(UserError, match=r"run.deterministic=true: .*flash-attn>=2.4.1"):
+        check_deterministic(CUDA, "bfloat16")
+    check_deterministic(CUDA, "float32")
+    gpus.setattr("torch.cuda.get_device_capability", lambda device: (10, 0))
+    check_deterministic(CUDA, "bfloat16")
+
+
+def test_a_rank_without_a_gpu_says_what_to_change(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setenv("LOCAL_RANK", "8")
+    with pytest.raises(UserError, match="number 8 of its node, and torch sees 8 GPU"):
+        select_device("auto")
+
+
+def test_separate_engines_without_gpus_are_refused_at_the_start(gpus: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}.items():
+        gpus.setenv(name, value)
+    separate = config("rollout.engine=vllm", "rollout.placement=separate")
+    with pytest.raises(UserError, match="need 9 GPUs, and torch sees 8"):
+        check_gpus(separate, CUDA)
+    check_gpus(config("rollout.engine=vllm"), CUDA)

@@ -1,0 +1,17 @@
+"""Writes what `megatron-opsft plan` says of the shipped configurations into their head comments."""
+
+from pathlib import Path
+
+from megatron_opsft.plan.presets import has_block, with_figures
+
+PRESETS = Path(__file__).parents[1] / "examples" / "configs"
+
+
+def main() -> None:
+    for path in sorted(PRESETS.glob("*.yaml")):
+        if has_block(path.read_text(encoding="utf-8")):
+            path.write_text(with_figures(path), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
