@@ -122,9 +122,7 @@ def _variant(source: Any) -> str:
     return ", ".join(parts + [f"{names[p[0]]}={v}" for p, v in source.constants.items()])
 
 
-def compiled(
-    architecture: int, launch: Callable[[], object], cache: Path
-) -> list[CompiledKernel]:
+def compiled(architecture: int, launch: Callable[[], object], cache: Path) -> list[CompiledKernel]:
     """What the launches in a function compile to."""
     with compiling_for(architecture, cache) as kernels:
         launch()

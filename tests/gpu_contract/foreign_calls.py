@@ -225,7 +225,7 @@ def _is_of(called: str, receivers: set[str]) -> bool:
 def override_problems(node: ast.ClassDef, base: type) -> list[str]:
     """Methods of a class that could not be called as its base's are, and abstract ones it lacks."""
     own = {m.name: m for m in node.body if isinstance(m, ast.FunctionDef)}
-    missing = getattr(base, "__abstractmethods__", frozenset()) - own.keys()
+    missing: set[str] = set(getattr(base, "__abstractmethods__", ())) - own.keys()
     problems = [f"{node.name} lacks {base.__name__}.{name}" for name in sorted(missing)]
     for name, method in own.items():
         theirs = getattr(base, name, None)

@@ -33,6 +33,6 @@ def load_driver(extensions: Path, directory: Path) -> str:
 
 def _wanted(path: Path) -> list[str]:
     """The driver's functions that a library names; its own runtime's are cuda..., cublas..."""
-    command = ["nm", "-D", "--undefined-only", "--format=just-symbols", path]
+    command = ["nm", "-D", "--undefined-only", "--format=just-symbols", str(path)]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [name for name in listed.split() if name.startswith("cu") and name[2:3].isupper()]

@@ -29,7 +29,7 @@ def pretend() -> None:
 
     cuda: Any = torch.cuda
     cuda.is_available = lambda: True
-    cuda.device_count = lambda: NUM_GPUS
+    cuda.device_count = cuda._device_count_nvml = lambda: NUM_GPUS
     cuda.current_device = lambda: 0
     cuda.set_device = lambda device: None
     cuda.get_device_capability = lambda device=None: (H100.major, H100.minor)

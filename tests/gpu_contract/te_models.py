@@ -121,10 +121,10 @@ def mark_problems(case: TeCase, rule: Rule, parameter: Any) -> Iterator[str]:
     # What each rank computes from its part of the tokens; Megatron adds those gradients up, and
     # the ones of norms over heads by their names.
     sums = "q_layernorm" in rule.mcore_name or "k_layernorm" in rule.mcore_name
-    if not is_cut and case.sequence_parallel and not sums:
-        if not getattr(parameter, "sequence_parallel", False):
-            yield "is not marked for sequence parallelism"
-    if is_cut and getattr(parameter, "sequence_parallel", False):
+    is_marked = getattr(parameter, "sequence_parallel", False)
+    if not is_cut and case.sequence_parallel and not sums and not is_marked:
+        yield "is not marked for sequence parallelism"
+    if is_cut and is_marked:
         yield "is marked for sequence parallelism"
 
 
@@ -225,7 +225,9 @@ def optimizer_problems(case: TeCase, models: list[Any], parallel: ParallelConfig
 
 def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
     """All pipeline stages, on the first and on the last tensor-parallel rank."""
-    problems, count, keys = [], 0, set()
+    problems: list[str] = []
+    keys: set[str] = set()
+    count = 0
     for stage in range(case.pp):
         for tp_rank in sorted({0, case.tp - 1}):
             with rank_of(case, stage * case.tp * case.dp + tp_rank) as (_, gpu, parallel):

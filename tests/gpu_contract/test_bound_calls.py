@@ -161,9 +161,9 @@ def test_every_attribute_that_is_read_is_there() -> None:
 def test_the_shared_gpu_memory_s_device_is_where_torch_has_it() -> None:
     from megatron_opsft.runtime import shared_memory
 
-    parameters = list(inspect.signature(find(
-        "torch.multiprocessing.reductions.rebuild_cuda_tensor"
-    )).parameters)
+    parameters = list(
+        inspect.signature(find("torch.multiprocessing.reductions.rebuild_cuda_tensor")).parameters
+    )
     assert parameters[shared_memory._DEVICE_INDEX] == "storage_device"
 
 
@@ -215,7 +215,7 @@ def test_a_new_call_without_a_name_and_a_name_that_is_gone_are_seen() -> None:
 def test_a_subclass_that_lacks_a_method_is_seen() -> None:
     base = "vllm.distributed.weight_transfer.base.WeightTransferEngine"
     text = "class Lacking:\n    def update_weights(self, info): pass\n"
-    (node, _), = Source(text).classes
+    ((node, _),) = Source(text).classes
     problems = " ".join(override_problems(node, find(base)))
     assert "receive_weights" in problems or "start_weight_update" in problems
     assert "update_info" in problems

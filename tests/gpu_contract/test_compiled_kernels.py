@@ -1,4 +1,4 @@
-"""The Triton kernels of the fused loss, compiled as they are launched, for GPUs that are not here."""
+"""The Triton kernels of the fused loss, compiled as they are launched, for GPUs that are absent."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from compiled_kernels import compiled, too_much
 pytestmark = pytest.mark.gpu_contract
 # Two programs of 16 warps share the 65,536 registers of a multiprocessor.
 MAX_REGISTERS = 64
-# R1-1.5B whole and on 8 ranks, a size that is no multiple of 16, and what Triton takes for constant.
+# R1-1.5B whole and on 8 ranks, no multiple of 16, and what Triton takes for a constant.
 COLUMNS = [151_936, 18_992, 5_003, 1]
 
 
