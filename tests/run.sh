@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/mypy
 # vLLM's ranks spin while they wait for each other: they get the machine for themselves. Exit code 5:
 # the arguments chose none of these tests.
-.venv/bin/pytest --durations 15 -n 2 --dist loadfile -m "not gpu and not slurm and not vllm" "$@" || [ $? -eq 5 ]
+.venv/bin/pytest --durations 15 -n 2 --dist loadfile -m "not gpu and not gpu_contract and not slurm and not vllm" "$@" || [ $? -eq 5 ]
 .venv/bin/pytest --durations 5 -m "vllm and not gpu" "$@" || [ $? -eq 5 ]
 if bash tools/install_slurm.sh; then
   .venv/bin/pytest --durations 5 -m slurm "$@" || [ $? -eq 5 ]

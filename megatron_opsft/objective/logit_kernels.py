@@ -12,8 +12,8 @@ from torch import Tensor
 
 from megatron_opsft.objective.row_statistics import RowStatistics
 
-# Both: 8 float32 a thread, two 16-byte loads. Under 64 registers (ptxas, sm_90, Triton 3.9), so
-# that two or more programs share a multiprocessor and hide each other's waits for memory.
+# Both: 8 float32 a thread, two 16-byte loads. Under 64 registers (see tests/gpu_contract), so that
+# two or more programs share a multiprocessor and hide each other's waits for memory.
 _STATISTICS_BLOCK, _STATISTICS_WARPS = 4096, 16
 _GRADIENT_BLOCK, _GRADIENT_WARPS = 2048, 8
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)

@@ -12,6 +12,8 @@ from megatron_opsft.weights.rules import Rule, WeightTable
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"^mlp\.experts\.(linear_fc[12])\.weight(\d+)$")
+# Of the norms those that no linear layer takes in: over heads, and in front of a router.
+_WITH_STATE = re.compile(r"^decoder\.layers\..+(?:linear_fc[12]|layernorm)\.weight$")
 # Megatron's plain layers rename the norm in front of experts too, TransformerEngine's do not.
 _MOE_NORM, _PLAIN_MOE_NORM = "pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"
 
@@ -77,7 +79,7 @@ def extra_state_keys(table: WeightTable) -> list[str]:
         for layer in range(layers)
     ]
     for key, sizes in lead_sizes(table).items():
-        if ".linear_fc" not in key or not key.endswith(".weight"):
+        if not _WITH_STATE.match(key):
             continue
         module = key.removesuffix(".weight")
         total = ".".join(map(str, sizes))

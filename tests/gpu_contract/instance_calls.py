@@ -1,0 +1,201 @@
+"""What is called on instances, file by file: the source does not say which class they are of.
+
+A call is written as in the source, without its arguments. A new one without a line here fails the
+test; so does a line without a call.
+"""
+
+from functools import cache
+
+GIVEN = ""  # a function that this one was given, of the project's own
+_PACKAGE = "megatron_opsft"
+_SCHEDULES = "megatron.core.pipeline_parallel.schedules.forward_backward_"
+_DDP = "megatron.core.distributed.DistributedDataParallel"
+_GPT = "megatron.core.models.gpt.GPTModel"
+# What `get_megatron_optimizer` returns, and the one part of it.
+_OPTIMIZER = "megatron.core.optimizer.ChainedOptimizer"
+_PART = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
+_ASYNC_REQUEST = "megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest"
+_MODULE = "torch.nn.Module"
+_LLM = "vllm.LLM"
+_ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
+# Every model of the architectures that are supported.
+_VLLM_MODELS = tuple(
+    f"vllm.model_executor.models.{name}"
+    for name in (
+        "qwen2.Qwen2ForCausalLM",
+        "qwen3.Qwen3ForCausalLM",
+        "qwen3_moe.Qwen3MoeForCausalLM",
+        "llama.LlamaForCausalLM",
+        "mistral.MistralForCausalLM",
+    )
+)
+WORKER = "vllm.v1.worker.gpu_worker.Worker"
+WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm_worker.OpsftWorker"
+
+# Method names of the workers that a string names.
+RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
+
+Targets = str | tuple[str, ...]
+INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
+    "model/build.py": {
+        "chunk.modules": f"{_GPT}.modules",
+        "chunk.to": f"{_GPT}.to",
+        "chunk.disable_forward_pre_hook": f"{_DDP}.disable_forward_pre_hook",
+    },
+    "model/checkpoint.py": {
+        "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
+        "model.load_state_dict": f"{_GPT}.load_state_dict",
+        "self._models[0].parameters": f"{_GPT}.parameters",
+        "self._optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
+        "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
+    },
+    "model/checkpoint_write.py": {
+        # Fields of the request that hold functions without arguments.
+        "self._request.preload_fn": GIVEN,
+        "function": GIVEN,
+    },
+    "model/hidden_states.py": {
+        "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
+    },
+    "model/load.py": {
+        "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.weights.shards.ModelShards.fill",
+    },
+    "model/optimizer.py": {
+        "part.init_state_fn": GIVEN,  # Megatron's own closure: (optimizer, config)
+        "part.optimizer.state.values": "builtins.dict.values",
+        "part.load_state_dict": f"{_PART}.load_state_dict",
+        "part.load_parameter_state_from_fully_reshardable": (
+            f"{_PART}.load_parameter_state_from_fully_reshardable"
+        ),
+    },
+    "model/step.py": {
+        "chunk": f"{_GPT}.forward",
+        "chunk.train": f"{_DDP}.train",
+        "chunk.eval": f"{_DDP}.eval",
+        "chunk.zero_grad_buffer": f"{_DDP}.zero_grad_buffer",
+        "chunk.scale_gradients": f"{_DDP}.scale_gradients",
+        "chunk.start_param_sync": f"{_DDP}.start_param_sync",
+        "self.chunks[0].parameters": f"{_DDP}.parameters",
+        "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
+        "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
+        "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
+        "self.optimizer.step": f"{_OPTIMIZER}.step",
+        "get_forward_backward_func()": (
+            f"{_SCHEDULES}no_pipelining",
+            f"{_SCHEDULES}pipelining_without_interleaving",
+            f"{_SCHEDULES}pipelining_with_interleaving",
+        ),
+    },
+    "objective/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
+    "rollout/engine_process.py": {
+        "self._core.rpc": f"{_PACKAGE}.rollout.vllm_core.VllmCore.rpc",
+        "self._core.sample": f"{_PACKAGE}.rollout.vllm_core.VllmCore.sample",
+        "self._core.score": f"{_PACKAGE}.rollout.vllm_core.VllmCore.score",
+        "self._core.checksums": f"{_PACKAGE}.rollout.vllm_core.VllmCore.checksums",
+        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm_core.VllmCore.drop_cache",
+        "self._beat": GIVEN,
+        "getattr(service, request.method)": GIVEN,
+        "ctypes.CDLL(None).prctl": GIVEN,
+        "context.socket": "zmq.Context.socket",
+        "socket.poll": "zmq.Socket.poll",
+        "socket.recv_pyobj": "zmq.Socket.recv_pyobj",
+        "socket.send_pyobj": "zmq.Socket.send_pyobj",
+    },
+    "rollout/vllm_core.py": {
+        "self.llm.collective_rpc": f"{_LLM}.collective_rpc",
+        "self.llm.enqueue": f"{_LLM}.enqueue",
+        "self.llm.reset_prefix_cache": f"{_LLM}.reset_prefix_cache",
+        "self.llm.model_config.get_vocab_size": "vllm.config.ModelConfig.get_vocab_size",
+        "engine.add_request": f"{_ENGINE}.add_request",
+        "engine.has_unfinished_requests": f"{_ENGINE}.has_unfinished_requests",
+        "engine.step": f"{_ENGINE}.step",
+        "self.layout.parameters_of": GIVEN,
+        "table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
+        "beat": GIVEN,
+        "take": GIVEN,
+        "self.llm.llm_engine.engine_core.shutdown": (
+            "vllm.v1.engine.core_client.InprocClient.shutdown"
+        ),
+    },
+    "rollout/vllm_engine.py": {
+        "self._core.rpc": f"{_PACKAGE}.rollout.vllm_core.VllmCore.rpc",
+        "self._core.sample": f"{_PACKAGE}.rollout.vllm_core.VllmCore.sample",
+        "self._core.stream": f"{_PACKAGE}.rollout.vllm_core.VllmCore.stream",
+        "self._core.score": f"{_PACKAGE}.rollout.vllm_core.VllmCore.score",
+        "self._core.checksums": f"{_PACKAGE}.rollout.vllm_core.VllmCore.checksums",
+        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm_core.VllmCore.drop_cache",
+        "self._core.close": f"{_PACKAGE}.rollout.vllm_core.VllmCore.close",
+        "self._core.llm.wake_up": f"{_LLM}.wake_up",
+        "self._core.llm.sleep": f"{_LLM}.sleep",
+        "self._tensors.forget": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.forget",
+        "self._tensors.packed": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.packed",
+        "self.layout.parameters_of": GIVEN,
+    },
+    "rollout/vllm_worker.py": {
+        "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
+        "model.named_modules": f"{_MODULE}.named_modules",
+        "model.named_parameters": f"{_MODULE}.named_parameters",
+        "self._model.get_parameter": f"{_MODULE}.get_parameter",
+        "self.model_runner.get_model": "vllm.v1.worker.gpu_model_runner.GPUModelRunner.get_model",
+        "self.parse_update_info": (
+            "vllm.distributed.weight_transfer.base.WeightTransferEngine.parse_update_info"
+        ),
+        "open_shared(address, self.device).cpu().numpy().tobytes": "numpy.ndarray.tobytes",
+        "tensors.forget": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.forget",
+        # Of vLLM's layers on a CPU alone.
+        "module.cpu_linear": GIVEN,
+        "product": GIVEN,
+    },
+    "weights/shards.py": {
+        "cls": f"{_PACKAGE}.weights.shards.ModelShards",
+        "model.named_parameters": f"{_GPT}.named_parameters",
+        "self.table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
+        "table.check_mcore_names": f"{_PACKAGE}.weights.rules.WeightTable.check_mcore_names",
+        "table.stage_rules": f"{_PACKAGE}.weights.rules.WeightTable.stage_rules",
+    },
+}
+
+# Files of the GPU path that name none of the packages and yet hold their instances.
+HOLDERS = (
+    "model/hidden_states.py",
+    "model/load.py",
+    "rollout/engine_process.py",
+    "rollout/vllm_engine.py",
+)
+CPU_ONLY = ("runtime/cpu_compat.py", "rollout/vllm_cpu_worker.py")
+
+# What is read from the instances that the packages hand out.
+ATTRIBUTES = {
+    "vllm.outputs.RequestOutput": (
+        ["finished", "request_id", "outputs", "prompt_logprobs", "num_cached_tokens"]
+    ),
+    "vllm.outputs.CompletionOutput": ["token_ids"],
+    "vllm.logprobs.Logprob": ["logprob"],
+    "megatron.core.transformer.TransformerConfig": (
+        ["finalize_model_grads_func", "no_sync_func", "gradient_accumulation_fusion", "bf16"]
+    ),
+    "megatron.core.distributed.DistributedDataParallelConfig": ["overlap_param_gather"],
+    _ASYNC_REQUEST: ["async_fn", "async_fn_args", "preload_fn", "finalize_fns"],
+}
+
+
+@cache
+def plain_methods() -> frozenset[str]:
+    """Method names of Python's own objects and of tensors, on which calls are not bound."""
+    import io
+    import logging
+    import pathlib
+    import queue
+    import socket
+    import threading
+
+    import torch
+
+    kinds = (str, bytes, dict, list, set, frozenset, tuple, int, float, io.BytesIO, torch.Tensor)
+    others = (pathlib.Path, threading.Thread, queue.Queue, socket.socket, logging.Logger)
+    return frozenset(n for kind in (*kinds, *others) for n in dir(kind) if not n.startswith("_"))
+
+
+def targets(listed: Targets) -> tuple[str, ...]:
+    """Dotted names of what an instance call may reach; none for `GIVEN`."""
+    return (listed,) if isinstance(listed, str) and listed else tuple(listed)

@@ -1,0 +1,119 @@
+"""Models and layouts whose TransformerEngine layers are built without memory."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from real_shapes import DISTILL_1_5B, REAL_SHAPES
+
+from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+
+LLAMA_8B = ModelShape(
+    architecture="LlamaForCausalLM",
+    num_layers=32,
+    hidden_size=4096,
+    ffn_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    tied_embeddings=False,
+    qkv_bias=False,
+    qk_norm=False,
+    norm_eps=1e-5,
+    max_position_embeddings=131072,
+    rope_theta=5e5,
+    rope_scaling=RopeScaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
+    ),
+)
+SHAPES = {
+    "R1-Distill-Qwen-1.5B": DISTILL_1_5B,
+    "R1-Distill-Qwen-7B": REAL_SHAPES["DeepSeek-R1-Distill-Qwen-7B"],
+    "Qwen2.5-1.5B": replace(DISTILL_1_5B, tied_embeddings=True, rope_theta=1e6),
+    "Qwen3-8B": replace(
+        LLAMA_8B,
+        architecture="Qwen3ForCausalLM",
+        num_layers=36,
+        ffn_size=12288,
+        vocab_size=151936,
+        qk_norm=True,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        rope_scaling=None,
+    ),
+    "Llama-3.1-8B": LLAMA_8B,
+    "Llama-3.2-1B": replace(
+        LLAMA_8B, num_layers=16, hidden_size=2048, ffn_size=8192, head_dim=64, tied_embeddings=True
+    ),
+    "Mistral-7B-v0.3": replace(
+        LLAMA_8B,
+        architecture="MistralForCausalLM",
+        vocab_size=32768,
+        max_position_embeddings=32768,
+        rope_theta=1e6,
+        rope_scaling=None,
+    ),
+    "Qwen3-30B-A3B": REAL_SHAPES["Qwen3-30B-A3B"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeCase:
+    """num_layers: instead of the model's, all of which are alike. grouped: the experts, as every
+    run with TransformerEngine has them; else one linear each, which only a checkpoint's keys are
+    compared for. qkv_bias: instead of the model's.
+    """
+
+    model: str
+    num_layers: int | None = None
+    tp: int = 1
+    pp: int = 1
+    vpp: int | None = None
+    dp: int = 1
+    grouped: bool = True
+    deterministic: bool = False
+    qkv_bias: bool | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> ModelShape:
+        shape = SHAPES[self.model]
+        qkv_bias = shape.qkv_bias if self.qkv_bias is None else self.qkv_bias
+        return replace(shape, num_layers=self.num_layers or shape.num_layers, qkv_bias=qkv_bias)
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """With experts it has to be; else with every other tensor-parallel size."""
+        return self.tp > 1 and (self.shape.moe is not None or self.tp == 2)
+
+    def __str__(self) -> str:
+        parts = [self.model, f"tp{self.tp}pp{self.pp}"]
+        parts += [f"vpp{self.vpp}"] * bool(self.vpp) + [f"dp{self.dp}"] * (self.dp > 1)
+        parts += ["sp"] * self.sequence_parallel + ["not-grouped"] * (not self.grouped)
+        parts += ["deterministic"] * self.deterministic
+        parts += [f"{key}={value}" for key, value in self.train.items()]
+        return "-".join(parts)
+
+
+SELECTIVE, FULL, OFFLOAD = {"recompute": "selective"}, {"recompute": "full"}, {"offload_layers": 2}
+DENSE = [
+    TeCase(model="R1-Distill-Qwen-1.5B"),
+    TeCase(model="R1-Distill-Qwen-1.5B", num_layers=4, tp=2, train=FULL, dp=2),
+    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4, train=SELECTIVE),
+    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=2, pp=2, deterministic=True),
+    TeCase(model="R1-Distill-Qwen-7B", num_layers=8, tp=1, pp=2, vpp=2),
+    TeCase(model="Qwen2.5-1.5B", num_layers=4, tp=2, pp=2),
+    TeCase(model="Qwen3-8B", num_layers=4, tp=1, train=OFFLOAD),
+    TeCase(model="Qwen3-8B", num_layers=8, tp=2, pp=2, vpp=2),
+    TeCase(model="Qwen3-8B", num_layers=4, tp=4, dp=2, train=FULL),
+    TeCase(model="Llama-3.1-8B", tp=4),
+    TeCase(model="Llama-3.2-1B", num_layers=4, tp=2, train=OFFLOAD),
+    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2, train=SELECTIVE),
+    TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=1),
+]
+EXPERTS = [
+    TeCase(model="Qwen3-30B-A3B", num_layers=2),
+    TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2, train=SELECTIVE),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=4, dp=2, train=FULL),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
+]

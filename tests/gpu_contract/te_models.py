@@ -1,0 +1,250 @@
+"""TransformerEngine's layers as a run on GPUs builds them, on the meta device, against the weight
+tables and against Megatron's plain layers.
+
+Prints JSON: for each case how much was compared and what differs. Usage: python te_models.py
+dense|experts|rule|parameter|key; the last three make a mistake on purpose.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from pretend_cuda import pretend
+from te_cases import DENSE, EXPERTS, TeCase
+from te_checkpoints import checkpoint_entries, key_problems
+
+from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.weights.architectures.template import Fusion, Rule
+from megatron_opsft.weights.checkpoint_keys import place_of
+from megatron_opsft.weights.rules import WeightTable, local_to_global
+from megatron_opsft.weights.slicing import shard_shape
+
+
+class PretendedGpu(Device):
+    """A GPU to everyone who asks; tensors on it have no memory."""
+
+    @property
+    def is_cuda(self) -> bool:
+        return True
+
+
+@contextmanager
+def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, ParallelConfig]]:
+    """Inside, this process is one rank of the case's world: its layout, its GPU."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from megatron_opsft.runtime import cpu_compat
+    from megatron_opsft.runtime.distributed import make_groups, stop_distributed
+
+    parallel = ParallelConfig(
+        tp=case.tp, pp=case.pp, vpp=case.vpp, sequence_parallel=case.sequence_parallel
+    )
+    world_size = case.tp * case.pp * case.dp
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        layout = make_groups(parallel)
+        with cpu_compat.without_memory() as meta:
+            yield layout, PretendedGpu(torch_device=meta, backend="fake"), parallel
+    finally:
+        stop_distributed()
+
+
+def build(case: TeCase, gpu: PretendedGpu, parallel: ParallelConfig, *, te: bool) -> list[Any]:
+    """The model chunks of this rank, of either layer spec."""
+    from megatron_opsft.model import build
+
+    with patch.object(build, "uses_transformer_engine", lambda device, dtype: te):
+        config = build.transformer_config(
+            case.shape,
+            dtype="bfloat16",
+            parallel=parallel,
+            # Plain layers cannot offload; nothing of it is in the names or shapes.
+            train=TrainConfig.model_validate(case.train if te else {}),
+            device=gpu,
+            deterministic=case.deterministic,
+        )
+        if not case.grouped:
+            config.moe_grouped_gemm = False
+        models = build.build_model(case.shape, config, gpu)
+    for model in models:
+        mark_norms(model)
+    return models
+
+
+def mark_norms(model: Any) -> None:
+    """What TransformerEngine's norms do when they fill their weights, which it leaves out on the
+    meta device.
+    """
+    from transformer_engine.pytorch import RMSNorm
+    from transformer_engine.pytorch.ops import RMSNorm as Filled
+
+    with patch.object(Filled, "reset_parameters", lambda self: None):
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module.reset_parameters()
+
+
+def named(models: list[Any]) -> dict[str, Any]:
+    """The parameters by global name."""
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    found = {}
+    for model in models:
+        offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
+        for name, parameter in model.named_parameters():
+            found[local_to_global(name, offset)] = parameter
+    return found
+
+
+def mark_problems(case: TeCase, rule: Rule, parameter: Any) -> Iterator[str]:
+    """Shape, dtype and tensor-parallel marks against a rule of the weight table."""
+    import torch
+
+    if tuple(parameter.shape) != shard_shape(rule, case.tp):
+        yield f"has shape {list(parameter.shape)}, not {list(shard_shape(rule, case.tp))}"
+    if parameter.dtype != torch.bfloat16:
+        yield f"is {parameter.dtype}"
+    if case.tp == 1:
+        return
+    is_cut = rule.fusion is not Fusion.COPY
+    if bool(getattr(parameter, "tensor_model_parallel", False)) != is_cut:
+        yield f"has tensor_model_parallel={not is_cut}"
+    axis = 1 if rule.fusion is Fusion.ROW else 0
+    if is_cut and parameter.partition_dim != axis:
+        yield f"has partition_dim={parameter.partition_dim}, not {axis}"
+    # What each rank computes from its part of the tokens; Megatron adds those gradients up, and
+    # the ones of norms over heads by their names.
+    sums = "q_layernorm" in rule.mcore_name or "k_layernorm" in rule.mcore_name
+    is_marked = getattr(parameter, "sequence_parallel", False)
+    if not is_cut and case.sequence_parallel and not sums and not is_marked:
+        yield "is not marked for sequence parallelism"
+    if is_cut and is_marked:
+        yield "is marked for sequence parallelism"
+
+
+def parameter_problems(case: TeCase, table: WeightTable, models: list[Any]) -> Iterator[str]:
+    """Missing, surplus and wrong parameters, and modules that round weight gradients."""
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    found = named(models)
+    rules: dict[str, Rule] = {}
+    for model in models:
+        offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
+        layers = range(offset, offset + len(model.decoder.layers))
+        stage = table.stage_rules(
+            layers, has_embedding=model.pre_process, has_output=model.post_process
+        )
+        rules |= {rule.mcore_name: rule for rule in stage}
+        for name, module in model.named_modules():
+            if not getattr(module, "fuse_wgrad_accumulation", True):
+                yield f"{name} rounds its weight's gradient"
+    yield from (f"{name} is missing" for name in rules.keys() - found.keys())
+    yield from (f"{name} is in no table" for name in found.keys() - rules.keys())
+    for name in rules.keys() & found.keys():
+        yield from (f"{name} {what}" for what in mark_problems(case, rules[name], found[name]))
+
+
+def optimizer_problems(case: TeCase, models: list[Any], parallel: ParallelConfig) -> Iterator[str]:
+    """Of Megatron's distributed optimizer over these parameters: one part, each parameter once."""
+    import torch
+
+    from megatron_opsft.model.build import wrap_for_training
+    from megatron_opsft.model.optimizer import build_optimizer
+
+    def type_of(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+        """What the optimizer looks at."""
+        kind = "BFloat16" if tensor.dtype == torch.bfloat16 else "Float"
+        return tensor.to(dtype) if dtype else f"torch.cuda.{kind}Tensor"
+
+    chunks = wrap_for_training(models, models[0].config, parallel)
+    with patch.object(torch.Tensor, "type", type_of):
+        optimizer = build_optimizer(chunks, OptimizerConfig(), bf16=True)
+    kind = type(optimizer.chained_optimizers[0].optimizer)
+    if not kind.__module__.startswith("transformer_engine."):
+        yield f"the optimizer is {kind.__module__}.{kind.__name__}, not TransformerEngine's"
+    inside = sum(len(b.params) for c in chunks for b in c.buffers + c.expert_parallel_buffers)
+    if inside != len(named(models)):
+        yield f"{inside} of {len(named(models))} parameters have a gradient buffer"
+
+
+def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
+    """All pipeline stages, on the first and on the last tensor-parallel rank."""
+    problems: list[str] = []
+    keys: set[str] = set()
+    count = 0
+    for stage in range(case.pp):
+        for tp_rank in sorted({0, case.tp - 1}):
+            with rank_of(case, stage * case.tp * case.dp + tp_rank) as (_, gpu, parallel):
+                models = build(case, gpu, parallel, te=True)
+                count += len(named(models))
+                keys |= checkpoint_entries(models)[0].keys()
+                if case.grouped:
+                    problems += parameter_problems(case, table, models)
+                problems += key_problems(table, models, build(case, gpu, parallel, te=False))
+                if stage == tp_rank == 0 and case.grouped:
+                    problems += optimizer_problems(case, models, parallel)
+    wanted = {place_of(r.mcore_name).key for r in table.rules if not r.replica}
+    problems += [f"no rank writes checkpoint key {key}" for key in wanted - keys]
+    return {
+        "case": str(case),
+        "parameters": count,
+        "keys": len(keys),
+        "problems": sorted(set(problems))[:20],
+    }
+
+
+def table_of(case: TeCase) -> WeightTable:
+    return WeightTable(case.shape, "te", case.tp)
+
+
+def broken(what: str) -> list[dict[str, Any]]:
+    """One case with a mistake in it: a rule or a parameter that is missing, or a renamed key."""
+    case = replace(DENSE[3], deterministic=False)
+    table = table_of(case)
+    if what == "rule":
+        kept = [r for r in table.rules if "1.mlp.linear_fc1.layer_norm" not in r.mcore_name]
+        table.rules = tuple(kept)
+    elif what == "parameter":
+        case = replace(case, qkv_bias=False)
+    from megatron.core.extensions.transformer_engine import TERowParallelLinear
+
+    written = TERowParallelLinear.sharded_state_dict
+
+    def renamed(self: Any, prefix: str = "", *args: Any, **kwargs: Any) -> Any:
+        state = written(self, prefix, *args, **kwargs)
+        if "linear_fc2" in prefix:
+            state[f"{prefix}weight"].key += "_renamed"
+        return state
+
+    if what != "key":
+        return [compare(case, table)]
+    with patch.object(TERowParallelLinear, "sharded_state_dict", renamed):
+        return [compare(case, table)]
+
+
+def main() -> None:
+    """Build, compare, print."""
+    import os
+
+    import torch  # before TransformerEngine, which does not find libnccl without it  # noqa: F401
+    import transformer_engine.pytorch  # noqa: F401
+
+    pretend()
+    from megatron_opsft.runtime import cpu_compat
+
+    os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # as `run.deterministic` sets it
+    cpu_compat.install()
+    what = sys.argv[1]
+    cases = {"dense": DENSE, "experts": EXPERTS}
+    told = broken(what) if what not in cases else [compare(c, table_of(c)) for c in cases[what]]
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Every call of the package into vLLM, Megatron, TransformerEngine, Triton and torch, against the
+signatures of the packages that a GPU run has.
+"""
+
+import ast
+import dataclasses
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from foreign_calls import (
+    BOUND,
+    Call,
+    Source,
+    check_mentions,
+    described,
+    find,
+    imported_calls,
+    mismatch,
+    override_problems,
+    unnamed_calls,
+)
+from instance_calls import (
+    ATTRIBUTES,
+    CPU_ONLY,
+    HOLDERS,
+    INSTANCE_CALLS,
+    RPC,
+    WORKER,
+    WORKER_EXTENSION,
+    plain_methods,
+    targets,
+)
+
+pytestmark = pytest.mark.gpu_contract
+PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
+FILES = {p.relative_to(PACKAGE).as_posix(): Source.of(p) for p in sorted(PACKAGE.rglob("*.py"))}
+ON_GPUS = {file: source for file, source in FILES.items() if file not in CPU_ONLY}
+# torch and its tensors are everywhere; objects of the others only where they are imported.
+NAMING = [
+    file
+    for file, source in ON_GPUS.items()
+    if any(name.split(".")[0] in BOUND and not name.startswith("torch") for name in source.modules)
+]
+
+
+def all_calls() -> Iterator[tuple[str, Call, str]]:
+    """File, call and the dotted name of what it reaches."""
+    for file, source in ON_GPUS.items():
+        for call, name in imported_calls(source):
+            yield file, call, name
+        listed = INSTANCE_CALLS.get(file, {})
+        for call in source.calls:
+            for name in targets(listed.get(call.called, "")):
+                yield file, call, name
+
+
+def test_every_name_of_another_package_is_there() -> None:
+    wrong = [f"{f}: {problem}" for f, s in ON_GPUS.items() for problem in check_mentions(s)]
+    assert wrong == []
+
+
+def test_every_call_binds(note: Callable[[str, list[str]], None]) -> None:
+    wrong = []
+    bound: Counter[str] = Counter()
+    for file, call, name in all_calls():
+        if problem := mismatch(call.node, name):
+            wrong.append(f"{file}:{call.line}: {name}({described(call.node)}): {problem}")
+        bound[f"{name}({described(call.node)})"] += 1
+    assert wrong == []
+    for package in BOUND:
+        lines = [f"{n} x {text}" for text, n in bound.items() if text.startswith(package)]
+        note(f"calls bound to {package}", sorted(lines, key=lambda line: line.split(" x ")[1]))
+    assert sum(bound.values()) > 350
+
+
+def test_every_call_on_an_instance_is_named() -> None:
+    unknown = [
+        f"{file} {problem}"
+        for file in {*NAMING, *HOLDERS}
+        for problem in unnamed_calls(FILES[file], INSTANCE_CALLS.get(file, {}), plain_methods())
+    ]
+    assert unknown == [], "give each a line in tests/gpu_contract/instance_calls.py"
+
+
+def test_every_named_call_is_still_made() -> None:
+    made = {file: {call.called for call in source.calls} for file, source in FILES.items()}
+    gone = [f"{f}: {c}" for f, calls in INSTANCE_CALLS.items() for c in calls if c not in made[f]]
+    assert gone == []
+
+
+def rpc_calls() -> Iterator[tuple[str, Call, str | None]]:
+    """Calls of workers' methods by their names; None where the name is not written out."""
+    for file, source in ON_GPUS.items():
+        for call in source.calls:
+            if call.called.endswith((".rpc", ".collective_rpc")):
+                assert call.called in RPC, f"{file}:{call.line}: unknown way to the workers"
+                first = call.node.args[0]
+                written = isinstance(first, ast.Constant)
+                yield file, call, str(first.value) if isinstance(first, ast.Constant) else None
+                assert written or file == "rollout/vllm_core.py"
+
+
+def test_every_method_of_the_workers_binds(note: Callable[[str, list[str]], None]) -> None:
+    bound, wrong = [], []
+    for file, call, method in rpc_calls():
+        if method is None:
+            continue
+        own = hasattr(find(WORKER_EXTENSION), method)
+        name = f"{WORKER_EXTENSION if own else WORKER}.{method}"
+        # The method's name is the first argument.
+        node = ast.Call(call.node.func, call.node.args[1:], call.node.keywords)
+        if problem := mismatch(node, name):
+            wrong.append(f"{file}:{call.line}: {name}({described(node)}): {problem}")
+        bound.append(f"{name}({described(node)})")
+    assert wrong == []
+    assert {name.rpartition(".")[2].partition("(")[0] for name in bound} >= {
+        "reload_weights",
+        "start_weight_update",
+        "update_weights",
+        "finish_weight_update",
+    }
+    note("worker methods bound by name", bound)
+
+
+def test_the_worker_extension_hides_nothing_of_vllm_s_worker() -> None:
+    """vLLM refuses to start a worker with such an extension."""
+    extension, worker = find(WORKER_EXTENSION), find(WORKER)
+    names = {name for name in dir(extension) if not name.startswith("__")}
+    assert names and not {name for name in names if hasattr(worker, name)}
+
+
+def test_subclasses_can_be_called_as_their_bases_are(
+    note: Callable[[str, list[str]], None],
+) -> None:
+    problems, checked = [], []
+    for source in ON_GPUS.values():
+        for node, bases in source.classes:
+            for base in bases:
+                if base.split(".")[0] in ("vllm", "megatron"):
+                    problems += override_problems(node, find(base))
+                    checked.append(f"{node.name}({base})")
+    assert problems == []
+    assert len(checked) >= 3
+    note("subclasses of other packages' classes", checked)
+
+
+def test_every_attribute_that_is_read_is_there() -> None:
+    missing = []
+    for name, attributes in ATTRIBUTES.items():
+        owner = find(name)
+        there = {*dir(owner), *inspect.signature(owner).parameters}
+        if dataclasses.is_dataclass(owner):
+            there |= {field.name for field in dataclasses.fields(owner)}
+        missing += [f"{name}.{a}" for a in attributes if a not in there]
+    assert missing == []
+
+
+def test_the_shared_gpu_memory_s_device_is_where_torch_has_it() -> None:
+    from megatron_opsft.runtime import shared_memory
+
+    parameters = list(
+        inspect.signature(find("torch.multiprocessing.reductions.rebuild_cuda_tensor")).parameters
+    )
+    assert parameters[shared_memory._DEVICE_INDEX] == "storage_device"
+
+
+def break_call(before: str, after: str, file: str = "rollout/vllm_core.py") -> Source:
+    """A file with one change that breaks it."""
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    assert before in text
+    return Source(text.replace(before, after))
+
+
+def problems_of(source: Source, file: str = "rollout/vllm_core.py") -> list[str]:
+    """What binding finds in a file."""
+    listed = INSTANCE_CALLS[file]
+    named = [(call, n) for call in source.calls for n in targets(listed.get(call.called, ""))]
+    found = [mismatch(call.node, name) for call, name in [*named, *imported_calls(source)]]
+    return [problem for problem in found if problem]
+
+
+def test_broken_calls_are_seen() -> None:
+    assert problems_of(FILES["rollout/vllm_core.py"]) == []
+    for before, after in [
+        ("use_tqdm=False", "with_tqdm=False"),
+        ("prompt_logprobs=0", "prompt_log_probs=0"),
+        ("engine.step()", "engine.step(1, 2, 3)"),
+        ("args=args, kwargs=kwargs", "arguments=args, kwargs=kwargs"),
+    ]:
+        assert len(problems_of(break_call(before, after))) >= 1, after
+    step = "model/step.py"
+    for before, after in [
+        ("packed_seq_params=packed", "packed_sequences=packed"),
+        ("start_param_sync(force_sync=True)", "start_param_sync(force=True)"),
+        ("data_iterator=", "data_iterators="),
+        ('qkv_format="thd"', 'layout="thd"'),
+    ]:
+        assert len(problems_of(break_call(before, after, step), step)) >= 1, after
+
+
+def test_a_new_call_without_a_name_and_a_name_that_is_gone_are_seen() -> None:
+    source = break_call("self.llm.reset_prefix_cache()", "self.llm.forget_everything()")
+    named = INSTANCE_CALLS["rollout/vllm_core.py"]
+    assert "self.llm.forget_everything" in " ".join(unnamed_calls(source, named, plain_methods()))
+    # A name that Python's own objects have too does not hide a call on one of vLLM's.
+    source = break_call("self.llm.reset_prefix_cache()", "self.llm.clear()")
+    assert "self.llm.clear" in " ".join(unnamed_calls(source, named, plain_methods()))
+    source = break_call("from vllm import LLM", "from vllm import LargeLanguageModel as LLM")
+    assert "LargeLanguageModel" in " ".join(check_mentions(source))
+
+
+def test_a_subclass_that_lacks_a_method_is_seen() -> None:
+    base = "vllm.distributed.weight_transfer.base.WeightTransferEngine"
+    text = "class Lacking:\n    def update_weights(self, info): pass\n"
+    ((node, _),) = Source(text).classes
+    problems = " ".join(override_problems(node, find(base)))
+    assert "receive_weights" in problems or "start_weight_update" in problems
+    assert "update_info" in problems

@@ -1,0 +1,91 @@
+"""The Triton kernels of the fused loss, compiled as they are launched, for GPUs that are absent."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled_kernels import compiled, too_much
+
+pytestmark = pytest.mark.gpu_contract
+# Two programs of 16 warps share the 65,536 registers of a multiprocessor.
+MAX_REGISTERS = 64
+# R1-1.5B whole and on 8 ranks, no multiple of 16, and what Triton takes for a constant.
+COLUMNS = [151_936, 18_992, 5_003, 1]
+
+
+def launch_all() -> None:
+    """Every variant that the losses launch (`fused_linear._scan`, `_Gradient.add`, KL)."""
+    from megatron_opsft.objective import logit_kernels
+
+    labels, row = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+    for num_columns in COLUMNS:
+        logits = torch.zeros(2, num_columns)
+        logit_kernels.row_statistics(logits, labels)
+        logit_kernels.row_statistics(logits, labels, logits)  # entropy
+        logit_kernels.row_statistics(logits, labels, torch.zeros_like(logits))  # KL
+        for dtype in (torch.float32, torch.bfloat16):
+            logit_kernels.loss_gradient_(logits, labels, row, row, dtype)
+
+
+@pytest.mark.parametrize("architecture", [90, 100])
+def test_kernels_compile_without_spills(
+    tmp_path: Path, note: Callable[[str, list[str]], None], architecture: int
+) -> None:
+    kernels = compiled(architecture, launch_all, tmp_path)
+    assert len(kernels) == 5 * 3  # two of the sizes are multiples of 16
+    assert {kernel.name for kernel in kernels} == {
+        "_row_statistics_kernel",
+        "_loss_gradient_kernel",
+    }
+    assert too_much(kernels, max_registers=MAX_REGISTERS) == []
+    lines = [str(kernel) for kernel in kernels]
+    print("\n".join(lines))
+    note(f"Triton kernels compiled for sm_{architecture}", lines)
+
+
+def launch_too_wide() -> None:
+    """A row in one warp: each thread would need more registers than it can have."""
+    from megatron_opsft.objective import logit_kernels
+
+    logits, labels = torch.zeros(2, 151_936), torch.zeros(2, dtype=torch.int64)
+    kernel: Any = logit_kernels._row_statistics_kernel
+    row = torch.zeros(2)
+    kernel[(2,)](
+        logits,
+        151_936,
+        labels,
+        logits,
+        151_936,
+        row,
+        row,
+        row,
+        151_936,
+        HAS_VALUES=True,
+        VALUES_ARE_LOGITS=True,
+        BLOCK=8192,
+        num_warps=1,
+    )
+
+
+def test_a_kernel_that_spills_is_seen(tmp_path: Path) -> None:
+    (kernel,) = compiled(90, launch_too_wide, tmp_path)
+    assert kernel.spilled_bytes > 0
+    assert too_much([kernel], max_registers=255) == [str(kernel)]
+
+
+def launch_wrong() -> None:
+    """A block of columns must be a power of two."""
+    from megatron_opsft.objective import logit_kernels
+
+    logits, labels, row = torch.zeros(2, 97), torch.zeros(2, dtype=torch.int64), torch.zeros(2)
+    kernel: Any = logit_kernels._loss_gradient_kernel
+    kernel[(2, 1)](logits, 97, labels, row, row, logits, 97, 97, BLOCK=97)
+
+
+def test_a_kernel_that_does_not_compile_is_seen(tmp_path: Path) -> None:
+    from triton.compiler.errors import CompilationError
+
+    with pytest.raises(CompilationError):
+        compiled(90, launch_wrong, tmp_path)

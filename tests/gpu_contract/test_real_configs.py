@@ -1,0 +1,124 @@
+"""The shipped configurations in the real classes of vLLM and Megatron, read back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from megatron_opsft.records import MicroBatch
+from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.shared_buckets import SharedBuckets
+from megatron_opsft.runtime.shared_memory import HostMemory
+
+pytestmark = pytest.mark.gpu_contract
+CONFIGS = {p.stem for p in (Path(__file__).parents[2] / "examples/configs").glob("*.yaml")}
+
+
+def wrong_pairs(told: dict[str, Any]) -> dict[str, Any]:
+    """What was read back and is not what it must be."""
+    pairs = {key: value for key, value in told.items() if isinstance(value, list)}
+    assert len(pairs) > 8
+    return {key: value for key, value in pairs.items() if value[0] != value[1]}
+
+
+def check_engine(told: dict[str, Any], placement: str, *, several: bool) -> None:
+    """Of vLLM's whole configuration for CUDA."""
+    assert wrong_pairs(told) == {}
+    assert told["device"] == "cuda" and not told["eager"]
+    assert told["worker_cls"] == "vllm.v1.worker.gpu_worker.Worker"
+    assert told["worker_extension_cls"] == "megatron_opsft.rollout.vllm_worker.OpsftWorker"
+    assert told["architecture"] == "Qwen2ForCausalLM"
+    assert told["load_format"] == "dummy" and told["prefix_caching"]
+    if placement == "colocated":
+        assert (told["backend"], told["sleeps"], told["transfer"]) == (
+            "external_launcher",
+            True,
+            None,
+        )
+    else:
+        assert (told["backend"], told["sleeps"], told["transfer"]) == (
+            "mp" if several else "uni",
+            False,
+            "megatron_opsft_shared_memory",
+        )
+
+
+def test_vllm_takes_every_shipped_configuration(
+    ran: Callable[..., Any], note: Callable[[str, list[str]], None]
+) -> None:
+    told = ran("real_configs.py", "vllm")
+    assert {case.partition(",")[0] for case in told} == CONFIGS
+    for case, found in told.items():
+        _, placement, *how = case.split(", ")
+        check_engine(found, placement, several=found["tp"][0] > 1)
+    note("vLLM configurations made for CUDA", list(told))
+
+
+def test_vllm_takes_a_deterministic_run(ran: Callable[..., Any]) -> None:
+    told = ran("real_configs.py", "deterministic")
+    assert told["batch_invariant"] == "1"
+    check_engine(told, "colocated", several=False)
+
+
+def test_megatron_takes_every_shipped_configuration(
+    ran: Callable[..., Any], note: Callable[[str, list[str]], None]
+) -> None:
+    told = ran("real_configs.py", "megatron")
+    assert told.keys() == CONFIGS
+    assert {name: wrong_pairs(found) for name, found in told.items()} == dict.fromkeys(told, {})
+    note("Megatron configurations made", list(told))
+
+
+def test_sampling_parameters_hold_the_settings() -> None:
+    from megatron_opsft.rollout.vllm_core import _sampling_params
+
+    settings = SamplingSettings(
+        temperature=0.6, top_p=0.95, max_response_tokens=3500, end_token_ids=(151643, 7)
+    )
+    for only_final in (False, True):
+        found = _sampling_params(settings, 2**62 + 5, only_final=only_final)
+        assert (found.temperature, found.top_p, found.max_tokens) == (0.6, 0.95, 3500)
+        assert found.seed == 2**62 + 5 and found.ignore_eos and not found.detokenize
+        assert found.stop_token_ids == [151643, 7]
+        assert found.output_kind.name == ("FINAL_ONLY" if only_final else "CUMULATIVE")
+
+
+def test_packed_sequences_hold_the_micro_batch() -> None:
+    from megatron_opsft.model.step import packed_params
+
+    batch = object.__new__(MicroBatch)
+    lengths = torch.tensor([0, 5, 12, 16], dtype=torch.int32)
+    object.__setattr__(batch, "cu_seqlens", lengths)
+    object.__setattr__(batch, "max_seqlen", 7)
+    found = packed_params(batch)
+    assert found.qkv_format == "thd"
+    assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths
+    assert (found.max_seqlen_q, found.max_seqlen_kv) == (7, 7)
+
+
+def test_buckets_arrive_through_vllm_s_weight_transfer() -> None:
+    from vllm.config import WeightTransferConfig
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    from megatron_opsft.rollout.vllm_worker import BACKEND
+
+    arrived: dict[str, torch.Tensor] = {}
+    model: Any = SimpleNamespace(load_weights=arrived.update)
+    vllm_config: Any = SimpleNamespace(parallel_config=None, model_config=None)
+    engine = WeightTransferEngineFactory.create_engine(
+        WeightTransferConfig(backend=BACKEND), vllm_config, torch.device("cpu"), model
+    )
+    sent = {
+        "model.embed_tokens.weight": torch.randn(33, 16).bfloat16(),
+        "model.norm.weight": torch.randn(16),
+    }
+    buckets = SharedBuckets(1024, HostMemory)
+    for bucket in buckets.fill(sent.items()):
+        engine.update_weights(bucket)
+    engine.shutdown()
+    buckets.close()
+    assert arrived.keys() == sent.keys()
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in sent.items())

@@ -1,0 +1,41 @@
+"""TransformerEngine's layers on the meta device: every parameter, mark and checkpoint key."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from te_cases import DENSE, EXPERTS
+
+pytestmark = pytest.mark.gpu_contract
+
+
+@pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
+def test_parameters_marks_and_checkpoint_keys_are_the_tables_and_the_plain_layers(
+    ran: Callable[..., Any],
+    note: Callable[[str, list[str]], None],
+    group: str,
+    cases: list[Any],
+) -> None:
+    told = ran("te_models.py", group)
+    assert [found["case"] for found in told] == [str(case) for case in cases]
+    assert {found["case"]: found["problems"] for found in told if found["problems"]} == {}
+    assert all(found["parameters"] > 25 and found["keys"] >= 8 for found in told)
+    lines = [f"{f['case']}: {f['parameters']} parameters, {f['keys']} keys" for f in told]
+    note(f"TransformerEngine layouts, {group}", lines)
+
+
+def test_a_rule_that_is_missing_is_seen(ran: Callable[..., Any]) -> None:
+    (told,) = ran("te_models.py", "rule")
+    assert told["problems"] == ["decoder.layers.1.mlp.linear_fc1.layer_norm_weight is in no table"]
+
+
+def test_a_parameter_that_is_missing_is_seen(ran: Callable[..., Any]) -> None:
+    (told,) = ran("te_models.py", "parameter")
+    assert "decoder.layers.1.self_attention.linear_qkv.bias is missing" in told["problems"]
+
+
+def test_a_changed_checkpoint_key_is_seen(ran: Callable[..., Any]) -> None:
+    (told,) = ran("te_models.py", "key")
+    text = " ".join(told["problems"])
+    assert "decoder.layers.mlp.linear_fc2.weight_renamed is written by TE layers alone" in text
+    assert "no rank writes checkpoint key decoder.layers.mlp.linear_fc2.weight" in text

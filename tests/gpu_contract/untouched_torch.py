@@ -1,0 +1,96 @@
+"""Imports everything that a run on GPUs imports, in its order, and says what that did to torch.
+
+Prints JSON: what was replaced, which modules of vLLM's CPU worker were imported, and what was
+imported. Usage: python untouched_torch.py colocated|separate [MODULE...], more modules to import.
+"""
+
+import importlib
+import json
+import sys
+from typing import Any
+
+# vLLM makes this one remember the stream that it is given.
+BY_VLLM = {"torch.cuda.set_stream"}
+CPU_WORKER = "vllm.v1.worker.cpu"
+
+# What each process of a run imports before its first step, in order. vLLM's part starts where
+# `VllmCore` imports it.
+TRAINER = [
+    "megatron_opsft.cli",
+    "megatron_opsft.train",
+    "transformer_engine.pytorch",
+    "megatron.core.extensions.transformer_engine",
+    "megatron_opsft.model.load",
+    "megatron_opsft.model.checkpoint",
+    "megatron_opsft.rollout.vllm_engine",
+    "megatron_opsft.weights.sync",
+]
+ENGINE_PROCESS = ["megatron_opsft.rollout.engine_process"]
+VLLM = [
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.worker.gpu_worker",
+    "megatron_opsft.rollout.vllm_worker",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.device_allocator.cumem",
+    "vllm.distributed.weight_transfer",
+    "vllm.v1.attention.backends.flash_attn",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.mistral",
+    "vllm.model_executor.models.qwen2",
+    "vllm.model_executor.models.qwen3",
+    "vllm.model_executor.models.qwen3_moe",
+]
+
+
+def attributes() -> dict[str, Any]:
+    """Every attribute of torch that a CPU worker could replace, by dotted name."""
+    import torch
+
+    spaces: dict[str, Any] = {
+        "torch.cuda": torch.cuda,
+        "torch.accelerator": torch.accelerator,
+        "torch.Tensor": torch.Tensor,
+        "torch": torch,
+    }
+    return {
+        f"{name}.{key}": getattr(space, key)
+        for name, space in spaces.items()
+        for key in dir(space)
+        if not key.startswith("__") and callable(getattr(space, key))
+    }
+
+
+def main() -> None:
+    """Import, compare, print."""
+    placement, extra = sys.argv[1], sys.argv[2:]
+    import torch._dynamo  # replaces torch.manual_seed, whoever imports it first  # noqa: F401
+    from pretend_cuda import pretend, pretend_to_vllm
+
+    pretend()
+    before = attributes()
+    modules = TRAINER if placement == "colocated" else ENGINE_PROCESS
+    for module in modules:
+        importlib.import_module(module)
+    driver = pretend_to_vllm()
+    from vllm import LLM, SamplingParams  # noqa: F401
+
+    for module in [*VLLM, *extra]:
+        importlib.import_module(module)
+    after = attributes()
+    replaced = {name for name, value in before.items() if after.get(name) != value}
+    from vllm.platforms import current_platform
+
+    told = {
+        "platform": type(current_platform).__name__,
+        "driver": driver,
+        "checked": len(before),
+        "replaced": sorted(replaced - BY_VLLM),
+        "replaced_by_vllm": sorted(replaced & BY_VLLM),
+        "cpu_worker": sorted(name for name in sys.modules if name.startswith(CPU_WORKER)),
+        "imported": [*modules, *VLLM],
+    }
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

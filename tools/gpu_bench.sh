@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Usage: gpu_bench.sh [pytest arguments] - hold the GPU path against the packages that it is written for, on a machine
+# without a GPU: installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first
+# time, seconds later) and runs tests/gpu_contract with it (about five minutes on two cores). Run it again at any time.
+#
+#   PYTHON    interpreter to make .venv-gpu with (default: python3.12)
+#   REPORT    file for what was compared (default: .venv-gpu/gpu_contract.txt)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# timed TITLE COMMAND...
+timed() {
+  local title=$1 started=$SECONDS
+  shift
+  echo "== $title ..."
+  "$@"
+  echo "== $title: $((SECONDS - started)) s"
+}
+
+# An empty pip configuration: a machine that is set up for CPU builds would get those.
+PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS='' EXTRAS=test \
+  timed "installing the GPU version set" bash tools/install_gpu.sh .venv-gpu
+
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=''
+GPU_CONTRACT_REPORT=${REPORT:-$PWD/.venv-gpu/gpu_contract.txt} \
+  timed "tests/gpu_contract" .venv-gpu/bin/pytest -m gpu_contract -W ignore --durations 5 tests/gpu_contract "$@"
