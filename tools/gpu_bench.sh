@@ -3,7 +3,7 @@
 # without a GPU: installs the GPU version set into .venv-gpu (tools/install_gpu.sh; half an hour and 10 GB the first
 # time, seconds later) and runs tests/gpu_contract with it (about five minutes on two cores). Run it again at any time.
 #
-#   PYTHON    interpreter to make .venv-gpu with (default: python3.12)
+#   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)
 #   REPORT    file for what was compared (default: .venv-gpu/gpu_contract.txt)
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -3,7 +3,7 @@
 # included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler and headers come as
 # wheels. Steps that are done are skipped: run it again after a failure.
 #
-#   PYTHON     interpreter to make VENV with (default: python3.12)
+#   PYTHON     interpreter to make VENV with (default: python3.12, also pyenv's)
 #   EXTRAS     more extras of setup.py, such as test,wandb
 #   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
 set -euo pipefail
@@ -80,9 +80,21 @@ print(f"      torch {torch.__version__}, CUDA {torch.version.cuda}, vLLM {vllm._
 PYTHON
 }
 
-python=${PYTHON:-python3.12}
+# The first interpreter that runs; pyenv's own python3.12 on the path does so only where it is the chosen version.
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-python3.12}" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python; do
+    if "$candidate" --version >/dev/null 2>&1; then
+      echo "$candidate"
+      return
+    fi
+    [[ -z ${PYTHON:-} ]] || break
+  done
+  fail "${PYTHON:-python3.12} does not run here; set PYTHON to an interpreter of Python 3.12"
+}
+
 if [[ ! -x $bin/python ]]; then
-  command -v "$python" >/dev/null || fail "there is no $python; set PYTHON to an interpreter of Python 3.12"
+  python=$(find_python)
   "$python" -m venv "$venv"
 fi
 "$bin/python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 12))' ||
