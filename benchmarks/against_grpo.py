@@ -34,10 +34,10 @@ import torch
 from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig, TrainConfig
+from megatron_opsft.methods.normalization import normalize
 from megatron_opsft.model.load import build_trainer
-from megatron_opsft.objective.microbatch import pack
-from megatron_opsft.objective.normalization import normalize
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed

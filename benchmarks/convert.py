@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.layout import plan_hf
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]

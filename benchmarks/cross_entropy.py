@@ -26,10 +26,10 @@ from ranks import join_ranks, measured, run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.objective.cross_entropy import choose_cross_entropy, summed_loss
-from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss
-from megatron_opsft.objective.loss_memory import fused_linear_bytes
-from megatron_opsft.objective.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.cross_entropy import choose_cross_entropy, summed_loss
+from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss
+from megatron_opsft.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.runtime.device import Device, peak_flops
 from megatron_opsft.runtime.distributed import stop_distributed
 from megatron_opsft.runtime.memory import return_freed_memory

@@ -25,7 +25,7 @@ from megatron_opsft.evaluate.run import sample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import make_tickets
 from megatron_opsft.rollout.engine import single_requests
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job
 from megatron_opsft.verify.verifier import Verifier

@@ -22,18 +22,18 @@ from ranks import join_ranks, measured, run_main
 from shapes import SHAPES
 from torch import Tensor
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
 from megatron_opsft.model.build import build_model, transformer_config, uses_transformer_engine
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import Checksums, EngineWeights, Replica
-from megatron_opsft.rollout.vllm_core import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.core import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
-from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.weights.layouts import Part, view
-from megatron_opsft.weights.proof import parameter_checksums
+from megatron_opsft.weights.parameter_checksums import parameter_checksums
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.shards import ModelShards
-from megatron_opsft.weights.sync import WeightSync
 
 
 class LayoutEngine:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.journal import open_journal
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import make_request
-from megatron_opsft.rollout.vllm_core import VllmCore
+from megatron_opsft.rollout.vllm.core import VllmCore
+from megatron_opsft.run.recorder import open_journal
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.train import run_step
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.architectures.shape import ModelShape
 
 R1_DISTILL_QWEN_1P5B = ModelShape(
     architecture="Qwen2ForCausalLM",

@@ -26,13 +26,13 @@ import torch
 from cores import Machine, Watch, fastest_core
 from ranks import run_main
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.calibrate import calibrate
 from megatron_opsft.plan.hardware import Hardware, figures_of, load_hardware
 from megatron_opsft.plan.measured import PHASES, WARM_UP_STEPS, MeasuredRun, read_run
 from megatron_opsft.plan.simulate import simulate_step
-from megatron_opsft.weights.hf_files import resolve_model
+from megatron_opsft.storage.hf_files import resolve_model
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "quickstart.yaml"
 SMALL = (

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.objective.batch import in_problem_order
-from megatron_opsft.objective.selection import select
+from megatron_opsft.methods.batch import in_problem_order
+from megatron_opsft.methods.selection import select
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session

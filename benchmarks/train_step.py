@@ -24,18 +24,18 @@ from ranks import join_ranks, measured, run_main, start_ranks
 from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
 from torch import Tensor
 
+from megatron_opsft.architectures.flops import forward_flops, quadratic_at
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.loss.cross_entropy import choose_cross_entropy
+from megatron_opsft.methods.normalization import normalize
 from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.objective.cross_entropy import choose_cross_entropy
-from megatron_opsft.objective.microbatch import pack
-from megatron_opsft.objective.normalization import normalize
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import Device, peak_flops
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
-from megatron_opsft.weights.architectures.flops import forward_flops, quadratic_at
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.rules import padded_vocab_size
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
     ProblemSet,
@@ -31,15 +32,15 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.model.build import check_layout
 from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.load import build_trainer
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, Sample
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
-from megatron_opsft.rollout.remote_engine import RemoteEngine
+from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import (
     Device,
@@ -56,10 +57,9 @@ from megatron_opsft.runtime.distributed import (
 from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.verdict import Limits
 from megatron_opsft.runtime.versions import untested_versions
+from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.verify.verifier import Verifier
-from megatron_opsft.weights.hf_files import resolve_model
-from megatron_opsft.weights.shards import ModelShards
-from megatron_opsft.weights.sync import WeightSync
 
 log = logging.getLogger("megatron_opsft")
 

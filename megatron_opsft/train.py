@@ -8,22 +8,22 @@ called functions.
 import logging
 from dataclasses import dataclass
 
+from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.journal import Journal, open_journal
+from megatron_opsft.methods.batch import in_problem_order
+from megatron_opsft.methods.normalization import normalize
+from megatron_opsft.methods.selection import select
 from megatron_opsft.model.optimizer import learning_rate
-from megatron_opsft.objective.batch import in_problem_order
-from megatron_opsft.objective.microbatch import pack
-from megatron_opsft.objective.normalization import normalize
-from megatron_opsft.objective.packing import NOTHING_PACKED, PackingReport
-from megatron_opsft.objective.selection import select
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.run.recorder import Journal, open_journal
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
 from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.weights.architectures.flops import quadratic_at
 
 log = logging.getLogger("megatron_opsft")
 

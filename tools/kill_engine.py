@@ -44,7 +44,7 @@ def engines(run: subprocess.Popen) -> list[psutil.Process]:
     """The engine processes of a run, which any of its ranks may have started."""
     try:
         children = psutil.Process(run.pid).children(recursive=True)
-        return [p for p in children if "megatron_opsft.rollout.engine_process" in p.cmdline()]
+        return [p for p in children if "megatron_opsft.rollout.remote.process" in p.cmdline()]
     except psutil.Error:  # something ended while it was looked at
         return []
 

@@ -87,7 +87,7 @@ class Run:
     def engines(self) -> list[psutil.Process]:
         try:
             children = psutil.Process(self.process.pid).children(recursive=True)
-            return [p for p in children if "megatron_opsft.rollout.engine_process" in p.cmdline()]
+            return [p for p in children if "megatron_opsft.rollout.remote.process" in p.cmdline()]
         except psutil.Error:
             return []
 

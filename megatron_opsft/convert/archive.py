@@ -6,7 +6,7 @@ from typing import IO, cast
 
 import torch
 
-from megatron_opsft.weights.regions import data_offset, load_without_data, opened
+from megatron_opsft.storage.regions import data_offset, load_without_data, opened
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import torch
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.direct_io import Staging, StagingOfThread
-from megatron_opsft.weights.regions import row_chunks
+from megatron_opsft.storage.direct_io import Staging, StagingOfThread
+from megatron_opsft.storage.regions import row_chunks
 
 
 def tensor_hash(

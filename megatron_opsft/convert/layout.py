@@ -22,8 +22,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from megatron_opsft.architectures.template import Fusion
 from megatron_opsft.convert.archive import Archive, archive_of
-from megatron_opsft.weights.architectures.template import Fusion
+from megatron_opsft.storage.direct_io import ALIGNMENT
+from megatron_opsft.storage.dist_metadata import METADATA_NAME
+from megatron_opsft.storage.hf_files import INDEX_NAME
+from megatron_opsft.storage.hf_writer import index_of, plan_shards
 from megatron_opsft.weights.checkpoint_keys import (
     Place,
     exported_rules,
@@ -31,10 +35,6 @@ from megatron_opsft.weights.checkpoint_keys import (
     lead_sizes,
     place_of,
 )
-from megatron_opsft.weights.direct_io import ALIGNMENT
-from megatron_opsft.weights.dist_metadata import METADATA_NAME
-from megatron_opsft.weights.hf_files import INDEX_NAME
-from megatron_opsft.weights.hf_writer import index_of, plan_shards
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_blocks
 

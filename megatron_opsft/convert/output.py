@@ -20,8 +20,8 @@ from typing import Self
 from megatron_opsft.convert.layout import OutputPlan, Target
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_bytes
-from megatron_opsft.weights.direct_io import DirectFile
-from megatron_opsft.weights.dist_metadata import RECORD_NAME
+from megatron_opsft.storage.direct_io import DirectFile
+from megatron_opsft.storage.dist_metadata import RECORD_NAME
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -15,9 +15,9 @@ from megatron_opsft.convert.output import Output
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.direct_io import Staging, StagingOfThread
-from megatron_opsft.weights.hf_writer import side_files
-from megatron_opsft.weights.regions import row_chunks
+from megatron_opsft.storage.direct_io import Staging, StagingOfThread
+from megatron_opsft.storage.hf_writer import side_files
+from megatron_opsft.storage.regions import row_chunks
 
 Format = Literal["megatron", "hf"]
 

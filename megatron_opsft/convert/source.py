@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
-from megatron_opsft.weights.dist_metadata import METADATA_NAME, is_dist_checkpoint
-from megatron_opsft.weights.hf_shards import SAFETENSORS_DTYPES
-from megatron_opsft.weights.hf_writer import side_files
-from megatron_opsft.weights.opened import open_weights
+from megatron_opsft.storage.dist_metadata import METADATA_NAME, is_dist_checkpoint
+from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.hf_writer import side_files
+from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 
-from megatron_opsft.boxed import find_boxes
+from megatron_opsft.data.boxed import find_boxes
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 SOLUTION_FIELD = "solution"

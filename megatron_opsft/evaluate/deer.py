@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from megatron_opsft.boxed import find_boxes
+from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
 from megatron_opsft.records import Rollout, Sample

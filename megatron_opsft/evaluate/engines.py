@@ -4,9 +4,9 @@ import torch
 
 from megatron_opsft.evaluate.inputs import Inputs, Subject
 from megatron_opsft.rollout.engine import Replica
-from megatron_opsft.rollout.hf_engine import HfEngine
-from megatron_opsft.rollout.vllm_core import VllmSettings
-from megatron_opsft.rollout.vllm_engine import VllmEngine
+from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.vllm.core import VllmSettings
+from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.job import Job
 
 COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one

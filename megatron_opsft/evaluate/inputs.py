@@ -15,7 +15,7 @@ from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import Prompt
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.vllm_core import check_installed
+from megatron_opsft.rollout.vllm.core import check_installed
 from megatron_opsft.runtime.device import Device
 
 MAX_TOKENS = 32768  # the paper's

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.data.prompts import check_vocabulary, end_token_ids, load_tokenizer
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
-from megatron_opsft.weights.hf_files import TINY_REASONER, resolve_model
-from megatron_opsft.weights.opened import open_weights
+from megatron_opsft.storage.hf_files import TINY_REASONER, resolve_model
+from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 
 _HASH_THREADS = 8

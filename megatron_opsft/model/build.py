@@ -29,12 +29,12 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 
+from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.loss.cross_entropy import CrossEntropy
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
-from megatron_opsft.objective.cross_entropy import CrossEntropy
 from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

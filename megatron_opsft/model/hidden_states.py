@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron_opsft.objective.output_head import OutputHead
+from megatron_opsft.loss.output_head import OutputHead
 
 
 @contextmanager

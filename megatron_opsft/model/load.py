@@ -4,7 +4,9 @@ import logging
 from pathlib import Path
 from typing import Literal
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
+from megatron_opsft.loss.cross_entropy import choose_cross_entropy
 from megatron_opsft.model.build import (
     build_model,
     check_layout,
@@ -14,15 +16,13 @@ from megatron_opsft.model.build import (
     uses_transformer_engine,
     wrap_for_training,
 )
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.objective.cross_entropy import choose_cross_entropy
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.weights.opened import open_weights
+from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable, padded_vocab_size
-from megatron_opsft.weights.shards import ModelShards
 
 log = logging.getLogger("megatron_opsft")
 

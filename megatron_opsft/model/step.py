@@ -14,13 +14,13 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
+from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.fused_linear import token_statistics
+from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.model.hidden_states import output_head, without_output_layer
 from megatron_opsft.model.optimizer import set_learning_rate
-from megatron_opsft.objective.cross_entropy import Method, summed_loss
-from megatron_opsft.objective.fused_linear import token_statistics
-from megatron_opsft.objective.microbatch import build_microbatch
-from megatron_opsft.objective.output_head import OutputHead, whole_hidden
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,

@@ -1,5 +1,6 @@
 """Everything that can be wrong with a run before a device is there: the checks of the trainer."""
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.build import check_layout, check_offload
@@ -12,7 +13,6 @@ from megatron_opsft.rollout.limits import (
     check_separate,
 )
 from megatron_opsft.runtime.distributed import check_world
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.objective.loss_memory import CrossEntropy, fastest_that_fits
+from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 Modules = Literal["te", "torch"]
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As `objective.cross_entropy.choose_cross_entropy` will choose."""
+        """As `loss.cross_entropy.choose_cross_entropy` will choose."""
         wanted = self.config.train.cross_entropy
         if wanted != "auto":
             return CrossEntropy(method=wanted, reason="as train.cross_entropy says")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
@@ -14,7 +15,6 @@ from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
-from megatron_opsft.weights.architectures.shape import ModelShape
 
 # Of a plan -> of metrics.jsonl.
 PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 
-from megatron_opsft.objective.loss_memory import fused_linear_bytes, whole_logits_bytes
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.loss.loss_memory import fused_linear_bytes, whole_logits_bytes
 from megatron_opsft.plan.activations import (
     final_norm_bytes,
     kept_bytes,
@@ -19,7 +20,6 @@ from megatron_opsft.plan.activations import (
     recomputed_bytes,
 )
 from megatron_opsft.plan.job import Job
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -29,7 +29,7 @@ _ENGINE_EXTRA_BYTES = 1.5e9
 _ASLEEP_BYTES = 1.5e9
 # Of one parameter in a checkpoint: float32 main weight and two moments.
 _CHECKPOINTED_BYTES = 12
-# The Hugging Face engine's buffers grow by a quarter (`rollout.kv_cache`).
+# The Hugging Face engine's buffers grow by a quarter (`rollout.hf.kv_cache`).
 _HF_CACHE_SLACK = 1.25
 
 
@@ -226,7 +226,7 @@ class _Engine:
 
     @classmethod
     def of(cls, job: Job) -> "_Engine":
-        """As `rollout.vllm_core` and `rollout.hf_engine` are started."""
+        """As `rollout.vllm.core` and `rollout.hf.engine` are started."""
         rollout = job.config.rollout
         if rollout.engine == "hf":
             tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
@@ -267,7 +267,7 @@ def _profiled_bytes(job: Job) -> float:
 
 
 def _cpu_cache_bytes(job: Job) -> float:
-    """As `vllm_core` sizes it: a full batch of the longest sequences."""
+    """As `rollout.vllm.core` sizes it: a full batch of the longest sequences."""
     tokens = job.max_sequence_tokens * (job.config.rollout.batch_size + 1)
     return min(tokens * kv_bytes_per_token(job), job.hardware.memory_bytes / 4)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from megatron_opsft.architectures.flops import forward_flops
 from megatron_opsft.plan.engines import rollout_seconds
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
@@ -22,9 +23,8 @@ from megatron_opsft.plan.seconds import (
     ring_seconds,
     verify_seconds,
 )
-from megatron_opsft.weights.architectures.flops import forward_flops
 
-# How full micro-batches get (`objective.packing`; the metric packing_efficiency of real runs).
+# How full micro-batches get (`batching.packing`; the metric packing_efficiency of real runs).
 _PACKING = 0.95
 # Of one token of an accepted sample: what pickle makes of its id, and unpickling and packing it
 # (measured on one core).

@@ -15,17 +15,17 @@ import numpy as np
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from megatron_opsft.architectures.template import Rule
 from megatron_opsft.config import TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distributed
-from megatron_opsft.weights.architectures.template import Rule
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.shards import ModelShards
 
 
 def build_stages(job: Job) -> list[Stage]:

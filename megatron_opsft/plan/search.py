@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
@@ -15,7 +16,6 @@ from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.verdict import SAFE_SHARE, Plan, as_json, make_plan
-from megatron_opsft.weights.architectures.shape import ModelShape
 
 _MAX_PIPELINE = 32
 _RECOMPUTE = ("none", "selective", "full")

@@ -7,9 +7,9 @@ roofline: the products at the achieved share of peak, bytes at the achieved shar
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from megatron_opsft.architectures.flops import forward_flops, layer_weights
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.weights.architectures.flops import forward_flops, layer_weights
-from megatron_opsft.weights.architectures.shape import ModelShape
 
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 10e-6

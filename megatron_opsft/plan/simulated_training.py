@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from megatron_opsft.objective.packing import plan_packing
+from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.plan.events import Clock, Process, Signal, Work
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
@@ -23,7 +24,6 @@ from megatron_opsft.plan.predict import (
 from megatron_opsft.plan.schedule import Pass, rank_order, what_it_needs
 from megatron_opsft.plan.seconds import PassSeconds, optimizer_seconds
 from megatron_opsft.plan.simulated_rollout import cores_of, node_cores
-from megatron_opsft.weights.architectures.flops import quadratic_at
 
 Microbatch = tuple[int, ...]
 """Indices of the accepted responses in it; none: a filler."""

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import Stage
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import shard_shape
 

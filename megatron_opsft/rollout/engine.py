@@ -87,7 +87,7 @@ class EngineWeights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksums:
     """of_rank: tensor-parallel rank -> checksum of each parameter of the layout, in its order, as
-    `weights.proof` defines them.
+    `weights.parameter_checksums` defines them.
 
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
     """

@@ -7,17 +7,17 @@ import torch
 
 from megatron_opsft.config import Config
 from megatron_opsft.rollout.engine import Replica, RolloutEngine
-from megatron_opsft.rollout.engine_gpus import NodeRank, check_engine_gpus
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.limits import (
     check_engine_settings,
     check_separate,
     max_engine_tokens,
 )
-from megatron_opsft.rollout.remote_engine import RemoteEngine
+from megatron_opsft.rollout.remote.engine import RemoteEngine
+from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
 from megatron_opsft.rollout.responses import Decoder
-from megatron_opsft.rollout.vllm_core import VllmSettings, check_installed
-from megatron_opsft.rollout.vllm_engine import VllmEngine
+from megatron_opsft.rollout.vllm.core import VllmSettings, check_installed
+from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device, num_gpus
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.weights.rules import WeightTable

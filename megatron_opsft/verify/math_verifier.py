@@ -18,7 +18,7 @@ from typing import Any
 import sympy.core.random
 from math_verify import parse, verify
 
-from megatron_opsft.boxed import find_boxes
+from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.records import Outcome, Verdict
 
 THINK_END = "</think>"

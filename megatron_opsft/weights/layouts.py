@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from megatron_opsft.architectures.template import Rule
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures.template import Rule
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import padding_start, shard_blocks, shard_shape
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
+from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.architectures.template import Fusion, Rule, Template
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.shape import ModelShape
-from megatron_opsft.weights.architectures.template import Fusion, Rule, Template
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 EMBEDDING = Template(

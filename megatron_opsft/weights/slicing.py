@@ -13,8 +13,8 @@ from math import lcm
 import torch
 from torch import Tensor
 
+from megatron_opsft.architectures.template import Fusion, Rule
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures.template import Fusion, Rule
 
 ReadHfSlice = Callable[[str, int, int, int], Tensor]
 """(hf_name, axis, start, stop) -> that slice, whole along the other axis, like `HfTensors.read`."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures.shape import ModelShape
 from megatron_opsft.weights.layouts import Parameter, Part, Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from world import World
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.objective.cross_entropy import summed_loss
-from megatron_opsft.objective.fused_linear import (
+from megatron_opsft.loss.cross_entropy import summed_loss
+from megatron_opsft.loss.fused_linear import (
     Chunks,
     fused_linear_loss,
     kl_divergence,
     token_statistics,
 )
-from megatron_opsft.objective.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
 

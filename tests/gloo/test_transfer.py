@@ -14,6 +14,7 @@ from torch import Tensor
 from vllm_weights import vllm_weights
 from world import World
 
+from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.weights.layouts import (
     Holding,
     engine_holdings,
@@ -23,7 +24,6 @@ from megatron_opsft.weights.layouts import (
 from megatron_opsft.weights.plan import Program, Round, Slice, make_plan
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import fill_shard
-from megatron_opsft.weights.transfer import Transfer
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 

@@ -10,8 +10,8 @@ from tiny_models import samples, weights
 from world import World
 
 from megatron_opsft.config import SyncConfig
-from megatron_opsft.rollout.hf_engine import HfEngine
-from megatron_opsft.weights.sync import WeightSync
+from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.sync.weight_sync import WeightSync
 
 LAYOUTS = [
     Case(),

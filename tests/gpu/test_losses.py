@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.objective.cross_entropy import Method, summed_loss
-from megatron_opsft.objective.fused_linear import (
+from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.fused_linear import (
     Chunks,
     fused_linear_loss,
     kl_divergence,
     token_statistics,
 )
-from megatron_opsft.objective.logit_chunks import operations
-from megatron_opsft.objective.loss_memory import fused_linear_bytes
-from megatron_opsft.objective.output_head import OutputHead
+from megatron_opsft.loss.logit_chunks import operations
+from megatron_opsft.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
 from megatron_opsft.runtime.memory import PeakMemory

@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm_jobs import train_and_compare, with_session
 
-from megatron_opsft.journal import Journal
+from megatron_opsft.run.recorder import Journal
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 from megatron_opsft.weights.checksum import checksum, unit_bytes

@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 import torch
 
-from megatron_opsft.rollout.shared_buckets import SharedBuckets, cuda_memory, refusal
+from megatron_opsft.rollout.remote.buckets import SharedBuckets, cuda_memory, refusal
 from megatron_opsft.runtime.shared_memory import Address, CudaAddress, open_shared
 
 pytestmark = [

@@ -11,7 +11,7 @@ import torch
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, OPTIMIZER, Case, build, exported, gradient, train_steps
 
-from megatron_opsft.objective.cross_entropy import Method
+from megatron_opsft.loss.cross_entropy import Method
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import stop_distributed
 

@@ -30,7 +30,7 @@ _VLLM_MODELS = tuple(
     )
 )
 WORKER = "vllm.v1.worker.gpu_worker.Worker"
-WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm_worker.OpsftWorker"
+WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
 
 # Method names of the workers that a string names.
 RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
@@ -58,7 +58,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
     },
     "model/load.py": {
-        "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.weights.shards.ModelShards.fill",
+        "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
     },
     "model/optimizer.py": {
         "part.init_state_fn": GIVEN,  # Megatron's own closure: (optimizer, config)
@@ -86,13 +86,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             f"{_SCHEDULES}pipelining_with_interleaving",
         ),
     },
-    "objective/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
-    "rollout/engine_process.py": {
-        "self._core.rpc": f"{_PACKAGE}.rollout.vllm_core.VllmCore.rpc",
-        "self._core.sample": f"{_PACKAGE}.rollout.vllm_core.VllmCore.sample",
-        "self._core.score": f"{_PACKAGE}.rollout.vllm_core.VllmCore.score",
-        "self._core.checksums": f"{_PACKAGE}.rollout.vllm_core.VllmCore.checksums",
-        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm_core.VllmCore.drop_cache",
+    "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
+    "rollout/remote/process.py": {
+        "self._core.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
+        "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
+        "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
+        "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
+        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
         "self._beat": GIVEN,
         "getattr(service, request.method)": GIVEN,
         "ctypes.CDLL(None).prctl": GIVEN,
@@ -101,7 +101,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "socket.recv_pyobj": "zmq.Socket.recv_pyobj",
         "socket.send_pyobj": "zmq.Socket.send_pyobj",
     },
-    "rollout/vllm_core.py": {
+    "rollout/vllm/core.py": {
         "self.llm.collective_rpc": f"{_LLM}.collective_rpc",
         "self.llm.enqueue": f"{_LLM}.enqueue",
         "self.llm.reset_prefix_cache": f"{_LLM}.reset_prefix_cache",
@@ -117,21 +117,21 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             "vllm.v1.engine.core_client.InprocClient.shutdown"
         ),
     },
-    "rollout/vllm_engine.py": {
-        "self._core.rpc": f"{_PACKAGE}.rollout.vllm_core.VllmCore.rpc",
-        "self._core.sample": f"{_PACKAGE}.rollout.vllm_core.VllmCore.sample",
-        "self._core.stream": f"{_PACKAGE}.rollout.vllm_core.VllmCore.stream",
-        "self._core.score": f"{_PACKAGE}.rollout.vllm_core.VllmCore.score",
-        "self._core.checksums": f"{_PACKAGE}.rollout.vllm_core.VllmCore.checksums",
-        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm_core.VllmCore.drop_cache",
-        "self._core.close": f"{_PACKAGE}.rollout.vllm_core.VllmCore.close",
+    "rollout/vllm/engine.py": {
+        "self._core.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
+        "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
+        "self._core.stream": f"{_PACKAGE}.rollout.vllm.core.VllmCore.stream",
+        "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
+        "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
+        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
+        "self._core.close": f"{_PACKAGE}.rollout.vllm.core.VllmCore.close",
         "self._core.llm.wake_up": f"{_LLM}.wake_up",
         "self._core.llm.sleep": f"{_LLM}.sleep",
-        "self._tensors.forget": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.forget",
-        "self._tensors.packed": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.packed",
+        "self._tensors.forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
+        "self._tensors.packed": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.packed",
         "self.layout.parameters_of": GIVEN,
     },
-    "rollout/vllm_worker.py": {
+    "rollout/vllm/worker.py": {
         "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
         "model.named_modules": f"{_MODULE}.named_modules",
         "model.named_parameters": f"{_MODULE}.named_parameters",
@@ -141,13 +141,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             "vllm.distributed.weight_transfer.base.WeightTransferEngine.parse_update_info"
         ),
         "open_shared(address, self.device).cpu().numpy().tobytes": "numpy.ndarray.tobytes",
-        "tensors.forget": f"{_PACKAGE}.rollout.vllm_worker.EngineTensors.forget",
+        "tensors.forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
         # Of vLLM's layers on a CPU alone.
         "module.cpu_linear": GIVEN,
         "product": GIVEN,
     },
-    "weights/shards.py": {
-        "cls": f"{_PACKAGE}.weights.shards.ModelShards",
+    "model/shards.py": {
+        "cls": f"{_PACKAGE}.model.shards.ModelShards",
         "model.named_parameters": f"{_GPT}.named_parameters",
         "self.table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "table.check_mcore_names": f"{_PACKAGE}.weights.rules.WeightTable.check_mcore_names",
@@ -159,10 +159,10 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
 HOLDERS = (
     "model/hidden_states.py",
     "model/load.py",
-    "rollout/engine_process.py",
-    "rollout/vllm_engine.py",
+    "rollout/remote/process.py",
+    "rollout/vllm/engine.py",
 )
-CPU_ONLY = ("runtime/cpu_compat.py", "rollout/vllm_cpu_worker.py")
+CPU_ONLY = ("runtime/cpu_compat.py", "rollout/vllm/cpu_worker.py")
 
 # What is read from the instances that the packages hand out.
 ATTRIBUTES = {

@@ -15,14 +15,14 @@ from unittest.mock import patch
 import torch
 from pretend_cuda import pretend, pretend_to_vllm
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.weights.hf_files import resolve_config
+from megatron_opsft.storage.hf_files import resolve_config
 from megatron_opsft.weights.rules import WeightTable
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml"))
@@ -73,7 +73,7 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
     """vLLM's whole configuration, by way of the run's own call of `LLM`."""
     from vllm.entrypoints.llm import LLMEngine
 
-    from megatron_opsft.rollout.vllm_core import VllmCore
+    from megatron_opsft.rollout.vllm.core import VllmCore
 
     made: list[Any] = []
 

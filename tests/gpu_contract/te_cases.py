@@ -5,7 +5,7 @@ from typing import Any
 
 from real_shapes import DISTILL_1_5B, REAL_SHAPES
 
-from megatron_opsft.weights.architectures.shape import ModelShape, RopeScaling
+from megatron_opsft.architectures.shape import ModelShape, RopeScaling
 
 LLAMA_8B = ModelShape(
     architecture="LlamaForCausalLM",

@@ -17,9 +17,9 @@ from pretend_cuda import pretend
 from te_cases import DENSE, EXPERTS, TeCase
 from te_checkpoints import checkpoint_entries, key_problems
 
+from megatron_opsft.architectures.template import Fusion, Rule
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.weights.architectures.template import Fusion, Rule
 from megatron_opsft.weights.checkpoint_keys import place_of
 from megatron_opsft.weights.rules import WeightTable, local_to_global
 from megatron_opsft.weights.slicing import shard_shape

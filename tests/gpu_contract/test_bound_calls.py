@@ -100,7 +100,7 @@ def rpc_calls() -> Iterator[tuple[str, Call, str | None]]:
                 first = call.node.args[0]
                 written = isinstance(first, ast.Constant)
                 yield file, call, str(first.value) if isinstance(first, ast.Constant) else None
-                assert written or file == "rollout/vllm_core.py"
+                assert written or file == "rollout/vllm/core.py"
 
 
 def test_every_method_of_the_workers_binds(note: Callable[[str, list[str]], None]) -> None:
@@ -167,14 +167,14 @@ def test_the_shared_gpu_memory_s_device_is_where_torch_has_it() -> None:
     assert parameters[shared_memory._DEVICE_INDEX] == "storage_device"
 
 
-def break_call(before: str, after: str, file: str = "rollout/vllm_core.py") -> Source:
+def break_call(before: str, after: str, file: str = "rollout/vllm/core.py") -> Source:
     """A file with one change that breaks it."""
     text = (PACKAGE / file).read_text(encoding="utf-8")
     assert before in text
     return Source(text.replace(before, after))
 
 
-def problems_of(source: Source, file: str = "rollout/vllm_core.py") -> list[str]:
+def problems_of(source: Source, file: str = "rollout/vllm/core.py") -> list[str]:
     """What binding finds in a file."""
     listed = INSTANCE_CALLS[file]
     named = [(call, n) for call in source.calls for n in targets(listed.get(call.called, ""))]
@@ -183,7 +183,7 @@ def problems_of(source: Source, file: str = "rollout/vllm_core.py") -> list[str]
 
 
 def test_broken_calls_are_seen() -> None:
-    assert problems_of(FILES["rollout/vllm_core.py"]) == []
+    assert problems_of(FILES["rollout/vllm/core.py"]) == []
     for before, after in [
         ("use_tqdm=False", "with_tqdm=False"),
         ("prompt_logprobs=0", "prompt_log_probs=0"),
@@ -203,7 +203,7 @@ def test_broken_calls_are_seen() -> None:
 
 def test_a_new_call_without_a_name_and_a_name_that_is_gone_are_seen() -> None:
     source = break_call("self.llm.reset_prefix_cache()", "self.llm.forget_everything()")
-    named = INSTANCE_CALLS["rollout/vllm_core.py"]
+    named = INSTANCE_CALLS["rollout/vllm/core.py"]
     assert "self.llm.forget_everything" in " ".join(unnamed_calls(source, named, plain_methods()))
     # A name that Python's own objects have too does not hide a call on one of vLLM's.
     source = break_call("self.llm.reset_prefix_cache()", "self.llm.clear()")

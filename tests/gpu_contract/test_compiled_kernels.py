@@ -17,7 +17,7 @@ COLUMNS = [151_936, 18_992, 5_003, 1]
 
 def launch_all() -> None:
     """Every variant that the losses launch (`fused_linear._scan`, `_Gradient.add`, KL)."""
-    from megatron_opsft.objective import logit_kernels
+    from megatron_opsft.loss import logit_kernels
 
     labels, row = torch.zeros(2, dtype=torch.int64), torch.zeros(2)
     for num_columns in COLUMNS:
@@ -47,7 +47,7 @@ def test_kernels_compile_without_spills(
 
 def launch_too_wide() -> None:
     """A row in one warp: each thread would need more registers than it can have."""
-    from megatron_opsft.objective import logit_kernels
+    from megatron_opsft.loss import logit_kernels
 
     logits, labels = torch.zeros(2, 151_936), torch.zeros(2, dtype=torch.int64)
     kernel: Any = logit_kernels._row_statistics_kernel
@@ -77,7 +77,7 @@ def test_a_kernel_that_spills_is_seen(tmp_path: Path) -> None:
 
 def launch_wrong() -> None:
     """A block of columns must be a power of two."""
-    from megatron_opsft.objective import logit_kernels
+    from megatron_opsft.loss import logit_kernels
 
     logits, labels, row = torch.zeros(2, 97), torch.zeros(2, dtype=torch.int64), torch.zeros(2)
     kernel: Any = logit_kernels._loss_gradient_kernel

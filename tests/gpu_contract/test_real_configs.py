@@ -10,7 +10,7 @@ import torch
 
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.shared_buckets import SharedBuckets
+from megatron_opsft.rollout.remote.buckets import SharedBuckets
 from megatron_opsft.runtime.shared_memory import HostMemory
 
 pytestmark = pytest.mark.gpu_contract
@@ -29,7 +29,7 @@ def check_engine(told: dict[str, Any], placement: str, *, several: bool) -> None
     assert wrong_pairs(told) == {}
     assert told["device"] == "cuda" and not told["eager"]
     assert told["worker_cls"] == "vllm.v1.worker.gpu_worker.Worker"
-    assert told["worker_extension_cls"] == "megatron_opsft.rollout.vllm_worker.OpsftWorker"
+    assert told["worker_extension_cls"] == "megatron_opsft.rollout.vllm.worker.OpsftWorker"
     assert told["architecture"] == "Qwen2ForCausalLM"
     assert told["load_format"] == "dummy" and told["prefix_caching"]
     if placement == "colocated":
@@ -73,7 +73,7 @@ def test_megatron_takes_every_shipped_configuration(
 
 
 def test_sampling_parameters_hold_the_settings() -> None:
-    from megatron_opsft.rollout.vllm_core import _sampling_params
+    from megatron_opsft.rollout.vllm.core import _sampling_params
 
     settings = SamplingSettings(
         temperature=0.6, top_p=0.95, max_response_tokens=3500, end_token_ids=(151643, 7)
@@ -103,7 +103,7 @@ def test_buckets_arrive_through_vllm_s_weight_transfer() -> None:
     from vllm.config import WeightTransferConfig
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-    from megatron_opsft.rollout.vllm_worker import BACKEND
+    from megatron_opsft.rollout.vllm.worker import BACKEND
 
     arrived: dict[str, torch.Tensor] = {}
     model: Any = SimpleNamespace(load_weights=arrived.update)

@@ -22,14 +22,14 @@ TRAINER = [
     "megatron.core.extensions.transformer_engine",
     "megatron_opsft.model.load",
     "megatron_opsft.model.checkpoint",
-    "megatron_opsft.rollout.vllm_engine",
-    "megatron_opsft.weights.sync",
+    "megatron_opsft.rollout.vllm.engine",
+    "megatron_opsft.sync.weight_sync",
 ]
-ENGINE_PROCESS = ["megatron_opsft.rollout.engine_process"]
+ENGINE_PROCESS = ["megatron_opsft.rollout.remote.process"]
 VLLM = [
     "vllm.v1.engine.llm_engine",
     "vllm.v1.worker.gpu_worker",
-    "megatron_opsft.rollout.vllm_worker",
+    "megatron_opsft.rollout.vllm.worker",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.device_allocator.cumem",
     "vllm.distributed.weight_transfer",

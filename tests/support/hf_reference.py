@@ -9,11 +9,11 @@ from tiny_models import SHAPES, samples, weights
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.objective.normalization import Mode
+from megatron_opsft.methods.normalization import Mode
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.fused_experts import by_disk_name
-from megatron_opsft.weights.architectures import ARCHITECTURES
+from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 
 
 def hf_model(name: str) -> PreTrainedModel:

@@ -13,7 +13,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from tiny_models import SHAPES, samples, weights
 
+from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.loss.cross_entropy import Method
+from megatron_opsft.methods.batch import in_problem_order
+from megatron_opsft.methods.normalization import Mode, normalize
 from megatron_opsft.model.build import (
     build_model,
     transformer_config,
@@ -21,17 +25,13 @@ from megatron_opsft.model.build import (
     wrap_for_training,
 )
 from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer, packed_params
-from megatron_opsft.objective.batch import in_problem_order
-from megatron_opsft.objective.cross_entropy import Method
-from megatron_opsft.objective.microbatch import pack
-from megatron_opsft.objective.normalization import Mode, normalize
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
-from megatron_opsft.weights.export import BUCKET_BYTES, Exporter
+from megatron_opsft.sync.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.shards import ModelShards
 from megatron_opsft.weights.slicing import merge_shards, padding_start
 
 NUM_ROLLOUTS = 32

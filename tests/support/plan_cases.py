@@ -1,10 +1,10 @@
 """Jobs of published models for plans, without Megatron."""
 
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload, make_workload
-from megatron_opsft.weights.architectures.shape import ModelShape
 
 
 def make_job(shape: ModelShape, world_size: int, *overrides: str, gpu: str = "h100") -> Job:

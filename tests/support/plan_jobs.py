@@ -6,8 +6,8 @@ from jobs import Case, build
 from live_memory import LiveMemory
 from tiny_models import SHAPES
 
+from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config_file import load_config
-from megatron_opsft.objective.microbatch import build_microbatch
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import Stage

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
+from megatron_opsft.architectures.shape import ModelShape, MoeShape
 
 DISTILL_1_5B = ModelShape(
     architecture="Qwen2ForCausalLM",

@@ -10,8 +10,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.records import Sample
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.weights.rules import WeightTable
 
 QWEN2 = ModelShape(

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.journal import Journal, open_journal
 from megatron_opsft.records import Sample
+from megatron_opsft.run.recorder import Journal, open_journal
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.train import run_step
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape, RopeScaling
 
 QWEN2: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

@@ -27,7 +27,7 @@ from megatron_opsft.convert.output import partial_dir
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.dist_metadata import locate, read_metadata
+from megatron_opsft.storage.dist_metadata import locate, read_metadata
 
 INDEX = "model.safetensors.index.json"
 SMALL = Settings(max_shard_bytes=60_000)  # several files even for tiny models

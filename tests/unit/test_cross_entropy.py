@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from live_memory import LiveMemory
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.objective import cross_entropy
-from megatron_opsft.objective.cross_entropy import choose_cross_entropy, losses_of_logits
-from megatron_opsft.objective.fused_linear import Chunks, fused_linear_loss, kl_divergence
-from megatron_opsft.objective.loss_memory import fused_linear_bytes
-from megatron_opsft.objective.output_head import OutputHead
+from megatron_opsft.loss import cross_entropy
+from megatron_opsft.loss.cross_entropy import choose_cross_entropy, losses_of_logits
+from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, kl_divergence
+from megatron_opsft.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.runtime.device import Device
 
 CPU = Device(torch_device=torch.device("cpu"), backend="gloo")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.weights.direct_io import ALIGNMENT, DirectFile, Staging
+from megatron_opsft.storage.direct_io import ALIGNMENT, DirectFile, Staging
 
 SIZE = 10 * ALIGNMENT + 123
 

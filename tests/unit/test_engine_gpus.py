@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.engine_gpus import NodeRank, check_engine_gpus, engine_gpus
+from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus, engine_gpus
 
 
 def ranks(world_size: int, local_world_size: int) -> list[NodeRank]:

@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 import megatron_opsft
-from megatron_opsft.boxed import find_boxes
 from megatron_opsft.data.arithmetic import load_arithmetic
+from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
@@ -27,7 +27,7 @@ from megatron_opsft.rollout.engine import (
     Scores,
     make_request,
 )
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.hf.engine import HfEngine
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"

@@ -23,8 +23,8 @@ from megatron_opsft.rollout.engine import (
     my_share,
     split_batches,
 )
-from megatron_opsft.rollout.hf_decoding import ROUNDING, HfDecoding
-from megatron_opsft.rollout.hf_engine import HfEngine
+from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
+from megatron_opsft.rollout.hf.engine import HfEngine
 
 VOCAB_SIZE = 97
 END = 5

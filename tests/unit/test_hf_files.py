@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
-from megatron_opsft.weights.hf_files import HfTensors, check_checkpoint, resolve_model
-from megatron_opsft.weights.hf_writer import HfWriter, plan_shards, write_hf_model
+from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint, resolve_model
+from megatron_opsft.storage.hf_writer import HfWriter, plan_shards, write_hf_model
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import fill_shard, merge_shards, shard_shape
 

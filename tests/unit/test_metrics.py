@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.metrics import MetricsLog
-from megatron_opsft.runtime.run_dir import RunDir
+from megatron_opsft.run.directory import RunDir
+from megatron_opsft.run.metrics import MetricsLog
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from megatron_opsft.objective.microbatch import build_microbatch, pack
-from megatron_opsft.objective.normalization import Normalization
+from megatron_opsft.batching.microbatch import build_microbatch, pack
+from megatron_opsft.methods.normalization import Normalization
 from megatron_opsft.records import Sample
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_opsft.objective.normalization import Mode, normalize
+from megatron_opsft.methods.normalization import Mode, normalize
 from megatron_opsft.records import Sample
 
 LOSSES = {3: 2.0, 5: 0.5}  # length -> the loss of each token of that response

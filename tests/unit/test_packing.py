@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from megatron_opsft.objective.packing import (
+from megatron_opsft.batching.packing import (
     Bin,
     PackingReport,
     describe_plan,

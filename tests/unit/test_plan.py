@@ -12,7 +12,7 @@ from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
 
-from megatron_opsft.weights.architectures.shape import ModelShape
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.weights.dealing import Stock, deal, fill_evenly, lower_bound, split_rows
 from megatron_opsft.weights.layouts import (
     Holding,

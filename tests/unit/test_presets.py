@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT, ForkedCli
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.config_from_hf import read_model_shape
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.presets import FIRST_LINE, LAST_LINE, has_block, plan_preset, with_figures
 from megatron_opsft.plan.search import search_layouts
-from megatron_opsft.weights.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
+from megatron_opsft.storage.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
 
 CONFIGS = sorted((ROOT / "examples/configs").glob("*.yaml"))
 PRESETS = [path for path in CONFIGS if path.name.startswith("r1_distill")]

@@ -7,9 +7,9 @@ import torch
 from hf_reference import hf_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import WeightTable, local_to_global
 
 MOE = MoeShape(num_experts=5, top_k=2, ffn_size=24, normalize_top_k=True)

@@ -8,8 +8,8 @@ import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.run.directory import RunDir
 from megatron_opsft.runtime.durable import write_json
-from megatron_opsft.runtime.run_dir import RunDir
 
 
 def _finished_run(path: Path) -> RunDir:

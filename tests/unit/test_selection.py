@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron_opsft.objective.batch import describe_rollouts, in_problem_order
-from megatron_opsft.objective.selection import select
+from megatron_opsft.methods.batch import describe_rollouts, in_problem_order
+from megatron_opsft.methods.selection import select
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 
 

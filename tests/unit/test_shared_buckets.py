@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from megatron_opsft.rollout.shared_buckets import SharedBuckets, refusal
+from megatron_opsft.rollout.remote.buckets import SharedBuckets, refusal
 from megatron_opsft.runtime.shared_memory import Address, HostAddress, HostMemory, open_shared
 
 CPU = torch.device("cpu")

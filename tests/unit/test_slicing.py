@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.architectures import ARCHITECTURES
-from megatron_opsft.weights.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import (
     fill_shard,

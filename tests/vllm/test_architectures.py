@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_jobs import hf_log_probs, spoil_and_pull, with_session
 from world import JobFailed, World
 
-from megatron_opsft.journal import Journal
+from megatron_opsft.run.recorder import Journal
 from megatron_opsft.session import Session
-from megatron_opsft.weights.hf_files import resolve_model
+from megatron_opsft.storage.hf_files import resolve_model
 
 pytestmark = pytest.mark.vllm
 

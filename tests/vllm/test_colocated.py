@@ -11,9 +11,9 @@ from vllm_jobs import train_and_compare, with_session
 from world import JobFailed, World
 
 from megatron_opsft.errors import SyncError
-from megatron_opsft.journal import Journal
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import make_request
+from megatron_opsft.run.recorder import Journal
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 
@@ -93,14 +93,14 @@ def scale_one_shard(session: Session) -> None:
 
 def leave_the_tied_head_stale(session: Session) -> None:
     """The embedding is sent, its second name is not: vLLM's packed head keeps the old weight."""
-    from megatron_opsft.rollout import vllm_core, vllm_engine
+    from megatron_opsft.rollout.vllm import core, engine
 
-    checked = vllm_core.checked_stream
+    checked = core.checked_stream
 
     def without_head(tensors: Any, layout: Any) -> Any:
         return ((n, t) for n, t in checked(tensors, layout) if n != "lm_head.weight")
 
-    vllm_engine.checked_stream = without_head  # type: ignore[attr-defined]
+    engine.checked_stream = without_head  # type: ignore[attr-defined]
 
 
 def keep_the_prefix_cache(session: Session) -> None:
@@ -113,12 +113,12 @@ def spoil_scale(session: Session, journal: Journal) -> str:
 
 
 def spoil_head(session: Session, journal: Journal) -> str:
-    from megatron_opsft.rollout import vllm_core, vllm_engine
+    from megatron_opsft.rollout.vllm import core, engine
 
     try:
         return outcome(session, journal, leave_the_tied_head_stale)
     finally:
-        vllm_engine.checked_stream = vllm_core.checked_stream  # type: ignore[attr-defined]
+        engine.checked_stream = core.checked_stream  # type: ignore[attr-defined]
 
 
 def spoil_cache(session: Session, journal: Journal) -> str:

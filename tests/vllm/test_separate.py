@@ -17,10 +17,10 @@ from vllm_jobs import QUICKSTART, SMALL, train_and_compare, with_session
 from world import JobFailed, World
 
 from megatron_opsft.errors import EngineDied, SyncError
-from megatron_opsft.journal import Journal
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.engine_client import EngineClient
-from megatron_opsft.rollout.shared_buckets import SharedBuckets
+from megatron_opsft.rollout.remote.buckets import SharedBuckets
+from megatron_opsft.rollout.remote.client import EngineClient
+from megatron_opsft.run.recorder import Journal
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 
@@ -206,7 +206,9 @@ def test_no_engine_outlives_a_killed_run(tmp_path: Path) -> None:
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.2)
         engines = [
-            p for p in psutil.Process(run.pid).children() if "engine_process" in str(p.cmdline())
+            p
+            for p in psutil.Process(run.pid).children()
+            if "rollout.remote.process" in str(p.cmdline())
         ]
         assert len(engines) == 1
     finally:

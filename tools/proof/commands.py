@@ -45,7 +45,7 @@ class Stage:
     on_cpu: Command | None = None
 
 
-# What megatron_opsft.model and .objective import; comparing with Hugging Face needs more, and whole
+# What megatron_opsft.model and .loss import; comparing with Hugging Face needs more, and whole
 # steps with rollouts more again.
 CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "psutil")
 REFERENCE = (*CORE, "yaml", "transformers", "safetensors")

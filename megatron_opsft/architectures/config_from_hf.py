@@ -1,0 +1,232 @@
+"""Hugging Face `config.json` -> `ModelShape`, refusing whatever would change the mathematics.
+
+Plain JSON: transformers is not needed, and fields it would silently ignore are seen. Both spellings
+of the
+rotary settings are read: `rope_theta` / `rope_scaling`, and `rope_parameters` of transformers 5.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
+from megatron_opsft.architectures.template import Architecture
+from megatron_opsft.errors import UserError
+
+# Fields whose other values mean a model that is computed differently; absent or null is fine.
+FIXED_FIELDS: tuple[tuple[str, object], ...] = (
+    ("hidden_act", "silu"),
+    ("attention_dropout", 0),
+    ("partial_rotary_factor", 1),
+    ("attn_logit_softcapping", None),
+    ("final_logit_softcapping", None),
+    ("logits_soft_cap", None),
+    ("quantization_config", None),
+    ("n_routed_experts", None),
+)
+EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")  # transformers 5 writes the second
+LLAMA3_FIELDS = (
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+)
+
+
+def read_model_shape(model_dir: Path) -> ModelShape:
+    """The shape of the model in a Hugging Face directory.
+
+    UserError, naming the file and the field, for a config.json that is missing, broken or
+    incomplete, for an architecture without a table, and for any setting the Megatron model would
+    not reproduce.
+    """
+    path = Path(model_dir) / "config.json"
+    config = _read_json(path)
+    architecture = _architecture(config, path)
+    for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
+        _check_fixed(config, name, value, path)
+    for name in architecture.null_fields:
+        if name not in config:
+            raise UserError(
+                f"{path}: {name} is missing, which means a value; only null is supported"
+            )
+        _check_fixed(config, name, None, path)
+    layer_types = config.get("layer_types")
+    if layer_types is not None and set(layer_types) != {"full_attention"}:
+        raise UserError(f"{path}: layer_types is supported only with full_attention in every layer")
+
+    hidden_size = _positive_int(config, "hidden_size", path)
+    num_heads = _positive_int(config, "num_attention_heads", path)
+    kv_default = num_heads if architecture.default_kv_heads_to_heads else None
+    num_kv_heads = _positive_int(config, "num_key_value_heads", path, kv_default)
+    if num_heads % num_kv_heads:
+        raise UserError(
+            f"{path}: num_key_value_heads={num_kv_heads} does not divide "
+            f"num_attention_heads={num_heads}"
+        )
+    rope_theta, rope_scaling = _rope(config, path)
+    return ModelShape(
+        architecture=architecture.hf_name,
+        num_layers=_positive_int(config, "num_hidden_layers", path),
+        hidden_size=hidden_size,
+        ffn_size=_positive_int(config, "intermediate_size", path),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(config, architecture, hidden_size, num_heads, path),
+        vocab_size=_positive_int(config, "vocab_size", path),
+        tied_embeddings=_bool(config, "tie_word_embeddings", path),
+        qkv_bias=architecture.qkv_bias,
+        qk_norm=architecture.qk_norm,
+        norm_eps=_positive_number(config, "rms_norm_eps", path, 1e-6),
+        max_position_embeddings=_positive_int(config, "max_position_embeddings", path),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        moe=_moe(config, architecture, path),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} does not exist: model.path must be a Hugging Face model directory"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return config
+
+
+def _architecture(config: dict[str, Any], path: Path) -> Architecture:
+    """By `architectures`, or by `model_type` where a config was saved without its model."""
+    names = config.get("architectures")
+    if names is not None and (not isinstance(names, list) or len(names) != 1):
+        raise UserError(f"{path}: architectures={names!r} must be a list of one class name")
+    if names:
+        found = ARCHITECTURES.get(str(names[0]))
+        label = names[0]
+    else:
+        label = config.get("model_type")
+        found = next((a for a in ARCHITECTURES.values() if a.model_type == label), None)
+    if found is None:
+        raise UserError(
+            f"{path}: architecture {label} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    return found
+
+
+def _check_fixed(config: dict[str, Any], name: str, supported: object, path: Path) -> None:
+    value = config.get(name)
+    if value is None or value == supported:
+        return
+    fix = "this field unset" if supported is None else f"{name}={json.dumps(supported)}"
+    raise UserError(f"{path}: {name}={json.dumps(value)} is not supported, only {fix}")
+
+
+def _head_dim(
+    config: dict[str, Any], architecture: Architecture, hidden_size: int, num_heads: int, path: Path
+) -> int:
+    if config.get("head_dim") is not None:
+        return _positive_int(config, "head_dim", path)
+    if architecture.default_head_dim is not None:
+        return architecture.default_head_dim
+    if hidden_size % num_heads:
+        raise UserError(
+            f"{path}: num_attention_heads={num_heads} does not divide hidden_size={hidden_size} "
+            "and there is no head_dim"
+        )
+    return hidden_size // num_heads
+
+
+def _moe(config: dict[str, Any], architecture: Architecture, path: Path) -> MoeShape | None:
+    """The experts of a mixture; a dense architecture must not name any."""
+    if not architecture.expert_rows:
+        for name in EXPERT_COUNT_FIELDS:
+            _check_fixed(config, name, None, path)
+        return None
+    counts = {name: config[name] for name in EXPERT_COUNT_FIELDS if config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"{path}: {' and '.join(counts)} differ; keep one of them")
+    num_experts = _positive_int(counts, next(iter(counts), EXPERT_COUNT_FIELDS[0]), path)
+    top_k = _positive_int(config, "num_experts_per_tok", path)
+    normalize_top_k = _bool(config, "norm_topk_prob", path)
+    if top_k > num_experts:
+        raise UserError(
+            f"{path}: num_experts_per_tok={top_k} is more than num_experts={num_experts}"
+        )
+    if top_k == 1 and normalize_top_k:
+        raise UserError(
+            f"{path}: num_experts_per_tok=1 with norm_topk_prob=true is not supported: the router "
+            "would have no effect on the chosen expert's weight"
+        )
+    return MoeShape(
+        num_experts=num_experts,
+        top_k=top_k,
+        ffn_size=_positive_int(config, "moe_intermediate_size", path),
+        normalize_top_k=normalize_top_k,
+    )
+
+
+def _rope(config: dict[str, Any], path: Path) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of the rotary positions; only no scaling and Llama 3's are supported."""
+    field = "rope_parameters" if config.get("rope_parameters") is not None else "rope_scaling"
+    settings = config.get(field)
+    settings = {} if settings is None else settings
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: {field} must be an object, not {json.dumps(settings)}")
+    source = settings if settings.get("rope_theta") is not None else config
+    theta = _positive_number(source, "rope_theta", path, 10000.0)
+    _check_fixed(settings, "partial_rotary_factor", 1, path)
+
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    known = {"rope_theta", "rope_type", "type", "partial_rotary_factor"}
+    if kind == "llama3":
+        known |= set(LLAMA3_FIELDS)
+    elif kind != "default":
+        raise UserError(
+            f"{path}: {field}.rope_type={json.dumps(kind)} is not supported; "
+            "supported: default (no scaling), llama3"
+        )
+    unknown = sorted(name for name in settings if name not in known)
+    if unknown:
+        raise UserError(
+            f"{path}: {field}.{unknown[0]} is not supported with rope_type={kind}; remove it or "
+            "use another model"
+        )
+    if kind == "default":
+        return theta, None
+    factor, low, high = (_positive_number(settings, name, path) for name in LLAMA3_FIELDS[:3])
+    original = _positive_int(settings, LLAMA3_FIELDS[3], path)
+    if low >= high:
+        raise UserError(f"{path}: {field}.low_freq_factor must be below high_freq_factor")
+    return theta, RopeScaling(
+        factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position=original
+    )
+
+
+def _positive_int(config: dict[str, Any], name: str, path: Path, default: int | None = None) -> int:
+    value = config.get(name, default)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{path}: {name} must be a positive whole number, not {json.dumps(value)}")
+    return value
+
+
+def _positive_number(
+    config: dict[str, Any], name: str, path: Path, default: float | None = None
+) -> float:
+    value = config.get(name, default)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UserError(f"{path}: {name} must be a positive number, not {json.dumps(value)}")
+    return float(value)
+
+
+def _bool(config: dict[str, Any], name: str, path: Path) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f"{path}: {name} must be true or false, not {json.dumps(value)}")
+    return bool(value)

@@ -1,0 +1,85 @@
+"""The tensors of a micro-batch: whole samples, packed one behind the other (THD)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from megatron_opsft.batching.packing import PackingReport, describe_plan, plan_packing
+from megatron_opsft.methods.normalization import Normalization
+from megatron_opsft.records import MicroBatch, Sample
+
+
+def build_microbatch(
+    samples: Sequence[Sample], token_weights: Sequence[float], *, align: int, device: torch.device
+) -> MicroBatch:
+    """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens.
+
+    A response token is predicted at the position before it, so the loss sits on the prompt's last
+    position and on all of the response but its last. No sample at all gives a filler of `align`
+    tokens.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    lengths: list[int] = []
+    indices: list[int] = []
+    labels: list[int] = []
+    weights: list[float] = []
+    for sample, weight in zip(samples, token_weights, strict=True):
+        first = len(tokens) + len(sample.prompt_ids) - 1
+        num_response = len(sample.response_ids)
+        indices += range(first, first + num_response)
+        labels += sample.response_ids
+        weights += [weight] * num_response
+        tokens += sample.prompt_ids + sample.response_ids
+        lengths.append(len(sample.prompt_ids) + num_response)
+        positions += range(lengths[-1])
+    filler = -len(tokens) % align if tokens else align
+    if filler:
+        tokens += [0] * filler
+        positions += range(filler)
+        lengths.append(filler)
+    borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return MicroBatch(
+        tokens_T=torch.tensor(tokens, device=device),
+        positions_T=torch.tensor(positions, device=device),
+        cu_seqlens=borders.to(device),
+        max_seqlen=max(lengths),
+        loss_indices_R=torch.tensor(indices, dtype=torch.int64, device=device),
+        labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
+        weights_R=torch.tensor(weights, dtype=torch.float32, device=device),
+    )
+
+
+def pack(
+    samples: Sequence[Sample],
+    normalization: Normalization,
+    *,
+    budget: int,
+    dp_rank: int,
+    dp_size: int,
+    multiple: int = 1,
+    align: int = 1,
+    quadratic_at: float = 8192.0,
+    device: torch.device,
+) -> tuple[list[MicroBatch], PackingReport]:
+    """This rank's micro-batches of the global batch, and how well all ranks' are packed.
+
+    Every rank calls it with the same samples. multiple, quadratic_at: see `plan_packing`; align:
+    tokens of a micro-batch are filled up to a multiple of it.
+    """
+    lengths = [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples]
+    plan = plan_packing(
+        lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
+    )
+    report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
+    weights = normalization.token_weights
+    batches = [
+        build_microbatch(
+            [samples[i] for i in sorted(indices)],
+            [weights[i] for i in sorted(indices)],
+            align=align,
+            device=device,
+        )
+        for indices in plan[dp_rank]
+    ]
+    return batches, report

@@ -1,0 +1,114 @@
+"""Token losses of a micro-batch from the hidden states of its last layer, in one of three ways.
+
+| `train.cross_entropy` | logits of the response tokens              |                             |
+|-----------------------|--------------------------------------------|-----------------------------|
+| `te`                  | all, model's dtype                         | TransformerEngine's kernel  |
+| `vocab_parallel`      | all, model's dtype and again in float32    | Megatron's                  |
+| `fused_linear`        | a chunk at a time, float32                 | `fused_linear.py`           |
+
+None of them computes logits of prompts or fillers. Megatron's own fused variant is not offered: it
+rounds every gradient to bfloat16. Columns that only pad the vocabulary get no probability and no
+gradient, so the loss is the one of the unpadded Hugging Face model.
+"""
+
+from typing import Literal
+
+import torch
+from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+from torch import Tensor
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.loss.fused_linear import fused_linear_loss
+from megatron_opsft.loss.loss_memory import CrossEntropy, Method, fastest_that_fits
+from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.runtime.device import Device, transformer_engine_version
+
+# Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
+# which made trainings diverge (Megatron-LM pull requests 5115 and 7339).
+_TE_WITH_EXACT_CROSS_ENTROPY = (2, 20)
+
+
+def choose_cross_entropy(
+    wanted: Literal["auto", "te", "vocab_parallel", "fused_linear"],
+    device: Device,
+    *,
+    dtype: str,
+    max_tokens: int,
+    rows_per_rank: int,
+) -> CrossEntropy:
+    """max_tokens: of a micro-batch; rows_per_rank: of the output layer on one rank.
+
+    Errors: `UserError` when `te` is asked for and cannot be had.
+    """
+    problem = _te_problem(device, dtype)
+    if wanted == "te" and problem:
+        raise UserError(
+            f"train.cross_entropy=te: {problem}; use train.cross_entropy=auto or fused_linear"
+        )
+    if wanted != "auto":
+        return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
+    return fastest_that_fits(problem, max_tokens=max_tokens, rows_per_rank=rows_per_rank)
+
+
+def _te_problem(device: Device, dtype: str) -> str:
+    """Why TransformerEngine's cross-entropy is not for this run; empty when it is."""
+    if not device.is_cuda:
+        return "TransformerEngine needs CUDA"
+    version = transformer_engine_version(device)
+    if version is None:
+        return "TransformerEngine cannot be imported"
+    if version < _TE_WITH_EXACT_CROSS_ENTROPY:
+        return f"TransformerEngine is {version[0]}.{version[1]}, before 2.20"
+    if dtype != "bfloat16":
+        return f"the model computes in {dtype}"
+    return ""
+
+
+def summed_loss(
+    method: Method,
+    hidden_TH: Tensor,
+    head: OutputHead,
+    positions_R: Tensor,
+    labels_R: Tensor,
+    weights_R: Tensor,
+    *,
+    accumulation_fusion: bool = False,
+) -> Tensor:
+    """sum_r weights_r * -log p(labels_r), float32 []; arguments as for `fused_linear_loss`.
+
+    accumulation_fusion: Apex adds the weight's gradient to its `main_grad`, where all logits are
+    computed at once.
+    """
+    if method == "fused_linear":
+        return fused_linear_loss(hidden_TH, head, positions_R, labels_R, weights_R)[0]
+    logits_1RV = linear_with_grad_accumulation_and_async_allreduce(
+        hidden_TH[positions_R][None],
+        head.weight_VH,
+        None,
+        gradient_accumulation_fusion=accumulation_fusion,
+        allreduce_dgrad=False,  # `whole_hidden` adds the ranks' gradients up
+        sequence_parallel=False,
+        tp_group=head.group,
+    )
+    losses_1R = losses_of_logits(method, logits_1RV, labels_R[None], head)
+    return (losses_1R[0] * weights_R).sum()
+
+
+def losses_of_logits(
+    method: Method, logits_1RV: Tensor, labels_1R: Tensor, head: OutputHead
+) -> Tensor:
+    """-log p(label) of each position, float32 [1, R], equal on all ranks of the group, which all
+    call it. Overwrites the logits.
+    """
+    if head.num_rows < logits_1RV.shape[-1]:
+        # Not -inf: a rank whose columns are all padding would compute inf - inf.
+        logits_1RV[..., head.num_rows :] = torch.finfo(logits_1RV.dtype).min
+    if method == "te" and labels_1R.numel():
+        # Not Megatron's wrapper: it keeps a second copy of the logits for the backward pass.
+        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+        return parallel_cross_entropy(
+            logits_1RV, labels_1R, dist_process_group=head.group, overwrite_input=True
+        )
+    return vocab_parallel_cross_entropy(logits_1RV.float(), labels_1R)

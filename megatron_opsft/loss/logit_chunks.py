@@ -1,0 +1,139 @@
+"""What the loss needs of a chunk of logits, in two operations that read every logit once each.
+
+The PyTorch version, used on CPUs, and the choice between it and the Triton version of the same two
+functions (`logit_kernels`). Neither communicates: a rank's statistics are of its own columns.
+
+Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's, or
+part of them), G of the C rows. C and V may be 0. Labels are int64 and count columns of the chunk:
+one that is negative or at least V lies in another chunk or on another rank. Call them outside of
+autograd.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.loss.row_statistics import RowStatistics
+
+# Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay
+# in the cache through all the passes over them; elsewhere this only bounds the scratch memory.
+_CPU_GROUP = 2**20
+_OTHER_GROUP = 2**24
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class ReadRows(Protocol):
+    """`row_statistics`, in either version."""
+
+    def __call__(
+        self, logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
+    ) -> RowStatistics: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitOperations:
+    """name: "triton" or "torch"."""
+
+    name: str
+    row_statistics: ReadRows
+    loss_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
+
+
+def operations(device: torch.device) -> LogitOperations:
+    """Triton's on a CUDA device where Triton can be imported, PyTorch's elsewhere."""
+    if device.type == "cuda":
+        try:
+            from megatron_opsft.loss import logit_kernels as kernels
+        except ImportError:
+            pass
+        else:
+            return LogitOperations(
+                name="triton",
+                row_statistics=kernels.row_statistics,
+                loss_gradient_=kernels.loss_gradient_,
+            )
+    return LogitOperations(
+        name="torch", row_statistics=row_statistics, loss_gradient_=loss_gradient_
+    )
+
+
+def row_statistics(
+    logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
+) -> RowStatistics:
+    """Of each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of
+    the values under the row's softmax.
+
+    logits_CV, values_CV: float32, left unchanged; they may be the same tensor. Of no columns: -inf,
+    0 and 0. What is not finite shows as in torch.logsumexp and softmax.
+    """
+    lse_C = logits_CV.new_full(labels_C.shape, -torch.inf)
+    target_C = torch.zeros_like(lse_C)
+    mean_C = None if values_CV is None else torch.zeros_like(lse_C)
+    if not logits_CV.numel():
+        return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+    inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
+    target_C = torch.where(inside_C, logits_CV.gather(1, columns_C[:, None])[:, 0], 0.0)
+    scratch = _scratch(logits_CV)
+    for rows in _groups(logits_CV):
+        logits_GV = logits_CV[rows]
+        # Not +-inf: inf - inf is nan.
+        max_G = logits_GV.amax(1).clamp_(-_LARGEST, _LARGEST)
+        exp_GV = torch.sub(logits_GV, max_G[:, None], out=scratch[: len(logits_GV)]).exp_()
+        sum_G = exp_GV.sum(1)
+        lse_C[rows] = sum_G.log() + max_G
+        if mean_C is not None and values_CV is not None:
+            mean_C[rows] = exp_GV.mul_(values_CV[rows]).sum(1) / sum_G
+    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
+
+
+def loss_gradient_(
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    lse_C: Tensor,
+    weights_C: Tensor,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """d(sum_c weight_c * (lse_c - target_c)) / d logits = (exp(logits - lse) - onehot) * weight.
+
+    lse_C: over all columns of all ranks. float32: overwrites the logits and returns them; bfloat16:
+    returns a new tensor, and the logits' content is undefined. Rows of weight 0 are exact zeros,
+    whatever their logits.
+    """
+    in_place = out_dtype == logits_CV.dtype
+    out_CV = logits_CV if in_place else torch.empty_like(logits_CV, dtype=out_dtype)
+    if not logits_CV.numel():
+        return out_CV
+    inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
+    scratch = None if in_place else _scratch(logits_CV)
+    for rows in _groups(logits_CV):
+        logits_GV = logits_CV[rows]
+        grad_GV = logits_GV if scratch is None else scratch[: len(logits_GV)]
+        torch.sub(logits_GV, lse_C[rows, None], out=grad_GV).exp_()
+        at_G1 = columns_C[rows, None]
+        grad_GV.scatter_(1, at_G1, grad_GV.gather(1, at_G1) - inside_C[rows, None].float())
+        torch.mul(grad_GV, weights_C[rows, None], out=grad_GV)
+        if not in_place:
+            out_CV[rows] = grad_GV
+    return out_CV.index_fill_(0, (weights_C == 0).nonzero()[:, 0], 0.0)
+
+
+def _locate(labels_C: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
+    """Whether each label is a column of the chunk, and that column (any column if not)."""
+    return (labels_C >= 0) & (labels_C < num_columns), labels_C.clamp(0, num_columns - 1)
+
+
+def _group_rows(logits_CV: Tensor) -> int:
+    group = _CPU_GROUP if logits_CV.device.type == "cpu" else _OTHER_GROUP
+    return max(1, min(group // logits_CV.shape[1], len(logits_CV)))
+
+
+def _groups(logits_CV: Tensor) -> Iterator[slice]:
+    step = _group_rows(logits_CV)
+    return (slice(start, start + step) for start in range(0, len(logits_CV), step))
+
+
+def _scratch(logits_CV: Tensor) -> Tensor:
+    return logits_CV.new_empty(_group_rows(logits_CV), logits_CV.shape[1])

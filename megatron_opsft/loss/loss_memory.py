@@ -1,0 +1,122 @@
+"""How the losses cut their logits, which of them fits, and what memory it takes, by formula.
+
+What a run decides by, and what a plan can count on before it runs: nothing of Megatron is needed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_opsft.loss.products import BLOCK_ROWS
+
+Method = Literal["te", "vocab_parallel", "fused_linear"]
+
+# Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
+# their products.
+_CHUNK_BYTES = 512 * 2**20
+# TransformerEngine's kernel wants every logit at once. Up to here that is cheap.
+_MAX_TE_LOGIT_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """How many tokens and rows of the weight at once; by default the whole shard's rows, and as
+    many tokens as make 512 MiB of float32 logits.
+    """
+
+    tokens: int | None = None
+    rows: int | None = None
+
+    def sizes(self, rows_per_rank: int) -> tuple[int, int]:
+        """(tokens, rows) for a weight of so many rows, padding included."""
+        rows = min(self.rows or rows_per_rank, rows_per_rank)
+        return self.tokens or max(16, _CHUNK_BYTES // (4 * rows)), rows
+
+
+DEFAULT_CHUNKS = Chunks()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossEntropy:
+    """How this run computes its token losses, and why so: one line for the log."""
+
+    method: Method
+    reason: str
+
+
+def fastest_that_fits(te_problem: str, *, max_tokens: int, rows_per_rank: int) -> CrossEntropy:
+    """The choice of `train.cross_entropy=auto`. te_problem: why TransformerEngine's kernel is not
+    for this run, empty where it is; max_tokens: of a micro-batch; rows_per_rank: of the output
+    layer.
+    """
+    if te_problem:
+        return CrossEntropy(method="fused_linear", reason=te_problem)
+    logit_bytes = 2 * max_tokens * rows_per_rank
+    if logit_bytes > _MAX_TE_LOGIT_BYTES:
+        return CrossEntropy(
+            method="fused_linear",
+            reason=f"all logits of a micro-batch would take {logit_bytes / 1e9:.1f} GB",
+        )
+    return CrossEntropy(
+        method="te",
+        reason=f"TransformerEngine is there, and all logits take {logit_bytes / 1e9:.1f} GB",
+    )
+
+
+def fused_linear_bytes(
+    num_tokens: int,
+    num_loss_tokens: int,
+    hidden_size: int,
+    rows_per_rank: int,
+    *,
+    dtype_bytes: int,
+    on_cuda: bool = True,
+    sequence_parallel: bool = False,
+    chunks: Chunks = DEFAULT_CHUNKS,
+) -> int:
+    """Bytes on one rank above the model, its main gradients and the hidden states that come in.
+
+    num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
+    the output weight, padding included. The larger of two moments: a chunk in the forward pass
+    (its logits, their gradient where products take it in the model's dtype, its hidden states and
+    their gradient), and the placeholder of the weight's gradient in the backward pass (which a CPU
+    never touches). The gradient of the hidden states is there in both, and under sequence
+    parallelism all ranks' hidden states.
+    """
+    tokens, rows = chunks.sizes(rows_per_rank)
+    tokens = min(tokens, num_loss_tokens)
+    hidden_bytes = num_tokens * hidden_size * dtype_bytes
+    held = hidden_bytes * (2 if sequence_parallel else 1) + 24 * num_loss_tokens
+    half = dtype_bytes < 4
+    chunk = tokens * rows * (4 + dtype_bytes * (half and on_cuda))
+    chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
+    if on_cuda:
+        return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
+    # One after the other: a part of the logits once more, then converted factors and their product.
+    block = min(BLOCK_ROWS, rows)
+    scratch = 4 * min(2**20, tokens * rows)
+    return held + chunk + max(scratch, half * 4 * block * (hidden_size + tokens))
+
+
+def whole_logits_bytes(
+    num_loss_tokens: int,
+    hidden_size: int,
+    rows_per_rank: int,
+    *,
+    dtype_bytes: int,
+    method: Literal["te", "vocab_parallel"],
+    fused_weight_gradient: bool = False,
+) -> int:
+    """The same for the two losses that compute all logits of the response tokens at once.
+
+    te: logits in the model's dtype, overwritten by their gradient. vocab_parallel: those, and in
+    float32 the softmax that becomes their gradient; in a float32 model they are one. Then hidden
+    states of the response tokens, their gradient, and the weight's unless Apex adds it to the main
+    gradient.
+    """
+    per_logit = dtype_bytes
+    if method == "vocab_parallel" and dtype_bytes < 4:
+        per_logit += 4
+    logits = num_loss_tokens * rows_per_rank * per_logit
+    hidden = 2 * num_loss_tokens * hidden_size * dtype_bytes
+    weight = 0 if fused_weight_gradient else rows_per_rank * hidden_size * dtype_bytes
+    return logits + hidden + weight + 24 * num_loss_tokens

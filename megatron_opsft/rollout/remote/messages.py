@@ -1,0 +1,31 @@
+"""What trainer and engine process say to each other: pickled, over a socket file that only this
+user can open.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """Of a reply: still at work, the result, or an error that starting again would not mend."""
+
+    ALIVE = "alive"
+    RESULT = "result"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A method of `process.Service` and its arguments."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Any number of ALIVE, then one RESULT or ERROR (value: the message), for each request."""
+
+    kind: Kind
+    value: Any = None

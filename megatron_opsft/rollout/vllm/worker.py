@@ -1,0 +1,245 @@
+"""What runs inside vLLM's workers: reading their parameters, and receiving weights from another
+process.
+
+vLLM imports it in every worker process, on GPUs before it chooses its device: what it imports must
+leave torch as it is (see `cpu_worker`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from megatron_opsft.runtime.shared_memory import Address, open_shared
+from megatron_opsft.weights.layouts import Parameter
+from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.rules import TIED_HEAD
+
+BACKEND = "megatron_opsft_shared_memory"
+_READ_ROWS = 256  # of the identity with which a packed weight is read
+
+
+class EngineTensors(Mapping[str, Tensor]):
+    """The parameters of vLLM's model by name; a packed one is unpacked into a copy when read.
+
+    On a CPU vLLM keeps linear weights in a form that only its matrix product can read. Applied to
+    the identity, that product gives the weight back, exactly but for the sign of zeros.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._names = [name for name, _ in model.named_parameters()]
+        self._packing: dict[str, Any] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            # A lookup in the embedding reads the live weight; only the head multiplies with it.
+            multiplies = hasattr(module, "cpu_linear") and "embed_tokens" not in name
+            if multiplies and _is_packed(module):
+                self._packing[f"{name}.weight"] = module
+        self._last: tuple[str, Tensor] | None = None
+
+    @property
+    def packs(self) -> bool:
+        """Whether any weight is packed."""
+        return bool(self._packing)
+
+    @property
+    def packs_head(self) -> bool:
+        """Whether the head's product has a packed copy of its weight."""
+        return TIED_HEAD in self._packing
+
+    def packed(self, expected: Sequence[Parameter]) -> str:
+        """Why these parameters cannot be written in place; "" where they can."""
+        for parameter in expected:
+            if parameter.name in self._packing:
+                return f"vLLM holds {parameter.name} packed"
+            if parameter.name not in self._names:
+                return f"vLLM has no parameter {parameter.name}"
+            shape = tuple(self[parameter.name].shape)
+            if shape != parameter.shape:
+                return f"vLLM's {parameter.name} has shape {list(shape)}, not the expected one"
+        return ""
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._packing:
+            return self._model.get_parameter(name).data
+        if self._last is None or self._last[0] != name:
+            self._last = (name, _unpack(self._packing[name]))
+        return self._last[1]
+
+    def forget(self) -> None:
+        """Drop the copy that was read last: the weights have changed."""
+        self._last = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._names, *self._packing]))
+
+    def __len__(self) -> int:
+        return len({*self._names, *self._packing})
+
+
+def _is_packed(module: torch.nn.Module) -> bool:
+    """Whether the product ignores the weight it is given."""
+    weight: Any = module.weight
+    if weight.numel() == 0:
+        return True
+    ones = torch.ones(1, weight.shape[1], dtype=weight.dtype)
+    product: Any = module.cpu_linear
+    return bool(product(ones, torch.zeros_like(weight), None).any())
+
+
+@torch.inference_mode()
+def _unpack(module: Any) -> Tensor:
+    """The weight [rows, columns] that the module's product multiplies with."""
+    columns = module.weight.shape[1] if module.weight.numel() else module.input_size_per_partition
+    parts = []
+    for start in range(0, columns, _READ_ROWS):
+        count = min(_READ_ROWS, columns - start)
+        identity = torch.zeros(count, columns, dtype=module.weight.dtype)
+        identity[torch.arange(count), torch.arange(start, start + count)] = 1
+        parts.append(module.cpu_linear(identity, module.weight, None))
+    return torch.cat(parts).T.contiguous()
+
+
+class OpsftWorker:
+    """Methods that vLLM adds to its worker (`worker_extension_cls`), called by `collective_rpc`."""
+
+    model_runner: Any
+    device: torch.device
+
+    def opsft_tensors(self) -> EngineTensors:
+        """This worker's parameters; only for a caller in the same process."""
+        if not hasattr(self, "_opsft_tensors"):
+            self._opsft_tensors = EngineTensors(self.model_runner.get_model())
+        return self._opsft_tensors
+
+    def opsft_packs(self) -> tuple[bool, bool]:
+        """Whether any weight is packed, and whether the head is."""
+        tensors = self.opsft_tensors()
+        return tensors.packs, tensors.packs_head
+
+    def opsft_checksums(
+        self,
+        parameters_of_rank: Sequence[Sequence[Parameter]],
+        hf_columns: Mapping[str, int],
+        cuts: int,
+    ) -> tuple[int, list[int]]:
+        """This worker's tensor-parallel rank, and `proof.parameter_checksums` of its parameters."""
+        tensors = self.opsft_tensors()
+        tensors.forget()
+        tp_rank = get_tensor_model_parallel_rank()
+        sums = parameter_checksums(
+            parameters_of_rank[tp_rank],
+            tensors,
+            hf_columns=hf_columns,
+            cuts=cuts,
+            signed_zeros=not tensors.packs,
+        )
+        return tp_rank, sums
+
+    def opsft_read_shared(self, address: Address) -> bytes | str:
+        """What stands there, or why this worker cannot read it."""
+        try:
+            return open_shared(address, self.device).cpu().numpy().tobytes()
+        except (RuntimeError, OSError) as error:  # the driver's: no way between the two GPUs
+            return str(error).partition("\n")[0]
+
+    def opsft_parameter(self, name: str) -> Tensor:
+        """A copy of one parameter, on the CPU."""
+        return self.opsft_tensors()[name].detach().cpu().clone()
+
+
+@dataclass
+class NoInitInfo(WeightTransferInitInfo):
+    """Nothing has to be agreed on beforehand."""
+
+
+@dataclass
+class BucketInfo(WeightTransferUpdateInfo):
+    """A bucket of whole HF tensors, one behind the other in memory that both processes can read.
+
+    slot: of the sender's two buckets; offsets: in bytes.
+    """
+
+    slot: int
+    address: Address
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+
+
+class SharedMemoryEngine(WeightTransferEngine[NoInitInfo, BucketInfo]):
+    """vLLM's weight-transfer API over memory shared on one machine, on any device.
+
+    vLLM's own back ends need CUDA on both sides, and its IPC the same GPU on both.
+    """
+
+    init_info_cls = NoInitInfo
+    update_info_cls = BucketInfo
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._opened: dict[int, tuple[Address, Tensor]] = {}
+
+    def init_transfer_engine(self, init_info: NoInitInfo) -> None:
+        """Nothing to do."""
+
+    def start_weight_update(self) -> None:
+        """Layers are rebuilt one by one as their tensors arrive."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load one bucket; the tensors are copied before it returns."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: BucketInfo) -> None:
+        """Load one bucket into the model."""
+        memory = self._open(update_info.slot, update_info.address)
+        tensors = []
+        for name, dtype_name, shape, offset in zip(
+            update_info.names,
+            update_info.dtypes,
+            update_info.shapes,
+            update_info.offsets,
+            strict=True,
+        ):
+            dtype = getattr(torch, dtype_name)
+            raw = memory[offset : offset + prod(shape) * dtype.itemsize]
+            # A layer keeps what it is given until it is complete, which may be in the next bucket.
+            tensors.append((name, raw.view(dtype).view(shape).to(self.device, copy=True)))
+        model: Any = self.model
+        model.load_weights(iter(tensors))
+
+    def finish_weight_update(self) -> None:
+        """All tensors have come."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def _open(self, slot: int, address: Address) -> Tensor:
+        """The sender's bucket, opened once for as long as it is the same."""
+        if slot not in self._opened or self._opened[slot][0] != address:
+            self._opened.pop(slot, None)  # before its successor comes
+            self._opened[slot] = (address, open_shared(address, self.device))
+        return self._opened[slot][1]
+
+    def shutdown(self) -> None:
+        """Let go of the sender's memory."""
+        self._opened.clear()
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryEngine)

@@ -1,0 +1,124 @@
+"""Where a run's numbers go: console, metrics.jsonl, TensorBoard, Weights & Biases. Used by rank
+0.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from megatron_opsft.config import RunConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.run.directory import RunDir
+from megatron_opsft.runtime.durable import append_line, explaining_full_disk
+
+Values = Mapping[str, float | int]
+
+
+class MetricsLog:
+    """Fan-out of one run's metrics. Floats in the JSON lines read back as the same numbers."""
+
+    def __init__(self, run_dir: RunDir, config: RunConfig, *, first_step: int) -> None:
+        self._directory = run_dir.path
+        self._num_steps = config.steps
+        self._console = Console()
+        self._writers: list[Any] = []
+        if config.tensorboard:
+            self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
+        if config.wandb != "off":
+            self._writers.append(_Wandb(config))
+        self._progress: Progress | None = None
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[rate]} s/step, left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task(
+                "train", total=config.steps, completed=first_step, rate="-"
+            )
+
+    def step(self, metrics: Values) -> None:
+        """One finished training step."""
+        self._append("metrics.jsonl", metrics)
+        step = int(metrics["step"])
+        seconds = metrics["step_seconds"]
+        line = (
+            f"step {step}/{self._num_steps}  loss {metrics['loss']:.4f}  "
+            f"accuracy {metrics['accuracy']:.3f}  tokens {metrics['mean_response_tokens']:.1f}  "
+            f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}  "
+            f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s"
+        )
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, rate=f"{seconds:.2f}")
+        else:
+            left = (self._num_steps - step) * seconds
+            line += f"  about {left:.0f} s left"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def evaluation(self, metrics: Values) -> None:
+        """One evaluation on held-out problems."""
+        self._append("evals.jsonl", metrics)
+        self._console.print(
+            f"held-out after step {metrics['step']}: accuracy {metrics['eval_accuracy']:.3f}, "
+            f"{metrics['eval_mean_response_tokens']:.1f} tokens "
+            f"({metrics['eval_samples']} samples)",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _append(self, name: str, metrics: Values) -> None:
+        append_line(self._directory / name, json.dumps(dict(metrics)))
+        for writer in self._writers:
+            with explaining_full_disk(self._directory, 0):
+                writer.write(metrics)
+
+    def close(self) -> None:
+        """Flush everything."""
+        if self._progress is not None:
+            self._progress.stop()
+        for writer in self._writers:
+            writer.close()
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(directory), purge_step=first_step + 1)
+
+    def write(self, metrics: Values) -> None:
+        step = int(metrics["step"])
+        for key, value in metrics.items():
+            if key != "step":
+                self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, config: RunConfig) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError(
+                f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
+                "run.wandb=off"
+            ) from None
+        self._run: Any = wandb.init(
+            project=config.wandb_project, dir=str(config.dir), mode=config.wandb, resume="allow"
+        )
+
+    def write(self, metrics: Values) -> None:
+        self._run.log(dict(metrics), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        self._run.finish()

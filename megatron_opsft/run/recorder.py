@@ -1,0 +1,260 @@
+"""What a run writes down, and how it finds its place again."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatron_opsft.batching.packing import PackingReport
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.batch import describe_rollouts
+from megatron_opsft.model.checkpoint import list_checkpoints
+from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
+from megatron_opsft.run.directory import RunDir
+from megatron_opsft.run.metrics import MetricsLog
+from megatron_opsft.runtime.distributed import gather_to_main
+from megatron_opsft.runtime.durable import write_json, write_text
+from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.session import Session, log
+from megatron_opsft.storage.hf_writer import write_hf_model
+
+WARN_AFTER_SKIPPED = 10
+
+
+class Journal:
+    """The records of one run. Methods are called by every rank; rank 0 writes."""
+
+    def __init__(self, session: Session, run_dir: RunDir, last_step: int) -> None:
+        self._s = session
+        self._dir = run_dir
+        self._skipped_in_row = 0
+        self._watch = Stopwatch(session.device)
+        self.last_step = last_step
+        self._log: MetricsLog | None = None
+        if session.layout.is_main:
+            self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
+
+    def record(
+        self,
+        step: int,
+        pairs: Sequence[tuple[Rollout, Verdict]],
+        samples: Sequence[Sample],
+        packing: PackingReport,
+        result: StepResult,
+        pushed: SyncResult,
+        watch: Stopwatch,
+    ) -> None:
+        """One line of metrics.jsonl; `pairs` are this rank's responses.
+
+        checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
+        """
+        self._settle_checkpoint(wait=False)
+        enter("record")
+        everything = gather_to_main(pairs)
+        if self._log is None:
+            return
+        order = {problem.id: n for n, problem in enumerate(self._s.problems_of(step))}
+        everything.sort(key=lambda pair: (order[pair[0].problem_id], pair[0].sample_index))
+        if self._s.config.run.save_rollouts:
+            self._dir.save_rollouts(step, everything)
+        metrics: dict[str, float | int] = {
+            "step": step,
+            "loss": result.loss,
+            "grad_norm": result.grad_norm,
+            "lr": result.lr,
+            **describe_rollouts(everything, samples),
+            "trained_tokens": result.trained_tokens,
+            "num_microbatches": result.num_microbatches,
+            "packing_efficiency": packing.fill,
+            "rank_imbalance": packing.imbalance,
+            "weight_version": pushed.version,
+            **_differences(pushed),
+            **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
+            "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
+            "step_seconds": watch.total(),
+        }
+        self._log.step(metrics)
+        self._warn_if_nothing_is_learned(result.applied)
+
+    def _warn_if_nothing_is_learned(self, applied: bool) -> None:
+        self._skipped_in_row = 0 if applied else self._skipped_in_row + 1
+        if self._skipped_in_row and self._skipped_in_row % WARN_AFTER_SKIPPED == 0:
+            log.warning(
+                "no response was accepted in %d steps in a row, so nothing was learned: raise "
+                "rollout.max_response_tokens, or look at rollouts/ for what the verifier rejects",
+                self._skipped_in_row,
+            )
+
+    def evaluate(self, step: int) -> None:
+        """Held-out accuracy and length after `step` updates, into evals.jsonl."""
+        if self._s.held_out is None:
+            return
+        enter("evaluate")
+        result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
+        if self._log is not None:
+            self._log.evaluation(
+                {
+                    "step": step,
+                    "eval_accuracy": result.accuracy,
+                    "eval_mean_response_tokens": result.mean_response_tokens,
+                    "eval_samples": result.num_samples,
+                }
+            )
+
+    def checkpoint(self, step: int, *, leaving: bool = False) -> None:
+        """Save the state after `step` updates.
+
+        leaving: wait until it is on disk. Errors: `UserError` if it cannot be; else that is a
+        warning, and the next one is tried at its time.
+        """
+        checkpointer = self._s.checkpointer
+        about = {"config_hash": config_hash(self._s.config)}
+        with self._watch.phase("checkpoint"):
+            if leaving:
+                checkpointer.save(step, about)
+                return
+            in_background = self._s.config.checkpoint.asynchronous
+            checkpointer.start(step, about, in_background=in_background)
+        if not in_background:
+            self._settle_checkpoint(wait=True)
+
+    def _settle_checkpoint(self, *, wait: bool) -> None:
+        """Let a checkpoint appear that was written meanwhile."""
+        with self._watch.phase("checkpoint"):
+            failure = self._s.checkpointer.finish(wait=wait)
+        if failure and self._log is not None:
+            log.warning("%s; the older checkpoints stay, and the run goes on", failure)
+
+    def save_failed_batch(self, step: int, samples: Sequence[Sample]) -> None:
+        """Keep the batch of a step whose loss was not finite, for whoever looks into it.
+
+        Every rank is about to leave: the checkpoint under way is waited for.
+        """
+        self._settle_checkpoint(wait=True)
+        if self._s.layout.is_main:
+            rows = [
+                {
+                    "problem_id": sample.problem_id,
+                    "sample_index": sample.sample_index,
+                    "prompt_ids": sample.prompt_ids,
+                    "response_ids": sample.response_ids,
+                }
+                for sample in samples
+            ]
+            path = self._dir.path / f"failed_step_{step:06d}.json"
+            write_json(path, {"step": step, "samples": rows})
+            log.error("step %d: loss or gradient is not finite; its batch is in %s", step, path)
+
+    def finish(self) -> None:
+        """Export the model as a Hugging Face directory and write summary.json."""
+        enter("export")
+        exporter = self._s.sync.exporter
+        if self._log is None:
+            for _ in exporter.stream():
+                pass
+            return
+        table = self._s.shards.table
+        write_hf_model(
+            self._dir.path / "hf",
+            exporter.stream(),
+            shapes=table.hf_shapes(),
+            dtype=self._s.shards.parameters[0][1].dtype,
+            source_dir=self._s.model_dir,
+            overwrite=True,
+        )
+        write_json(self._dir.path / "summary.json", self._summary())
+
+    def close(self) -> None:
+        """Flush the metrics writers, also when the run stops early."""
+        if self._log is not None:
+            self._log.close()
+
+    def _summary(self) -> dict[str, object]:
+        evaluations = _read_lines(self._dir.path / "evals.jsonl")
+        steps = _read_lines(self._dir.path / "metrics.jsonl")
+        summary: dict[str, object] = {}
+        for name, line in (("base", evaluations[:1]), ("final", evaluations[-1:])):
+            summary[name] = {
+                key: line[0][f"eval_{key}"] if line else None
+                for key in ("accuracy", "mean_response_tokens", "samples")
+            }
+        summary["steps"] = self._s.config.run.steps
+        summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
+        summary["seconds"] = sum(line["step_seconds"] for line in steps)
+        summary["config_hash"] = config_hash(self._s.config)
+        return summary
+
+
+def _differences(pushed: SyncResult) -> dict[str, float]:
+    if pushed.logprob_diff_mean is None or pushed.logprob_diff_max is None:
+        return {}
+    return {
+        "logprob_diff_mean": pushed.logprob_diff_mean,
+        "logprob_diff_max": pushed.logprob_diff_max,
+    }
+
+
+@contextmanager
+def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator[Journal]:
+    """Create the run directory, or load its newest checkpoint. Called by every rank.
+
+    Errors: `UserError` for a directory that holds a run already, or a resume that would not be the
+    same run.
+    """
+    config = session.config
+    run_dir = RunDir(config.run.dir)
+    if session.layout.is_main:
+        run_dir.open(resume=resume, overwrite=overwrite)
+    last_step = 0
+    if resume and list_checkpoints(session.checkpointer.directory):
+        _check_same_run(session, run_dir.path)
+    if resume and (manifest := session.checkpointer.load_newest()):
+        last_step = manifest["step"]
+    if last_step > config.run.steps:
+        raise UserError(
+            f"run.steps={config.run.steps}, but {config.run.dir} has a checkpoint of step "
+            f"{last_step}; raise it"
+        )
+    if session.layout.is_main:
+        run_dir.truncate(after_step=last_step)
+        write_text(run_dir.path / "config.yaml", to_yaml(config))
+        write_json(run_dir.path / "manifest.json", _manifest(session))
+    journal = Journal(session, run_dir, last_step)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def _check_same_run(session: Session, directory: Path) -> None:
+    before: Config = load_config(directory / "config.yaml")
+    check_resumable(before, session.config, directory)
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    if manifest["data_sha256"] != session.problems.sha256:
+        raise UserError(
+            f"{session.problems.name} is not the data that {directory} was trained on (its hash "
+            "differs); restore the data, or start a new run"
+        )
+
+
+def _manifest(session: Session) -> dict[str, object]:
+    return {
+        "versions": installed_versions(),
+        "config_hash": config_hash(session.config),
+        "data": session.problems.name,
+        "data_sha256": session.problems.sha256,
+        "num_problems": len(session.problems.problems),
+        "num_bad_rows": len(session.problems.bad_rows),
+        "model": str(session.config.model.path),
+        "world_size": session.layout.world_size,
+    }
+
+
+def _read_lines(path: Path) -> list[dict[str, float]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,206 @@
+"""The `.metadata` file of torch's distributed checkpoints: what is stored where.
+
+It is a pickle. Only the classes that torch puts into it are let in, so a damaged or hostile file is
+an error and nothing else.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.regions import FileSlice, Region, data_offset, load_without_data, opened
+
+METADATA_NAME = ".metadata"
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: how it was made, and SHA-256s
+_MODULES = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.planner",
+    "torch.distributed.checkpoint.filesystem",
+)
+_NAMES = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("collections", "OrderedDict"),
+    ("builtins", "set"),
+    ("builtins", "dict"),
+    ("builtins", "list"),
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if module in _MODULES or (module, name) in _NAMES or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no business in a checkpoint's metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stored part of a tensor: its place in the tensor, and its bytes in a file."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    path: Path
+    file_offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of the checkpoint; its chunks cover it exactly once."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[Chunk, ...]
+
+
+def is_dist_checkpoint(directory: Path) -> bool:
+    """Whether a directory looks like Megatron's torch_dist format."""
+    return (directory / METADATA_NAME).is_file() and (directory / "metadata.json").is_file()
+
+
+def read_metadata(directory: Path) -> dict[str, StoredTensor]:
+    """Key -> tensor; objects that are no tensors are left out.
+
+    Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
+    be read, chunks that do not cover their tensor, or files that are missing or too short.
+    """
+    path = directory / METADATA_NAME
+    content = path.read_bytes()
+    _check_digest(directory, content)
+    try:
+        metadata = _Unpickler(io.BytesIO(content)).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+        storage = {
+            (str(index.fqn), tuple(index.offset or ())): info
+            for index, info in metadata.storage_data.items()
+        }
+        tensors = [
+            _stored_tensor(directory, key, entry, storage)
+            for key, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        ]
+    except UserError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise UserError(f"{path} is damaged: {type(error).__name__}: {reason}") from None
+    _check_files(tensors)
+    return {tensor.key: tensor for tensor in tensors}
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """What a converted checkpoint says of itself; None for one that was not converted."""
+    path = directory / RECORD_NAME
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record["sha256"][METADATA_NAME], record["vocab_size"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error!r}") from None
+    return record
+
+
+def _check_digest(directory: Path, metadata: bytes) -> None:
+    record = read_record(directory)
+    if record and hashlib.sha256(metadata).hexdigest() != record["sha256"][METADATA_NAME]:
+        raise UserError(
+            f"{directory / METADATA_NAME} is damaged: it is not what {RECORD_NAME} says"
+        )
+
+
+def _stored_tensor(
+    directory: Path, key: str, entry: TensorStorageMetadata, storage: dict[Any, Any]
+) -> StoredTensor:
+    shape = tuple(map(int, entry.size))
+    chunks = []
+    for part in entry.chunks:
+        offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
+        info = storage[key, offsets]
+        if Path(info.relative_path).name != info.relative_path or info.transform_descriptors:
+            raise UserError(
+                f"{directory / METADATA_NAME}: tensor {key} is stored in a way that is not "
+                f"supported ({info.relative_path!r})"
+            )
+        if min(offsets, default=0) < 0 or min(info.offset, info.length) < 0:
+            raise UserError(f"{directory / METADATA_NAME}: tensor {key} has a negative offset")
+        file = directory / info.relative_path
+        chunks.append(Chunk(offsets, sizes, file, int(info.offset), int(info.length)))
+    _check_cover(directory, key, shape, chunks)
+    return StoredTensor(key, shape, entry.properties.dtype, tuple(chunks))
+
+
+def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
+    """Inside the tensor, and as many elements as it has; overlaps would leave a hole elsewhere."""
+    inside = all(
+        len(chunk.offsets) == len(chunk.sizes) == len(shape)
+        and all(o + n <= s for o, n, s in zip(chunk.offsets, chunk.sizes, shape, strict=True))
+        for chunk in chunks
+    )
+    distinct = len({chunk.offsets for chunk in chunks}) == len(chunks)
+    covered = sum(prod(chunk.sizes) for chunk in chunks)
+    if not inside or not distinct or covered != prod(shape):
+        raise UserError(
+            f"{directory / METADATA_NAME}: the stored parts of tensor {key} do not make up its "
+            f"shape {list(shape)}"
+        )
+
+
+def _check_files(tensors: list[StoredTensor]) -> None:
+    ends: dict[Path, tuple[int, str]] = {}
+    for tensor in tensors:
+        for chunk in tensor.chunks:
+            last = (chunk.file_offset + chunk.length, tensor.key)
+            ends[chunk.path] = max(ends.get(chunk.path, last), last)
+    for path, (end, key) in ends.items():
+        if not path.is_file():
+            raise UserError(f"{path} is missing; it holds tensor {key}")
+        if path.stat().st_size < end:
+            raise UserError(f"{path} is cut short: it should hold tensor {key}")
+
+
+def _is_one_zip(archive: FileSlice, length: int) -> bool:
+    """Whether a zip file fills the slice. A reader alone would find one that is shifted, too."""
+    first = archive.read(4)
+    archive.seek(max(0, length - 22))
+    last = archive.read(4)
+    archive.seek(0)
+    return first == b"PK\x03\x04" and last == b"PK\x05\x06"
+
+
+def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
+    """The bytes of a chunk, behind the header of its archive.
+
+    Errors: `UserError` when the archive is damaged or holds another shape or dtype.
+    """
+    what = f"{chunk.path}: tensor {tensor.key} at {list(chunk.offsets)}"
+    with opened(chunk.path) as file:
+        archive = FileSlice(file, chunk.file_offset, chunk.length)
+        if not _is_one_zip(archive, chunk.length):
+            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
+        stored = load_without_data(cast(IO[bytes], archive), what)
+        if not isinstance(stored, torch.Tensor):
+            raise UserError(f"{what} is damaged: no tensor is stored there")
+        offset = data_offset(stored, cast(IO[bytes], archive), what)
+    if tuple(stored.shape) != chunk.sizes or stored.dtype is not tensor.dtype:
+        raise UserError(
+            f"{what} holds {stored.dtype} {list(stored.shape)}, but {METADATA_NAME} says "
+            f"{tensor.dtype} {list(chunk.sizes)}"
+        )
+    region = Region(chunk.path, chunk.file_offset + offset, chunk.sizes, tensor.dtype)
+    if offset + region.num_bytes > chunk.length:
+        raise UserError(f"{what} is damaged: its bytes end behind the archive")
+    return region

@@ -1,0 +1,180 @@
+"""Hugging Face model directories: found, opened, checked and read slice by slice."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.hf_shards import read_regions
+from megatron_opsft.storage.regions import Region
+from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+INDEX_NAMES = (INDEX_NAME, "pytorch_model.bin.index.json")
+SINGLE_NAMES = (SINGLE_NAME, "pytorch_model.bin")
+TINY_REASONER = "tiny_reasoner"
+ASSETS = Path(__file__).parent.parent / "assets"
+MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
+HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
+
+
+def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
+    """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
+
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
+    UserError where they cannot be.
+    """
+    if name == TINY_REASONER:
+        return ASSETS / TINY_REASONER
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise UserError(f"model.path={name} is a file; give the directory that holds config.json")
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        raise UserError(
+            f"model.path={name} is no directory; give a Hugging Face model directory, a hub name "
+            f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise UserError(
+            f"model.path={name} is no local directory and could not be fetched from the Hugging "
+            "Face hub "
+            f"({type(error).__name__}: {reason}); download it where there is a network and give "
+            "its directory"
+        ) from None
+
+
+def resolve_config(name: str) -> Path:
+    """The directory whose config.json describes a model, for what needs no weights.
+
+    As `resolve_model`, but a hub name whose config.json is shipped needs neither network nor cache,
+    and means the same on every machine. Errors: `UserError`.
+    """
+    found = MODEL_CONFIGS.glob("*/*/config.json")
+    shipped = {file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found}
+    if name in shipped and not Path(name).is_dir():
+        return shipped[name]
+    return resolve_model(name, ["config.json"])
+
+
+class HfTensors:
+    """The tensors of a Hugging Face directory; only headers are read until a slice is wanted.
+
+    safetensors, or torch archives (.bin), each as one file or as shards with their index.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        """UserError, naming file and tensor, unless every shard is whole and fits the index."""
+        self.model_dir = Path(model_dir)
+        self._regions: dict[str, Region] = {}
+        single = next((n for n in SINGLE_NAMES if (self.model_dir / n).exists()), None)
+        index = next((n for n in INDEX_NAMES if (self.model_dir / n).exists()), None)
+        if index is not None:
+            self._read_indexed(self.model_dir / index)
+        elif single is not None:
+            self._regions = read_regions(self.model_dir / single)
+        else:
+            raise UserError(
+                f"{self.model_dir} holds neither {' nor '.join(SINGLE_NAMES)}, nor an index of "
+                f"shards ({', '.join(INDEX_NAMES)})"
+            )
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._regions)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.region(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.region(name).dtype
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: region.shape for name, region in self._regions.items()}
+
+    def files(self) -> tuple[Path, ...]:
+        """The weight files, each once."""
+        return tuple(dict.fromkeys(region.path for region in self._regions.values()))
+
+    def region(self, name: str) -> Region:
+        """Where a tensor lies; UserError for a name that is not there."""
+        if name not in self._regions:
+            raise UserError(f"{self.model_dir} holds no tensor {name}")
+        return self._regions[name]
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
+        """`tensor[start:stop]` along axis 0 or 1, whole along the other; file's dtype, CPU.
+
+        The result is a view of the mapped file (not contiguous for axis 1): copy it, do not write
+        to it. Only what is touched gets into memory.
+        """
+        region = self.region(name)
+        if axis == 0:
+            return region.rows(start, min(stop, region.shape[0]))
+        return region.rows(0, region.shape[0])[:, start:stop]
+
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
+        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        self.region(name).copy_rows(start, stop, out)
+
+    def _read_indexed(self, index: Path) -> None:
+        weight_map = _read_weight_map(index)
+        for file in dict.fromkeys(weight_map.values()):
+            path = self.model_dir / file
+            for name, region in read_regions(path).items():
+                if weight_map.get(name) != file:
+                    raise UserError(
+                        f"{path} holds tensor {name}, which {index.name} does not list for it"
+                    )
+                self._regions[name] = region
+        for name, file in weight_map.items():
+            if name not in self._regions:
+                raise UserError(f"{index} says that tensor {name} is in {file}, but it is not")
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index} is not an index with a weight_map: {error!r}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index}: weight_map must be a non-empty object")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise UserError(f"{index}: tensor {name} is mapped to {file!r}, not to a file name")
+    return weight_map
+
+
+def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
+    """UserError unless the directory holds exactly the tensors of the table.
+
+    A tied checkpoint that repeats the embedding as `lm_head.weight` must repeat it bit for bit:
+    otherwise transformers does not tie it, and training it as tied would silently be another model.
+    Reads headers only, except for such a repeated head; one rank is enough.
+    """
+    table.check_hf(tensors.shapes(), str(tensors.model_dir))
+    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.names()):
+        return
+    embedding = EMBEDDING.hf_tensors[0][0]
+    for start in range(0, table.shape.vocab_size, COMPARED_ROWS):
+        stop = min(start + COMPARED_ROWS, table.shape.vocab_size)
+        if not torch.equal(
+            tensors.read(TIED_HEAD, 0, start, stop), tensors.read(embedding, 0, start, stop)
+        ):
+            raise UserError(
+                f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
+                "differs "
+                f"from {embedding}; set tie_word_embeddings to false if the head is meant to differ"
+            )

@@ -1,0 +1,187 @@
+"""A Megatron distributed checkpoint, read under the Hugging Face names of its weights.
+
+The same methods as `HfTensors`, so whatever loads from a Hugging Face directory loads from a
+checkpoint too: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice, product
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.dist_metadata import (
+    Chunk,
+    locate,
+    read_metadata,
+    read_record,
+)
+from megatron_opsft.storage.regions import Region
+from megatron_opsft.weights.checkpoint_keys import (
+    Place,
+    exported_rules,
+    other_places,
+    place_of,
+)
+from megatron_opsft.weights.rules import Rule, WeightTable
+from megatron_opsft.weights.slicing import shard_blocks
+
+_NOT_WEIGHTS = ("optimizer", "rng_state", "rerun_state", "opt_param_scheduler")
+
+
+class MegatronTensors:
+    """The weights of a checkpoint; metadata and archive headers are read, data when it is asked."""
+
+    def __init__(self, directory: Path, table: WeightTable) -> None:
+        """table: of the model, with TransformerEngine's names. Strict: `UserError` for a weight
+        that is missing, unexpected, or of another shape.
+        """
+        self.model_dir = Path(directory)
+        self._table = table
+        self._stored = read_metadata(self.model_dir)
+        self._places: dict[str, Place] = {}
+        self._chunks: dict[Place, list[Chunk]] = {}
+        self._locate = lru_cache(maxsize=None)(self._locate_chunk)
+        self._match()
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._table.hf_shapes())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._table.hf_shapes()
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._stored[self._places[self._table.by_hf_name(name).mcore_name].key].dtype
+
+    def files(self) -> tuple[Path, ...]:
+        """The files of the weights, each once."""
+        keys = dict.fromkeys(place.key for place in self._places.values())
+        return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
+
+    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
+        """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU."""
+        shape = self._hf_shape(name)
+        if axis == 1:
+            return self.read(name, 0, 0, shape[0])[:, start:stop]
+        out = torch.empty((min(stop, shape[0]) - start, *shape[1:]), dtype=self.dtype(name))
+        self.copy_rows(name, start, min(stop, shape[0]), out)
+        return out
+
+    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
+        """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
+        rule = self._table.by_hf_name(name)
+        done = 0
+        for first, last in _shard_rows(rule, name, start, stop):
+            self._copy(rule, first, last, out[done : done + last - first])
+            done += last - first
+
+    def _hf_shape(self, name: str) -> tuple[int, ...]:
+        rule = self._table.by_hf_name(name)
+        return rule.hf_shapes[rule.hf_names.index(name)]
+
+    def _match(self) -> None:
+        """Give every parameter its place; strict both ways."""
+        record, vocab_size = read_record(self.model_dir), self._table.shape.vocab_size
+        if record is not None and record["vocab_size"] != vocab_size:
+            # The padding hides it: the padded embedding could be one of either size.
+            raise UserError(
+                f"{self.model_dir}: config.json says vocab_size={vocab_size}, but the checkpoint "
+                f"was made with {record['vocab_size']}"
+            )
+        used: set[str] = set()
+        for rule in exported_rules(self._table):
+            candidates = (place_of(rule.mcore_name), *other_places(rule.mcore_name))
+            place = next((p for p in candidates if p.key in self._stored), None)
+            if place is None:
+                raise UserError(
+                    f"{self.model_dir} holds no {candidates[0].key}, which a "
+                    f"{self._table.shape.architecture} has"
+                )
+            self._check_shape(rule, place)
+            self._places[rule.mcore_name] = place
+            used.add(place.key)
+        leads = {place.key: len(place.lead) for place in self._places.values()}
+        for key, num_leads in leads.items():
+            self._index(key, num_leads)
+        unexpected = [
+            key for key in self._stored if key not in used and not key.startswith(_NOT_WEIGHTS)
+        ]
+        if unexpected:
+            raise UserError(
+                f"{self.model_dir} holds {', '.join(sorted(unexpected)[:4])}, which is not part of "
+                f"a {self._table.shape.architecture} as config.json describes it"
+            )
+
+    def _index(self, key: str, num_leads: int) -> None:
+        """Chunks by their indices on the prepended axes."""
+        for chunk in self._stored[key].chunks:
+            bounds = zip(chunk.offsets, chunk.sizes, strict=True)
+            for lead in product(*(range(o, o + n) for o, n in islice(bounds, num_leads))):
+                self._chunks.setdefault(Place(key, lead), []).append(chunk)
+
+    def _check_shape(self, rule: Rule, place: Place) -> None:
+        stored, lead = self._stored[place.key].shape, len(place.lead)
+        fits = len(stored) == lead + len(rule.mcore_shape)
+        fits = fits and all(i < n for i, n in zip(place.lead, stored[:lead], strict=True))
+        inner, wanted = stored[lead:], rule.mcore_shape
+        if rule.fusion is Fusion.VOCABULARY:  # other writers pad the vocabulary to other multiples
+            fits = fits and inner[0] >= rule.hf_shapes[0][0]
+            inner, wanted = inner[1:], wanted[1:]
+        if not fits or inner != wanted:
+            raise UserError(
+                f"{self.model_dir}: tensor {place.key} has shape {list(stored)}, but config.json "
+                f"means {list(rule.mcore_shape)} for each layer"
+            )
+
+    def _copy(self, rule: Rule, start: int, stop: int, out: Tensor) -> None:
+        """Rows of the whole Megatron parameter, from all chunks that hold some of them."""
+        place = self._places[rule.mcore_name]
+        key, lead = place.key, len(place.lead)
+        for chunk, first, last in _parts(self._chunks[place], lead, start, stop):
+            target = out[first - start : last - start]
+            if target.ndim > 1:
+                column = chunk.offsets[-1]
+                target = target[:, column : column + chunk.sizes[-1]]
+            row = chunk.offsets[lead]
+            self._region(key, chunk, place).copy_rows(first - row, last - row, target)
+
+    def _region(self, key: str, chunk: Chunk, place: Place) -> Region:
+        """The part of a chunk that belongs to one layer (and expert)."""
+        whole, lead = self._locate(key, chunk), len(place.lead)
+        index = 0
+        for position, offset, size in zip(place.lead, chunk.offsets, chunk.sizes, strict=False):
+            index = index * size + position - offset
+        inner = Region(whole.path, whole.offset, chunk.sizes[lead:], whole.dtype)
+        return Region(inner.path, inner.offset + index * inner.num_bytes, inner.shape, inner.dtype)
+
+    def _locate_chunk(self, key: str, chunk: Chunk) -> Region:
+        return locate(self._stored[key], chunk)
+
+
+def _shard_rows(rule: Rule, name: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of the Megatron parameter that hold HF rows [start, stop), in their order."""
+    if len(rule.hf_names) == 1:
+        yield start, stop
+        return
+    for block in shard_blocks(rule, 0, 1):
+        if block.hf_name != name:
+            continue
+        first, last = max(start, block.hf_start), min(stop, block.hf_stop)
+        if first < last:
+            shift = block.shard_start - block.hf_start
+            yield first + shift, last + shift
+
+
+def _parts(
+    chunks: list[Chunk], axis: int, start: int, stop: int
+) -> Iterator[tuple[Chunk, int, int]]:
+    """The chunks that hold some of the rows [start, stop) on `axis`, and which."""
+    for chunk in chunks:
+        first = max(start, chunk.offsets[axis])
+        last = min(stop, chunk.offsets[axis] + chunk.sizes[axis])
+        if first < last:
+            yield chunk, first, last

@@ -1,0 +1,294 @@
+"""Weights between the trainer's shards and the rollout engine, both ways, and proof that they are
+the same.
+
+A push takes one of two ways. In place: slices of the shards travel to the ranks that need them and
+are written into the engine's own parameters, by a plan that is made once. As a stream: every rank
+gets every whole HF tensor in turn and the engine loads them its own way. The first push is always a
+stream: its checksums show whether the engine's layout is the one that the plan assumes.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from math import lcm
+from typing import cast
+
+from torch import Tensor
+
+from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.config import SyncConfig
+from megatron_opsft.errors import EngineDied, SyncError
+from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.records import Sample, SyncResult
+from megatron_opsft.rollout.engine import EngineWeights, RolloutEngine
+from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
+from megatron_opsft.sync.export import Exporter
+from megatron_opsft.sync.pull import Readable, broadcast_pull
+from megatron_opsft.sync.transfer import Transfer
+from megatron_opsft.weights.layouts import Holding, Part, megatron_parameters
+from megatron_opsft.weights.parameter_checksums import expected_checksums
+from megatron_opsft.weights.plan import Plan, make_plan
+
+log = logging.getLogger("megatron_opsft")
+
+Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
+"""Log-probabilities of response tokens under the trainer's weights; every rank calls it."""
+
+_MAX_DEATHS = 3
+_ALARM = {"float32": 1e-3, "bfloat16": 0.05}
+
+
+class WeightSync:
+    """Pushes and pulls; `version` says which weights the engine holds: the number of updates
+    behind them. Every method is called by every rank.
+    """
+
+    def __init__(
+        self,
+        shards: ModelShards,
+        engine: RolloutEngine,
+        config: SyncConfig,
+        score: Score,
+        wait_for_weights: Callable[[], None] = lambda: None,
+    ) -> None:
+        """wait_for_weights: returns when the shards hold the last update; a push calls it as late
+        as it can.
+        """
+        self._shards = shards
+        self._engine = engine
+        self._config = config
+        self._score = score
+        self._wait_for_weights = wait_for_weights
+        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
+        self.version = -1
+        self._transfer: Transfer | None = None
+        self._back: Transfer | None = None
+        # Engine parameters in an order that only the engine's kernels know.
+        self.unknown: frozenset[str] = frozenset()
+        dtype = str(shards.dtype).removeprefix("torch.")
+        self._alarm = config.logprob_alarm or _ALARM[dtype]
+
+    def push(self, version: int, samples: Sequence[Sample] = ()) -> SyncResult:
+        """Trainer -> engine, then the proof that `sync.verify` asks for.
+
+        samples: a few responses to compare log-probabilities on, the same on every rank.
+        Errors: `SyncError` on every rank if the engine holds other weights than the trainer, before
+        anything is sampled from them.
+        """
+        start = time.perf_counter()
+        first = self.version < 0
+        if self._transfer is not None:
+            self._engine.begin_update()
+            self._wait_for_weights()
+            self._transfer.run()
+            self._engine.finish_update(version)
+        else:
+            self._wait_for_weights()
+            self._stream(version)
+        self.version = version
+        path = "in_place" if self._transfer is not None else "stream"
+        seconds = time.perf_counter() - start
+        if first or self._config.verify != "off":
+            self.compare_checksums(first=first)
+        if first:
+            self._transfer = self._plan_in_place()
+        differences: list[float] = []
+        if self._config.verify == "full" and samples:
+            differences = self._compare_log_probs(samples)
+        return SyncResult(
+            version=version,
+            path=path,
+            num_bytes=self._shards.model_bytes,
+            seconds=seconds,
+            logprob_diff_mean=sum(differences) / len(differences) if differences else None,
+            logprob_diff_max=max(differences, default=None),
+        )
+
+    def _stream(self, version: int) -> None:
+        for _ in range(_MAX_DEATHS):
+            try:
+                return self._engine.load_weights(self.exporter.stream(), version)
+            except EngineDied as died:  # on every rank, and another engine waits
+                self._say(f"{died}; giving them to the next one")
+        raise SyncError(f"rollout engines died in {_MAX_DEATHS} pushes in a row")
+
+    def pull(self) -> SyncResult:
+        """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
+        bit (but -0.0 becomes +0.0 where the engine packs its weights).
+
+        The caller then reloads the optimizer's main weights from the model's.
+        Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
+        """
+        start = time.perf_counter()
+        if self.unknown:
+            raise SyncError(f"the engine's layout of {min(self.unknown)} is unknown: cannot pull")
+        own = self._engine.weights()
+        if own is not None and self._back is None:
+            plan = self._plan(self._engine_holdings(own.tp_rank), self._holdings())
+            self._back = Transfer(
+                plan.program(self._shards.layout.rank), own.tensors, self._shards.by_name
+            )
+        if self._back is not None:
+            self._back.run()
+        else:
+            broadcast_pull(cast(Readable, self._engine), self._shards)
+        return SyncResult(
+            version=self.version,
+            path="in_place" if own is not None else "stream",
+            num_bytes=self._shards.model_bytes,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _plan_in_place(self) -> Transfer | None:
+        """The transfer that later pushes replay, or None (and a line in the log) where some rank's
+        engine cannot be written in place.
+        """
+        own = self._engine.weights()
+        reason = "the engine is another process" if own is None else own.packed
+        if not reason and self.unknown:
+            reason = f"the engine's layout of {min(self.unknown)} is unknown"
+        if own is not None and not reason:
+            reason = self._other_dtype(own)
+        reasons = [reason for reason in gather_from_all([reason]) if reason]
+        if own is None or reasons:
+            self._say(f"weights go to the engine as a stream of whole tensors: {reasons[0]}")
+            return None
+        plan = self._plan(self._holdings(), self._engine_holdings(own.tp_rank))
+        self._say(
+            "weights go to the engine in place: at most "
+            f"{max(plan.bytes_sent) / 2**20:.1f} MiB sent by a rank"
+        )
+        return Transfer(plan.program(self._shards.layout.rank), self._shards.by_name, own.tensors)
+
+    def _other_dtype(self, own: EngineWeights) -> str:
+        for parameter in self._engine.layout.parameters_of(own.tp_rank):
+            dtype = own.tensors[parameter.name].dtype
+            if dtype != self._shards.dtype:
+                return f"the engine holds {parameter.name} in {dtype}, not in {self._shards.dtype}"
+        return ""
+
+    def _plan(self, sources: Sequence[Holding], targets: Sequence[Holding]) -> Plan:
+        return make_plan(
+            sources,
+            targets,
+            itemsize=self._shards.dtype.itemsize,
+            world_size=self._shards.layout.world_size,
+            bucket_bytes=self._config.bucket_mb * 2**20,
+        )
+
+    def _holdings(self) -> list[Holding]:
+        """What every training rank holds, exchanged by name."""
+        layout, table = self._shards.layout, self._shards.table
+        names = tuple(rule.mcore_name for rule, _ in self._shards.parameters)
+        ranks: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        for rank, key in enumerate(gather_from_all([(layout.tp_rank, names)])):
+            ranks.setdefault(key, []).append(rank)
+        return [
+            Holding(
+                ranks=tuple(own),
+                parameters=megatron_parameters(
+                    [table.by_mcore_name(name) for name in held], tp_rank, layout.tp_size
+                ),
+            )
+            for (tp_rank, held), own in ranks.items()
+        ]
+
+    def _engine_holdings(self, tp_rank: int) -> list[Holding]:
+        ranks: dict[int, list[int]] = {}
+        for rank, own in enumerate(gather_from_all([tp_rank])):
+            ranks.setdefault(own, []).append(rank)
+        return [
+            Holding(ranks=tuple(own), parameters=self._engine.layout.parameters_of(tp))
+            for tp, own in ranks.items()
+        ]
+
+    def compare_checksums(self, *, first: bool = False) -> None:
+        """Trainer's and engine's checksums of every engine parameter.
+
+        first: what differs among the parameters whose layout is uncertain becomes `unknown`.
+        Errors: `SyncError` on every rank for any other difference.
+        """
+        engine, layout = self._engine.layout, self._shards.layout
+        cuts = lcm(layout.tp_size, engine.tp_size)
+        found = self._engine.checksums(cuts)
+        # Engines are alike: all can tell zeros apart, or none.
+        signed_zeros = all(gather_from_all([found.signed_zeros]))
+        pieces = self._pieces()
+        wrong: list[str] = []
+        for tp_rank in range(engine.tp_size):
+            parameters = engine.parameters_of(tp_rank)
+            mine = expected_checksums(
+                parameters,
+                pieces,
+                hf_columns=engine.hf_columns,
+                cuts=cuts,
+                signed_zeros=signed_zeros,
+            )
+            expected = sum_integers_over_world(mine).tolist()
+            have = found.of_rank.get(tp_rank, expected)
+            wrong += [
+                parameter.name
+                for parameter, a, b in zip(parameters, have, expected, strict=True)
+                if a != b and parameter.name not in self.unknown
+            ]
+        reports = gather_from_all([wrong])
+        if first:
+            self.unknown = frozenset(n for r in reports for n in r) & engine.uncertain
+            reports = [[name for name in r if name not in self.unknown] for r in reports]
+        if bad := {rank: names for rank, names in enumerate(reports) if names}:
+            rank, names = next(iter(bad.items()))
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise SyncError(
+                f"push of weight version {self.version}: the engine of rank {rank} does not hold "
+                f"the trainer's {', '.join(names[:3])}{more} (checksums differ, {len(bad)} of "
+                f"{len(reports)} ranks); nothing was sampled from them"
+            )
+
+    def _pieces(self) -> dict[str, list[tuple[Part, Tensor]]]:
+        """HF name -> what this rank answers for: replicas share the work, each piece has one."""
+        layout = self._shards.layout
+        pieces: dict[str, list[tuple[Part, Tensor]]] = {}
+        for number, (rule, tensor) in enumerate(self._shards.parameters):
+            if rule.replica or number % layout.dp_size != layout.dp_rank:
+                continue
+            if rule.fusion is Fusion.COPY and layout.tp_rank:
+                continue
+            (parameter,) = megatron_parameters([rule], layout.tp_rank, layout.tp_size)
+            for part in parameter.parts:
+                pieces.setdefault(part.hf_name, []).append((part, tensor))
+        return pieces
+
+    def _compare_log_probs(self, samples: Sequence[Sample]) -> list[float]:
+        """Absolute differences over all scored tokens of all ranks."""
+        scores = self._engine.score(samples)
+        stale = max(gather_from_all([scores.stale_tokens]))
+        if stale:
+            raise SyncError(
+                f"push of weight version {self.version}: the engine would have used {stale} keys "
+                "and values that it had cached under the weights before; nothing was sampled"
+            )
+        trainer = self._score(samples)
+        differences = gather_from_all(
+            [
+                abs(ours - theirs)
+                for a, b in zip(trainer, scores.log_probs, strict=False)
+                for ours, theirs in zip(a, b, strict=True)
+            ]
+        )
+        mean = sum(differences) / len(differences)
+        if mean <= self._alarm:
+            return differences
+        line = (
+            f"after the push of weight version {self.version} the log-probs of engine and trainer "
+            f"differ by {mean:.2g} on average (at most {max(differences):.2g}); "
+            f"sync.logprob_alarm is {self._alarm:.2g}"
+        )
+        if self.unknown:  # no checksum covers these: nothing says that the weights are right
+            raise SyncError(f"{line}; the engine's {min(self.unknown)} cannot be checked otherwise")
+        if self._shards.layout.is_main:
+            log.warning("ALARM: %s", line)
+        return differences
+
+    def _say(self, line: str) -> None:
+        if self._shards.layout.is_main:
+            log.info(line)
