@@ -120,7 +120,7 @@ def config_hash(config: Config) -> str:
 
 
 def reference_table() -> str:
-    """All keys with defaults and meaning as a Markdown table; README's config reference."""
+    """All keys with defaults and meaning as a Markdown table; that of docs/config.md."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for section, field in Config.model_fields.items():
         kind = field.annotation

@@ -1,4 +1,4 @@
-"""README and docs/: no dead link, and no command that the program no longer has."""
+"""README, CONTRIBUTING and docs/: no dead link, and no command that the program no longer has."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ import typer
 from megatron_opsft.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILES = re.compile(r"\b(?:examples|slurm|tools|benchmarks|docs|tests)/[\w/.*-]+\.(?:sh|py|yaml|md)")
 
 

@@ -1,4 +1,6 @@
-"""README says what the code does: its config reference is the generated one, its paths exist."""
+"""README, CONTRIBUTING and docs/config.md say what the code does: the reference of all keys is the
+generated one, paths exist.
+"""
 
 import re
 from pathlib import Path
@@ -8,21 +10,24 @@ from megatron_opsft.evaluate.settings import EvalSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CONFIG = (ROOT / "docs/config.md").read_text(encoding="utf-8")
+EVALUATION = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
 
 
 def test_config_reference_is_the_generated_one() -> None:
-    between = README.split("<!-- config reference -->")[1].split("<!-- end")[0]
+    between = CONFIG.split("<!-- config reference -->")[1].split("<!-- end")[0]
     assert between.strip() == reference_table()
 
 
 def test_every_package_folder_is_in_the_tree() -> None:
     folders = {path.parent.name for path in (ROOT / "megatron_opsft").glob("*/__init__.py")}
-    assert folders == {f for f in folders if re.search(rf"^  {f}/ ", README, re.MULTILINE)}
+    assert folders == {f for f in folders if re.search(rf"^  {f}/ ", TREE, re.MULTILINE)}
 
 
 def test_every_top_level_module_is_in_the_tree() -> None:
     modules = {path.name for path in (ROOT / "megatron_opsft").glob("*.py")}
-    assert {m for m in modules if not m.startswith("__") and m not in README} == set()
+    assert {m for m in modules if not m.startswith("__") and m not in TREE} == set()
 
 
 def test_every_file_that_a_command_names_exists() -> None:
@@ -46,6 +51,11 @@ def test_example_evaluations_load() -> None:
 
 
 def test_every_figure_exists() -> None:
-    figures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
-    assert len(figures) >= 3
-    assert [name for name in figures if not (ROOT / name).is_file()] == []
+    for folder, text, count in ((ROOT, README, 2), (ROOT / "docs", EVALUATION, 2)):
+        figures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+        assert len(figures) >= count
+        assert [name for name in figures if not (folder / name).is_file()] == []
+
+
+def test_readme_is_read_in_one_go() -> None:
+    assert len(README.splitlines()) <= 170
