@@ -40,7 +40,6 @@ from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
-from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import (
     Device,
@@ -133,12 +132,14 @@ def open_session(config: Config) -> Iterator[Session]:
     _warn(config, problems, layout)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         trainer, shards = build_trainer(config, model_dir, device, layout)
-        engine = open_engine(config, model_dir, tokenizer, shards.table, device, layout)
+
+        def push_again() -> None:
+            sync.push(sync.version)
+
+        engine = open_engine(config, model_dir, tokenizer, shards.table, device, layout, push_again)
         sync = WeightSync(
             shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights
         )
-        if isinstance(engine, RemoteEngine):
-            engine.push_again = lambda: sync.push(sync.version)
         session = Session(
             config=config,
             device=device,

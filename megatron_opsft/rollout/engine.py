@@ -125,11 +125,30 @@ class StreamingEngine(Protocol):
         """
 
 
+class InPlaceUpdate(Protocol):
+    """What an engine in the trainer's own process adds: its parameters can be read there, and
+    perhaps written. Every rank calls every method.
+    """
+
+    def weights(self) -> EngineWeights:
+        """This rank's parameters."""
+
+    def begin_update(self) -> None:
+        """Before weights are written in place: no generation until `finish_update`."""
+
+    def finish_update(self, version: int) -> None:
+        """After all were written in place: caches are dropped, `version` is current."""
+
+
 class RolloutEngine(Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
     replica: Replica
     layout: EngineLayout
+
+    @property
+    def in_place(self) -> InPlaceUpdate | None:
+        """None where the engine is another process."""
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
@@ -151,20 +170,11 @@ class RolloutEngine(Protocol):
         succeeds.
         """
 
-    def begin_update(self) -> None:
-        """Before weights are written in place: no generation until `finish_update`."""
-
-    def finish_update(self, version: int) -> None:
-        """After all were written in place: caches are dropped, `version` is current."""
-
-    def weights(self) -> EngineWeights | None:
-        """What this rank can read, and perhaps write in place; None: another process holds it."""
-
     def checksums(self, cuts: int) -> Checksums:
         """Of every parameter of every tensor-parallel rank that this rank can reach."""
 
     def sleep(self) -> None:
-        """Give the device's memory back until the next `begin_update`; the weights are lost."""
+        """Give the device's memory back until the next update; the weights are lost."""
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""

@@ -1,5 +1,6 @@
 """The rollout engine that a configuration asks for."""
 
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -46,8 +47,12 @@ def open_engine(
     table: WeightTable,
     device: Device,
     layout: Layout,
+    push_again: Callable[[], object],
 ) -> RolloutEngine:
-    """Called by every rank after the process groups were made; the engine holds no weights yet."""
+    """Called by every rank after the process groups were made; the engine holds no weights yet.
+
+    push_again: gives the engine the current weights once more, where it had to be replaced.
+    """
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
     if config.rollout.engine == "hf":
         return HfEngine.from_config(
@@ -85,5 +90,6 @@ def open_engine(
             timeout_seconds=config.rollout.engine_timeout_seconds,
             log_dir=config.run.dir,
             bucket_bytes=config.sync.bucket_mb * 2**20,
+            push_again=push_again,
         )
     return VllmEngine(settings, table, tokenizer, rank=layout.rank, world_size=layout.world_size)

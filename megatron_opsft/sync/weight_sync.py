@@ -77,11 +77,12 @@ class WeightSync:
         """
         start = time.perf_counter()
         first = self.version < 0
-        if self._transfer is not None:
-            self._engine.begin_update()
+        in_place = self._engine.in_place
+        if in_place is not None and self._transfer is not None:
+            in_place.begin_update()
             self._wait_for_weights()
             self._transfer.run()
-            self._engine.finish_update(version)
+            in_place.finish_update(version)
         else:
             self._wait_for_weights()
             self._stream(version)
@@ -122,7 +123,8 @@ class WeightSync:
         start = time.perf_counter()
         if self.unknown:
             raise SyncError(f"the engine's layout of {min(self.unknown)} is unknown: cannot pull")
-        own = self._engine.weights()
+        in_place = self._engine.in_place
+        own = None if in_place is None else in_place.weights()
         if own is not None and self._back is None:
             plan = self._plan(self._engine_holdings(own.tp_rank), self._holdings())
             self._back = Transfer(
@@ -143,7 +145,8 @@ class WeightSync:
         """The transfer that later pushes replay, or None (and a line in the log) where some rank's
         engine cannot be written in place.
         """
-        own = self._engine.weights()
+        in_place = self._engine.in_place
+        own = None if in_place is None else in_place.weights()
         reason = "the engine is another process" if own is None else own.packed
         if not reason and self.unknown:
             reason = f"the engine's layout of {min(self.unknown)} is unknown"

@@ -147,12 +147,17 @@ class HfEngine:
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
 
+    @property
+    def in_place(self) -> "HfEngine":
+        """This process holds the weights."""
+        return self
+
     def begin_update(self) -> None:
-        """See `RolloutEngine.begin_update`."""
+        """See `InPlaceUpdate.begin_update`."""
         self.version = None
 
     def finish_update(self, version: int) -> None:
-        """See `RolloutEngine.finish_update`."""
+        """See `InPlaceUpdate.finish_update`."""
         self.version = version
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -184,7 +189,7 @@ class HfEngine:
         self.finish_update(version)
 
     def weights(self) -> EngineWeights:
-        """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
+        """See `InPlaceUpdate.weights`: the model's own parameters under their HF names."""
         return EngineWeights(tp_rank=0, tensors=dict(self.named_weights()))
 
     def checksums(self, cuts: int) -> Checksums:

@@ -54,6 +54,8 @@ _MAX_DEATHS = 5  # in a row: an engine that dies so often dies of something that
 class RemoteEngine:
     """`RolloutEngine`; engine number e belongs to rank e * world size / number of engines."""
 
+    in_place = None
+
     def __init__(
         self,
         settings: VllmSettings,
@@ -66,15 +68,18 @@ class RemoteEngine:
         timeout_seconds: float,
         log_dir: Path,
         bucket_bytes: int,
+        push_again: Callable[[], object],
     ) -> None:
         """Called by every rank; returns when all engines are there.
 
+        push_again: gives a new engine the current weights; called by every rank when one has taken
+        a dead one's place.
         Errors: `UserError` for more engines than ranks, for an engine that reads another tokenizer
         or model, and for one that cannot be started.
         """
         check_separate(num_engines, layout.world_size)
         self.version: int | None = None
-        self.push_again: Callable[[], object] = lambda: None
+        self._push_again = push_again
         self.tokenizer = tokenizer
         self._settings = settings
         self._table = table
@@ -143,18 +148,6 @@ class RemoteEngine:
             client.receive()
         client.call("finish_update")
 
-    def begin_update(self) -> None:
-        """Never called: another process's weights cannot be written in place."""
-        raise NotImplementedError
-
-    def finish_update(self, version: int) -> None:
-        """Never called: another process's weights cannot be written in place."""
-        raise NotImplementedError
-
-    def weights(self) -> None:
-        """See `RolloutEngine.weights`: none here."""
-        return None
-
     def parameters(self, name: str) -> list[Tensor]:
         """A parameter of the first engine, of each of its tensor-parallel ranks in order.
 
@@ -187,7 +180,7 @@ class RemoteEngine:
             answer, died = self._attempt(ask)
             if not self._replace_dead(died):
                 return answer
-            self.push_again()
+            self._push_again()
         raise UserError(
             f"rollout engines died {_MAX_DEATHS} times in a row; see the logs in {self._log_dir}"
         )

@@ -94,14 +94,19 @@ class VllmEngine:
         self._core.rpc("reload_weights", weights_iterator=checked_stream(tensors, self.layout))
         self.finish_update(version)
 
+    @property
+    def in_place(self) -> "VllmEngine":
+        """This process holds the weights."""
+        return self
+
     def begin_update(self) -> None:
-        """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
+        """See `InPlaceUpdate.begin_update`. The KV cache stays unmapped until the end."""
         self.version = None
         if self._asleep:
             self._core.llm.wake_up(tags=["weights"])
 
     def finish_update(self, version: int) -> None:
-        """See `RolloutEngine.finish_update`."""
+        """See `InPlaceUpdate.finish_update`."""
         if self._asleep:
             self._core.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -110,7 +115,7 @@ class VllmEngine:
         self.version = version
 
     def weights(self) -> EngineWeights:
-        """See `RolloutEngine.weights`."""
+        """See `InPlaceUpdate.weights`."""
         return EngineWeights(
             tp_rank=self._tp_rank,
             tensors=self._tensors,
