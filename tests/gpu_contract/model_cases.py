@@ -117,7 +117,7 @@ EXPERTS = [
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=4, dp=2, train=FULL),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
 ]
-# Models and tensor-parallel sizes of vLLM: as many tensor-parallel ranks as key/value heads, fewer and more.
+# Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
 ENGINES = [
     ("R1-Distill-Qwen-7B", 1),
     ("R1-Distill-Qwen-7B", 4),
