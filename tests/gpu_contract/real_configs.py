@@ -64,7 +64,7 @@ def settings_of(config: Config, table: WeightTable) -> Any:
         patch.object(module, "broadcast_object", lambda value: value),
     ):
         model_dir = resolve_config(config.model.path)
-        module.open_engine(config, model_dir, None, table, GPU, ONE_OF_8)  # type: ignore[arg-type]
+        module.open_engine(config, model_dir, None, table, GPU, ONE_OF_8, print)  # type: ignore[arg-type]
     (settings,) = seen
     return settings
 

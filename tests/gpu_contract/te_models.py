@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from model_cases import DENSE, EXPERTS, TeCase
 from pretend_cuda import pretend
-from te_cases import DENSE, EXPERTS, TeCase
 from te_checkpoints import checkpoint_entries, key_problems
 
 from megatron_opsft.architectures.template import Fusion, Rule

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from te_cases import DENSE, EXPERTS
+from model_cases import DENSE, EXPERTS
 
 pytestmark = pytest.mark.gpu_contract
 

@@ -4,12 +4,12 @@ from functools import cache
 from itertools import pairwise
 
 import torch
+from hf_configs import hf_config
 from jobs import Logits
 from tiny_models import SHAPES, samples, weights
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.methods.normalization import Mode
 from megatron_opsft.records import Sample
@@ -18,40 +18,7 @@ from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 
 def hf_model(name: str) -> PreTrainedModel:
     """The float32 model of `SHAPES` with the weights of `tiny_models`."""
-    shape = SHAPES[name]
-    rope: dict[str, object] = {"rope_type": "default", "rope_theta": shape.rope_theta}
-    if shape.rope_scaling is not None:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": shape.rope_scaling.factor,
-            "low_freq_factor": shape.rope_scaling.low_freq_factor,
-            "high_freq_factor": shape.rope_scaling.high_freq_factor,
-            "original_max_position_embeddings": shape.rope_scaling.original_max_position,
-        }
-    experts: dict[str, object] = {}
-    if shape.moe is not None:
-        experts = {
-            "num_experts": shape.moe.num_experts,
-            "num_experts_per_tok": shape.moe.top_k,
-            "moe_intermediate_size": shape.moe.ffn_size,
-            "norm_topk_prob": shape.moe.normalize_top_k,
-        }
-    config = AutoConfig.for_model(
-        ARCHITECTURES[shape.architecture].model_type,
-        num_hidden_layers=shape.num_layers,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.ffn_size,
-        num_attention_heads=shape.num_heads,
-        num_key_value_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab_size,
-        tie_word_embeddings=shape.tied_embeddings,
-        rms_norm_eps=shape.norm_eps,
-        max_position_embeddings=shape.max_position_embeddings,
-        rope_parameters=rope,
-        sliding_window=None,
-        **experts,
-    )
+    config = hf_config(SHAPES[name])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     parameters = hf_weights(model)
     values = weights(name)

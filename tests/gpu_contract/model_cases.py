@@ -1,4 +1,4 @@
-"""Models and layouts whose TransformerEngine layers are built without memory."""
+"""Models and layouts that are built without memory: TransformerEngine's, and vLLM's engines."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -116,4 +116,16 @@ EXPERTS = [
     TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2, train=SELECTIVE),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=4, dp=2, train=FULL),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
+]
+# Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
+ENGINES = [
+    ("R1-Distill-Qwen-7B", 1),
+    ("R1-Distill-Qwen-7B", 4),
+    ("Qwen2.5-1.5B", 2),
+    ("Qwen3-8B", 16),
+    ("Llama-3.1-8B", 4),
+    ("Mistral-7B-v0.3", 8),
+    ("Qwen3-30B-A3B", 1),
+    ("Qwen3-30B-A3B", 2),
+    ("Qwen3-30B-A3B", 8),
 ]

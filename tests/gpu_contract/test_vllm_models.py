@@ -1,0 +1,26 @@
+"""vLLM's models, as it builds them for CUDA, have the parameters that a push writes in place."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from model_cases import ENGINES
+
+pytestmark = pytest.mark.gpu_contract
+
+
+def test_parameters_are_the_layout_s(
+    ran: Callable[..., Any], note: Callable[[str, list[str]], None]
+) -> None:
+    told = ran("vllm_models.py", "models")
+    assert list(told) == [f"{name}-tp{tp}" for name, tp in ENGINES]
+    assert {case: found["problems"] for case, found in told.items() if found["problems"]} == {}
+    lines = [f"{case}: {found['parameters']} parameters" for case, found in told.items()]
+    note("vLLM models built for CUDA without memory", lines)
+
+
+def test_a_parameter_that_no_plan_knows_is_seen(ran: Callable[..., Any]) -> None:
+    (found,) = ran("vllm_models.py", "biases").values()
+    assert [problem.split()[0] for problem in found["problems"]] == [
+        f"model.layers.{layer}.self_attn.qkv_proj.bias" for layer in range(2)
+    ]

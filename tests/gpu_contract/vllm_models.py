@@ -1,0 +1,108 @@
+"""vLLM's own models for CUDA, on the meta device, against the layout that weights are written by.
+
+Prints JSON: case -> how many parameters there are and which differ. Usage: python vllm_models.py
+models|biases; the second plans for a model without its biases.
+"""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import real_configs
+import torch
+from hf_configs import hf_config
+from model_cases import ENGINES, SHAPES
+from pretend_cuda import pretend, pretend_to_vllm
+
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.config_file import load_config
+from megatron_opsft.weights.rules import WeightTable
+
+WORLD_SIZE = 16
+
+
+def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the model that vLLM builds on this rank."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.platforms import current_platform
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    base = "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+    new_group = dist.new_group
+    dist.init_process_group("fake", rank=rank, world_size=WORLD_SIZE, store=FakeStore())
+    # The other ranks are not there: nobody can be asked, and no group may wait for its members.
+    with (
+        patch.object(dist, "new_group", lambda ranks, **kwargs: new_group(ranks, backend="fake")),
+        patch.object(type(current_platform), "get_device_communicator_cls", lambda *_: base),
+        patch.object(parallel_state, "_node_count", lambda *_: 1),
+        patch.object(parallel_state, "in_the_same_node_as", lambda *_, **__: [True] * WORLD_SIZE),
+        patch.object(MessageQueue, "create_from_process_group", lambda *_, **__: None),
+        set_current_vllm_config(vllm_config),
+    ):
+        parallel_state.init_distributed_environment(WORLD_SIZE, rank, "env://", rank, "fake")
+        parallel_state.initialize_model_parallel(tp)
+        with set_default_torch_dtype(torch.bfloat16), torch.device("meta"):
+            model = initialize_model(vllm_config)
+    found = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
+    return found
+
+
+def compare(shape: ModelShape, planned: ModelShape, tp: int) -> dict[str, Any]:
+    """On the first and on the last tensor-parallel rank. planned: what the layout is made for."""
+    from megatron_opsft.rollout.vllm.core import vllm_layout
+
+    with tempfile.TemporaryDirectory() as directory:
+        hf_config(shape).save_pretrained(directory)
+        config_json = json.loads((Path(directory) / "config.json").read_text())
+        config_json["architectures"] = [shape.architecture]
+        (Path(directory) / "config.json").write_text(json.dumps(config_json))
+        config = load_config(
+            real_configs.named("r1_distill_7b_paper"),
+            [f"model.path={directory}", f"rollout.tp={tp}"],
+        )
+        table = WeightTable(read_model_shape(Path(directory)))
+        count, problems = 0, []
+        for rank in sorted({0, tp - 1}):
+            found = parameters_of(real_configs.vllm_config(config, table), rank, tp)
+            layout = vllm_layout(WeightTable(planned), tp, packed_head=False)
+            wanted = {p.name: p.shape for p in layout.parameters_of(rank)}
+            count += len(found)
+            problems += [
+                f"{name} has {found.get(name)}, planned {wanted.get(name)}"
+                for name in sorted(found.keys() | wanted.keys())
+                if found.get(name) != wanted.get(name)
+            ]
+    return {"parameters": count, "problems": problems}
+
+
+def main() -> None:
+    """Build, compare, print."""
+    pretend()
+    os.environ.update(real_configs.LAUNCHED, WORLD_SIZE=str(WORLD_SIZE))
+    pretend_to_vllm()
+    told = {}
+    cases = ENGINES if sys.argv[1] == "models" else ENGINES[:1]
+    for name, tp in cases:
+        shape = replace(SHAPES[name], num_layers=2)
+        planned = shape if sys.argv[1] == "models" else replace(shape, qkv_bias=False)
+        if sys.argv[1] != "models":
+            planned = replace(planned, architecture="LlamaForCausalLM")
+        told[f"{name}-tp{tp}"] = compare(shape, planned, tp)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Hugging Face's configuration of a model of any supported shape."""
+
+from transformers import AutoConfig, PretrainedConfig
+
+from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.shape import ModelShape
+
+
+def hf_config(shape: ModelShape) -> PretrainedConfig:
+    """What the model's config.json says; attention without a window."""
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": shape.rope_theta}
+    if shape.rope_scaling is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": shape.rope_scaling.factor,
+            "low_freq_factor": shape.rope_scaling.low_freq_factor,
+            "high_freq_factor": shape.rope_scaling.high_freq_factor,
+            "original_max_position_embeddings": shape.rope_scaling.original_max_position,
+        }
+    experts: dict[str, object] = {}
+    if shape.moe is not None:
+        experts = {
+            "num_experts": shape.moe.num_experts,
+            "num_experts_per_tok": shape.moe.top_k,
+            "moe_intermediate_size": shape.moe.ffn_size,
+            "norm_topk_prob": shape.moe.normalize_top_k,
+        }
+    return AutoConfig.for_model(
+        ARCHITECTURES[shape.architecture].model_type,
+        num_hidden_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab_size,
+        tie_word_embeddings=shape.tied_embeddings,
+        rms_norm_eps=shape.norm_eps,
+        max_position_embeddings=shape.max_position_embeddings,
+        rope_parameters=rope,
+        sliding_window=None,
+        **experts,
+    )
