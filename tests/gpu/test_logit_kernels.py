@@ -25,7 +25,7 @@ pytestmark = [
 ]
 pytest.importorskip("triton")
 
-from megatron_opsft.objective import logit_kernels  # noqa: E402
+from megatron_opsft.loss import logit_kernels  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 # Below, at and beyond the blocks of columns; 1 and 0 of either.
