@@ -102,7 +102,7 @@ def build_shards(
         for start in range(0, flat.numel(), pool.numel()):
             part = flat[start : start + pool.numel()]
             part.copy_(pool[: part.numel()])
-        if rule.fusion.value == "vocabulary":  # as after loading: padding is zero
+        if rule.kind.value == "vocabulary":  # as after loading: padding is zero
             parameter[shape.vocab_size :].zero_()
     return shards
 

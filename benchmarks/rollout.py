@@ -23,7 +23,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import make_request
 from megatron_opsft.rollout.vllm.core import VllmCore
-from megatron_opsft.run.recorder import open_journal
+from megatron_opsft.run.recorder import open_recorder
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.train import run_step
 
@@ -75,7 +75,7 @@ def measure(config_file: Path, overrides: Sequence[str], num_steps: int) -> dict
         fixed = ["rollout.engine=vllm", "rollout.placement=colocated", f"run.dir={directory}"]
         config = load_config(config_file, [*overrides, *fixed])
         sides: dict[str, list[tuple[int, float]]] = {"ours": [], "bare": []}
-        with open_session(config) as s, open_journal(s, resume=False, overwrite=True) as journal:
+        with open_session(config) as s, open_recorder(s, resume=False, overwrite=True) as recorder:
             core: VllmCore = s.sampler.engine._core  # type: ignore[attr-defined]
             s.sync.push(0, s.probes(0))
             for step in range(1, num_steps + 1):
@@ -86,7 +86,7 @@ def measure(config_file: Path, overrides: Sequence[str], num_steps: int) -> dict
                         sides[side].append(ours(s, problems, step))
                     else:
                         sides[side].append(bare(core, s, problems, step))
-                run_step(s, journal, step)
+                run_step(s, recorder, step)
     speed = {side: [n / t for n, t in pairs] for side, pairs in sides.items()}
     return {
         "steps": num_steps,

@@ -18,7 +18,7 @@ from megatron_opsft.methods.normalization import normalize
 from megatron_opsft.methods.selection import select
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.run.recorder import Journal, open_journal
+from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
 from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
@@ -36,26 +36,29 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     `NonFiniteError` with the batch saved.
     """
     stop = StopSignal(config.run.max_minutes)
-    with open_session(config) as s, open_journal(s, resume=resume, overwrite=overwrite) as journal:
-        s.sync.push(journal.last_step, s.probes(journal.last_step))
-        if journal.last_step == 0:
-            journal.evaluate(0)
-        for step in range(journal.last_step + 1, config.run.steps + 1):
-            run_step(s, journal, step)
+    with (
+        open_session(config) as s,
+        open_recorder(s, resume=resume, overwrite=overwrite) as recorder,
+    ):
+        s.sync.push(recorder.last_step, s.probes(recorder.last_step))
+        if recorder.last_step == 0:
+            recorder.evaluate(0)
+        for step in range(recorder.last_step + 1, config.run.steps + 1):
+            run_step(s, recorder, step)
             last = step == config.run.steps
             stopping = any_over_world(stop.requested)
             if last or (config.run.eval_every and step % config.run.eval_every == 0):
-                journal.evaluate(step)
+                recorder.evaluate(step)
             every = config.checkpoint.every
             if last or stopping or (every and step % every == 0):
-                journal.checkpoint(step, leaving=last or stopping)
+                recorder.checkpoint(step, leaving=last or stopping)
             if stopping and not last:
                 return REQUEUE_EXIT_CODE
-        journal.finish()
+        recorder.finish()
     return 0
 
 
-def run_step(s: Session, journal: Journal, step: int) -> None:
+def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     """One rollout batch and one update."""
     enter("prepare", step)
     watch = Stopwatch(s.device)
@@ -75,12 +78,12 @@ def run_step(s: Session, journal: Journal, step: int) -> None:
         try:
             result = s.trainer.step(batch.microbatches, batch.factor, lr)
         except NonFiniteError:
-            journal.save_failed_batch(step, samples)
+            recorder.save_failed_batch(step, samples)
             raise
     with watch.phase("sync"):
         pushed = s.sync.push(step, s.probes(step, samples))
     pairs = list(zip(rollouts, verdicts, strict=True))
-    journal.record(step, pairs, samples, batch.packing, result, pushed, watch)
+    recorder.record(step, pairs, samples, batch.packing, result, pushed, watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

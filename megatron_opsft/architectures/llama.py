@@ -1,6 +1,6 @@
 """Llama 3.x, and the rows that every dense decoder of its family shares."""
 
-from megatron_opsft.architectures.template import Architecture, Fusion, Template
+from megatron_opsft.architectures.template import Architecture, ShardKind, Template
 
 MCORE = "decoder.layers.{layer}."
 HF = "model.layers.{layer}."
@@ -8,13 +8,13 @@ HF = "model.layers.{layer}."
 ATTENTION_ROWS = (
     Template(
         MCORE + "input_layernorm.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "input_layernorm.weight", ("hidden",)),),
         te_name=MCORE + "self_attention.linear_qkv.layer_norm_weight",
     ),
     Template(
         MCORE + "self_attention.linear_qkv.weight",
-        Fusion.QKV,
+        ShardKind.QKV,
         (
             (HF + "self_attn.q_proj.weight", ("q", "hidden")),
             (HF + "self_attn.k_proj.weight", ("kv", "hidden")),
@@ -23,7 +23,7 @@ ATTENTION_ROWS = (
     ),
     Template(
         MCORE + "self_attention.linear_proj.weight",
-        Fusion.ROW,
+        ShardKind.ROW,
         ((HF + "self_attn.o_proj.weight", ("hidden", "q")),),
     ),
 )
@@ -31,13 +31,13 @@ ATTENTION_ROWS = (
 MLP_ROWS = (
     Template(
         MCORE + "pre_mlp_layernorm.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "post_attention_layernorm.weight", ("hidden",)),),
         te_name=MCORE + "mlp.linear_fc1.layer_norm_weight",
     ),
     Template(
         MCORE + "mlp.linear_fc1.weight",
-        Fusion.GATE_UP,
+        ShardKind.GATE_UP,
         (
             (HF + "mlp.gate_proj.weight", ("ffn", "hidden")),
             (HF + "mlp.up_proj.weight", ("ffn", "hidden")),
@@ -45,7 +45,7 @@ MLP_ROWS = (
     ),
     Template(
         MCORE + "mlp.linear_fc2.weight",
-        Fusion.ROW,
+        ShardKind.ROW,
         ((HF + "mlp.down_proj.weight", ("hidden", "ffn")),),
     ),
 )

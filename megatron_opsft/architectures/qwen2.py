@@ -1,11 +1,11 @@
 """Qwen2, Qwen2.5 and the R1-Distill-Qwen models: Llama's rows plus biases on q, k, v."""
 
 from megatron_opsft.architectures.llama import HF, LAYER_ROWS, MCORE
-from megatron_opsft.architectures.template import Architecture, Fusion, Template
+from megatron_opsft.architectures.template import Architecture, ShardKind, Template
 
 QKV_BIAS = Template(
     MCORE + "self_attention.linear_qkv.bias",
-    Fusion.QKV,
+    ShardKind.QKV,
     (
         (HF + "self_attn.q_proj.bias", ("q",)),
         (HF + "self_attn.k_proj.bias", ("kv",)),

@@ -1,17 +1,17 @@
 """Qwen3 (dense): Llama's rows plus a norm over each head of q and k."""
 
 from megatron_opsft.architectures.llama import HF, LAYER_ROWS, MCORE
-from megatron_opsft.architectures.template import Architecture, Fusion, Template
+from megatron_opsft.architectures.template import Architecture, ShardKind, Template
 
 QK_NORMS = (
     Template(
         MCORE + "self_attention.q_layernorm.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "self_attn.q_norm.weight", ("head",)),),
     ),
     Template(
         MCORE + "self_attention.k_layernorm.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "self_attn.k_norm.weight", ("head",)),),
     ),
 )

@@ -6,18 +6,18 @@ apart again.
 
 from megatron_opsft.architectures.llama import ATTENTION_ROWS, HF, MCORE
 from megatron_opsft.architectures.qwen3 import QK_NORMS
-from megatron_opsft.architectures.template import Architecture, Fusion, Template
+from megatron_opsft.architectures.template import Architecture, ShardKind, Template
 
 ROUTER_ROWS = (
     # No te_name: what follows it is the router, so no layer spec fuses it into a linear.
     Template(
         MCORE + "pre_mlp_layernorm.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "post_attention_layernorm.weight", ("hidden",)),),
     ),
     Template(
         MCORE + "mlp.router.weight",
-        Fusion.COPY,
+        ShardKind.COPY,
         ((HF + "mlp.gate.weight", ("experts", "hidden")),),
     ),
 )
@@ -27,7 +27,7 @@ ROUTER_ROWS = (
 EXPERT_ROWS = (
     Template(
         MCORE + "mlp.experts.local_experts.{expert}.linear_fc1.weight",
-        Fusion.GATE_UP,
+        ShardKind.GATE_UP,
         (
             (HF + "mlp.experts.{expert}.gate_proj.weight", ("expert_ffn", "hidden")),
             (HF + "mlp.experts.{expert}.up_proj.weight", ("expert_ffn", "hidden")),
@@ -36,7 +36,7 @@ EXPERT_ROWS = (
     ),
     Template(
         MCORE + "mlp.experts.local_experts.{expert}.linear_fc2.weight",
-        Fusion.ROW,
+        ShardKind.ROW,
         ((HF + "mlp.experts.{expert}.down_proj.weight", ("hidden", "expert_ffn")),),
         te_name=MCORE + "mlp.experts.linear_fc2.weight{expert}",
     ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Fusion(Enum):
+class ShardKind(Enum):
     """How the HF tensors of a row make up the Megatron parameter, and how TP cuts it.
 
     COPY        the same tensor on every TP rank
@@ -36,7 +36,7 @@ class Template:
     """
 
     mcore_name: str
-    fusion: Fusion
+    kind: ShardKind
     hf_tensors: tuple[tuple[str, tuple[str, ...]], ...]
     te_name: str | None = None
 
@@ -47,12 +47,12 @@ class Rule:
 
     mcore_name: with the global index of layer and expert.
     mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
-    num_groups: query groups (k/v heads); 1 unless the fusion is QKV.
+    num_groups: query groups (k/v heads); 1 unless the kind is QKV.
     replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
     """
 
     mcore_name: str
-    fusion: Fusion
+    kind: ShardKind
     hf_names: tuple[str, ...]
     hf_shapes: tuple[tuple[int, ...], ...]
     mcore_shape: tuple[int, ...]

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.convert.archive import Archive, archive_of
 from megatron_opsft.storage.direct_io import ALIGNMENT
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
@@ -240,7 +240,7 @@ class _DistLayout:
 
 def _row_steps(rule: Rule) -> tuple[CopyStep, ...]:
     """The rows of a whole Megatron parameter: without tensor parallelism nothing cuts columns."""
-    if rule.fusion in (Fusion.COPY, Fusion.ROW):
+    if rule.kind in (ShardKind.COPY, ShardKind.ROW):
         return (CopyStep(rule.hf_names[0], 0, rule.hf_shapes[0][0], 0),)
     return tuple(
         CopyStep(block.hf_name, block.hf_start, block.hf_stop, block.shard_start)

@@ -120,7 +120,7 @@ class Trainer:
         )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
-        mine = sum(float(value) for value in sums) if self.layout.counts_loss else 0.0
+        mine = sum(float(value) for value in sums) if self.layout.is_loss_rank else 0.0
         self._own_loss_is_finite = math.isfinite(mine)
         return factor * sum_over_world([mine])[0]
 
@@ -181,7 +181,7 @@ class Trainer:
             _log_probs, batches, forward_only=True, collect_non_loss_data=True
         )
         mine = []
-        if self.layout.counts_loss:
+        if self.layout.is_loss_rank:
             mine = [(self.layout.dp_rank, found[0].tolist())]
         flat = dict(gather_from_all(mine))[self.layout.dp_rank]
         ends = list(accumulate(len(sample.response_ids) for sample in samples))
@@ -209,7 +209,7 @@ class Trainer:
             raise NonFiniteError(self._describe_non_finite(loss, grad_norm))
         self.optimizer.step()
         self._start_gathering_weights()
-        mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.counts_loss
+        mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.is_loss_rank
         (tokens,) = sum_over_world([float(mine)])
         return StepResult(
             applied=True,

@@ -25,7 +25,7 @@ from megatron_opsft.storage.hf_writer import write_hf_model
 WARN_AFTER_SKIPPED = 10
 
 
-class Journal:
+class RunRecorder:
     """The records of one run. Methods are called by every rank; rank 0 writes."""
 
     def __init__(self, session: Session, run_dir: RunDir, last_step: int) -> None:
@@ -199,7 +199,7 @@ def _differences(pushed: SyncResult) -> dict[str, float]:
 
 
 @contextmanager
-def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator[Journal]:
+def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterator[RunRecorder]:
     """Create the run directory, or load its newest checkpoint. Called by every rank.
 
     Errors: `UserError` for a directory that holds a run already, or a resume that would not be the
@@ -223,11 +223,11 @@ def open_journal(session: Session, *, resume: bool, overwrite: bool) -> Iterator
         run_dir.truncate(after_step=last_step)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         write_json(run_dir.path / "manifest.json", _manifest(session))
-    journal = Journal(session, run_dir, last_step)
+    recorder = RunRecorder(session, run_dir, last_step)
     try:
-        yield journal
+        yield recorder
     finally:
-        journal.close()
+        recorder.close()
 
 
 def _check_same_run(session: Session, directory: Path) -> None:

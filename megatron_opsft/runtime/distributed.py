@@ -42,7 +42,7 @@ class Layout:
         return self.rank == 0
 
     @property
-    def counts_loss(self) -> bool:
+    def is_loss_rank(self) -> bool:
         """Whether this rank's token losses are the ones to add up: one rank per data-parallel
         replica.
         """

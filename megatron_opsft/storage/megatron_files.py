@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import (
     Chunk,
@@ -128,7 +128,7 @@ class MegatronTensors:
         fits = len(stored) == lead + len(rule.mcore_shape)
         fits = fits and all(i < n for i, n in zip(place.lead, stored[:lead], strict=True))
         inner, wanted = stored[lead:], rule.mcore_shape
-        if rule.fusion is Fusion.VOCABULARY:  # other writers pad the vocabulary to other multiples
+        if rule.kind is ShardKind.VOCABULARY:  # other writers pad the vocabulary to other multiples
             fits = fits and inner[0] >= rule.hf_shapes[0][0]
             inner, wanted = inner[1:], wanted[1:]
         if not fits or inner != wanted:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.weights.rules import Rule
 from megatron_opsft.weights.slicing import merge_shards, shard_shape, whole_tensors
@@ -90,7 +90,7 @@ class Exporter:
                 shards = [flat[start:stop].view(shape) for flat in gathered]
                 if len(shards) == 1:
                     yield from whole_tensors(rule, shards[0])
-                elif rule.fusion is Fusion.VOCABULARY and len(bucket.rules) == 1:
+                elif rule.kind is ShardKind.VOCABULARY and len(bucket.rules) == 1:
                     # The largest tensors by far: their shards lie one below the other already.
                     rows = rule.hf_shapes[0][0]
                     yield rule.hf_names[0], gathered.view(-1, *shape[1:])[:rows]

@@ -15,7 +15,7 @@ from typing import cast
 
 from torch import Tensor
 
-from megatron_opsft.architectures.template import Fusion
+from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.model.shards import ModelShards
@@ -64,7 +64,7 @@ class WeightSync:
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
-        self.unknown: frozenset[str] = frozenset()
+        self.unverified: frozenset[str] = frozenset()
         dtype = str(shards.dtype).removeprefix("torch.")
         self._alarm = config.logprob_alarm or _ALARM[dtype]
 
@@ -121,8 +121,10 @@ class WeightSync:
         Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
         """
         start = time.perf_counter()
-        if self.unknown:
-            raise SyncError(f"the engine's layout of {min(self.unknown)} is unknown: cannot pull")
+        if self.unverified:
+            raise SyncError(
+                f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
+            )
         in_place = self._engine.in_place
         own = None if in_place is None else in_place.weights()
         if own is not None and self._back is None:
@@ -148,8 +150,8 @@ class WeightSync:
         in_place = self._engine.in_place
         own = None if in_place is None else in_place.weights()
         reason = "the engine is another process" if own is None else own.packed
-        if not reason and self.unknown:
-            reason = f"the engine's layout of {min(self.unknown)} is unknown"
+        if not reason and self.unverified:
+            reason = f"the engine's layout of {min(self.unverified)} is unknown"
         if own is not None and not reason:
             reason = self._other_dtype(own)
         reasons = [reason for reason in gather_from_all([reason]) if reason]
@@ -208,7 +210,7 @@ class WeightSync:
     def compare_checksums(self, *, first: bool = False) -> None:
         """Trainer's and engine's checksums of every engine parameter.
 
-        first: what differs among the parameters whose layout is uncertain becomes `unknown`.
+        first: what differs among the parameters whose layout is uncertain becomes `unverified`.
         Errors: `SyncError` on every rank for any other difference.
         """
         engine, layout = self._engine.layout, self._shards.layout
@@ -232,12 +234,12 @@ class WeightSync:
             wrong += [
                 parameter.name
                 for parameter, a, b in zip(parameters, have, expected, strict=True)
-                if a != b and parameter.name not in self.unknown
+                if a != b and parameter.name not in self.unverified
             ]
         reports = gather_from_all([wrong])
         if first:
-            self.unknown = frozenset(n for r in reports for n in r) & engine.uncertain
-            reports = [[name for name in r if name not in self.unknown] for r in reports]
+            self.unverified = frozenset(n for r in reports for n in r) & engine.uncertain
+            reports = [[name for name in r if name not in self.unverified] for r in reports]
         if bad := {rank: names for rank, names in enumerate(reports) if names}:
             rank, names = next(iter(bad.items()))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -254,7 +256,7 @@ class WeightSync:
         for number, (rule, tensor) in enumerate(self._shards.parameters):
             if rule.replica or number % layout.dp_size != layout.dp_rank:
                 continue
-            if rule.fusion is Fusion.COPY and layout.tp_rank:
+            if rule.kind is ShardKind.COPY and layout.tp_rank:
                 continue
             (parameter,) = megatron_parameters([rule], layout.tp_rank, layout.tp_size)
             for part in parameter.parts:
@@ -286,8 +288,10 @@ class WeightSync:
             f"differ by {mean:.2g} on average (at most {max(differences):.2g}); "
             f"sync.logprob_alarm is {self._alarm:.2g}"
         )
-        if self.unknown:  # no checksum covers these: nothing says that the weights are right
-            raise SyncError(f"{line}; the engine's {min(self.unknown)} cannot be checked otherwise")
+        if self.unverified:  # no checksum covers these: nothing says that the weights are right
+            raise SyncError(
+                f"{line}; the engine's {min(self.unverified)} cannot be checked otherwise"
+            )
         if self._shards.layout.is_main:
             log.warning("ALARM: %s", line)
         return differences

@@ -12,20 +12,20 @@ from typing import Literal
 
 from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.architectures.template import Fusion, Rule, Template
+from megatron_opsft.architectures.template import Rule, ShardKind, Template
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 EMBEDDING = Template(
     "embedding.word_embeddings.weight",
-    Fusion.VOCABULARY,
+    ShardKind.VOCABULARY,
     (("model.embed_tokens.weight", ("vocab", "hidden")),),
 )
 FINAL_NORM = Template(
-    "decoder.final_layernorm.weight", Fusion.COPY, (("model.norm.weight", ("hidden",)),)
+    "decoder.final_layernorm.weight", ShardKind.COPY, (("model.norm.weight", ("hidden",)),)
 )
 HEAD = Template(
-    "output_layer.weight", Fusion.VOCABULARY, (("lm_head.weight", ("vocab", "hidden")),)
+    "output_layer.weight", ShardKind.VOCABULARY, (("lm_head.weight", ("vocab", "hidden")),)
 )
 
 TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
@@ -73,7 +73,7 @@ class WeightTable:
         self._architecture = ARCHITECTURES[shape.architecture]
         last = [self._rule(FINAL_NORM)]
         if shape.tied_embeddings:
-            tied = Template(HEAD.mcore_name, HEAD.fusion, EMBEDDING.hf_tensors)
+            tied = Template(HEAD.mcore_name, HEAD.kind, EMBEDDING.hf_tensors)
             last.append(self._rule(tied, replica=True))
         else:
             last.append(self._rule(HEAD))
@@ -101,17 +101,17 @@ class WeightTable:
     ) -> Rule:
         shapes = tuple(tuple(self._sizes[a] for a in axes) for _, axes in template.hf_tensors)
         rows = sum(s[0] for s in shapes)
-        if template.fusion is Fusion.VOCABULARY:
+        if template.kind is ShardKind.VOCABULARY:
             rows = self.padded_vocab
         return Rule(
             mcore_name=self._mcore_name(template, layer, expert),
-            fusion=template.fusion,
+            kind=template.kind,
             hf_names=tuple(
                 name.format(layer=layer, expert=expert) for name, _ in template.hf_tensors
             ),
             hf_shapes=shapes,
             mcore_shape=(rows, *shapes[0][1:]),
-            num_groups=self.shape.num_kv_heads if template.fusion is Fusion.QKV else 1,
+            num_groups=self.shape.num_kv_heads if template.kind is ShardKind.QKV else 1,
             replica=replica,
         )
 

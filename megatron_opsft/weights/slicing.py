@@ -13,7 +13,7 @@ from math import lcm
 import torch
 from torch import Tensor
 
-from megatron_opsft.architectures.template import Fusion, Rule
+from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
 
 ReadHfSlice = Callable[[str, int, int, int], Tensor]
@@ -48,8 +48,8 @@ def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128
 def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:
     """Shape of one TP rank's shard of a parameter; the same on every rank."""
     shape = list(rule.mcore_shape)
-    if rule.fusion is not Fusion.COPY:
-        axis = 1 if rule.fusion is Fusion.ROW else 0
+    if rule.kind is not ShardKind.COPY:
+        axis = 1 if rule.kind is ShardKind.ROW else 0
         shape[axis] = _divide(shape[axis], tp_size, f"axis {axis} of {rule.mcore_name}")
     return tuple(shape)
 
@@ -62,16 +62,16 @@ def shard_blocks(rule: Rule, tp_rank: int, tp_size: int) -> tuple[Block, ...]:
     """
     if not 0 <= tp_rank < tp_size:
         raise ValueError(f"tp_rank {tp_rank} is not below tp_size {tp_size}")
-    if rule.fusion is Fusion.COPY:
+    if rule.kind is ShardKind.COPY:
         return (Block(rule.hf_names[0], 0, 0, rule.hf_shapes[0][0], 0),)
-    if rule.fusion is Fusion.VOCABULARY:
+    if rule.kind is ShardKind.VOCABULARY:
         rows = shard_shape(rule, tp_size)[0]
         start = tp_rank * rows
         stop = min(start + rows, rule.hf_shapes[0][0])
         return (Block(rule.hf_names[0], 0, start, stop, 0),) if start < stop else ()
-    if rule.fusion is Fusion.ROW:
+    if rule.kind is ShardKind.ROW:
         return _interleaved(rule, axis=1, units=range(tp_rank, tp_rank + 1), num_units=tp_size)
-    if rule.fusion is Fusion.QKV:
+    if rule.kind is ShardKind.QKV:
         per_rank = _divide(rule.num_groups, tp_size, "num_key_value_heads")
         units = range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
         return _interleaved(rule, axis=0, units=units, num_units=rule.num_groups)
@@ -92,7 +92,7 @@ def _interleaved(rule: Rule, *, axis: int, units: range, num_units: int) -> tupl
 
 def padding_start(rule: Rule, tp_rank: int, tp_size: int) -> int:
     """First row of the shard that is vocabulary padding; its row count where there is none."""
-    if rule.fusion is not Fusion.VOCABULARY:
+    if rule.kind is not ShardKind.VOCABULARY:
         return shard_shape(rule, tp_size)[0]
     blocks = shard_blocks(rule, tp_rank, tp_size)
     return blocks[-1].shard_stop if blocks else 0
@@ -146,7 +146,7 @@ def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
         name: torch.empty(shape, dtype=shards[0].dtype, device=shards[0].device)
         for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
     }
-    ranks: Iterable[int] = (0,) if rule.fusion is Fusion.COPY else range(len(shards))
+    ranks: Iterable[int] = (0,) if rule.kind is ShardKind.COPY else range(len(shards))
     for tp_rank in ranks:
         scatter_shard(rule, shards[tp_rank], targets, tp_rank=tp_rank, tp_size=len(shards))
     return targets

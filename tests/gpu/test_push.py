@@ -6,7 +6,7 @@ import pytest
 import torch
 from vllm_jobs import train_and_compare, with_session
 
-from megatron_opsft.run.recorder import Journal
+from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 from megatron_opsft.weights.checksum import checksum, unit_bytes
@@ -49,8 +49,8 @@ def test_vllm_sleeps_wakes_and_is_written_in_place(tmp_path: Path) -> None:
     assert max(differences) < 0.3
 
 
-def free_memory_around_sleep(session: Session, journal: Journal) -> tuple[int, int]:
-    run_step(session, journal, 1)
+def free_memory_around_sleep(session: Session, recorder: RunRecorder) -> tuple[int, int]:
+    run_step(session, recorder, 1)
     before = torch.cuda.mem_get_info()[0]
     session.sampler.engine.sleep()
     asleep = torch.cuda.mem_get_info()[0]

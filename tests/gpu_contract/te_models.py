@@ -17,7 +17,7 @@ from model_cases import DENSE, EXPERTS, TeCase
 from pretend_cuda import pretend
 from te_checkpoints import checkpoint_entries, key_problems
 
-from megatron_opsft.architectures.template import Fusion, Rule
+from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.checkpoint_keys import place_of
@@ -112,10 +112,10 @@ def mark_problems(case: TeCase, rule: Rule, parameter: Any) -> Iterator[str]:
         yield f"is {parameter.dtype}"
     if case.tp == 1:
         return
-    is_cut = rule.fusion is not Fusion.COPY
+    is_cut = rule.kind is not ShardKind.COPY
     if bool(getattr(parameter, "tensor_model_parallel", False)) != is_cut:
         yield f"has tensor_model_parallel={not is_cut}"
-    axis = 1 if rule.fusion is Fusion.ROW else 0
+    axis = 1 if rule.kind is ShardKind.ROW else 0
     if is_cut and parameter.partition_dim != axis:
         yield f"has partition_dim={parameter.partition_dim}, not {axis}"
     # What each rank computes from its part of the tokens; Megatron adds those gradients up, and

@@ -183,7 +183,7 @@ def logits(case: Case, checkpoint: Path | None = None) -> Logits:
         load_with_megatron(built.trainer.models, checkpoint)
     batches, _ = batches_of(case, built.layout)
     found = forward_logits(built.trainer.chunks, batches, SHAPES[case.model].vocab_size)
-    return found if built.layout.counts_loss else []
+    return found if built.layout.is_loss_rank else []
 
 
 def load_with_megatron(models: list[Any], directory: Path) -> None:
@@ -282,7 +282,7 @@ def whole_gradient(built: Built) -> dict[str, Any]:
             torch.testing.assert_close(copy, parts[tp_rank], rtol=0, atol=0)
         for tp_rank, part in enumerate(parts):
             assert not part[padding_start(rule, tp_rank, layout.tp_size) :].any()
-        if rule.fusion.value == "copy":
+        if rule.kind.value == "copy":
             for part in parts[1:]:
                 torch.testing.assert_close(part, parts[0], rtol=0, atol=0)
         for name, value in merge_shards(rule, parts).items():

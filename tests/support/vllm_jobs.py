@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Sample
-from megatron_opsft.run.recorder import Journal, open_journal
+from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.train import run_step
 
@@ -43,16 +43,16 @@ def plain_weights(wanted: bool) -> Iterator[None]:
 @contextmanager
 def opened(
     run_dir: Path, overrides: list[str], *, plain: bool = False
-) -> Iterator[tuple[Session, Journal]]:
+) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(QUICKSTART, [*SMALL, f"run.dir={run_dir}", *overrides])
     with (
         plain_weights(plain),
         open_session(config) as session,
-        open_journal(session, resume=False, overwrite=True) as journal,
+        open_recorder(session, resume=False, overwrite=True) as recorder,
     ):
         session.sync.push(0, session.probes(0))
-        yield session, journal
+        yield session, recorder
 
 
 def fresh_hf_model(session: Session) -> PreTrainedModel:
@@ -95,7 +95,7 @@ def train_and_compare(
     """Real steps; the difference from Hugging Face after each, by which way each push went, and
     how many shards a pull at the end does not bring back.
     """
-    with opened(run_dir, overrides, plain=plain) as (session, journal):
+    with opened(run_dir, overrides, plain=plain) as (session, recorder):
         ways: list[str] = []
         compared: list[Sample] = []
         push = session.sync.push
@@ -109,7 +109,7 @@ def train_and_compare(
         session.sync.push = noting  # type: ignore[method-assign]
         differences = []
         for step in range(1, num_steps + 1):
-            run_step(session, journal, step)
+            run_step(session, recorder, step)
             differences.append(difference_from_hf(session, compared))
         return differences, ways, spoil_and_pull(session)
 
@@ -125,8 +125,11 @@ def spoil_and_pull(session: Session) -> int:
 
 
 def with_session(
-    run_dir: Path, overrides: list[str], act: Callable[[Session, Journal], Any], plain: bool = False
+    run_dir: Path,
+    overrides: list[str],
+    act: Callable[[Session, RunRecorder], Any],
+    plain: bool = False,
 ) -> Any:
     """`act` on an opened session; act: of a module, not nested."""
-    with opened(run_dir, overrides, plain=plain) as (session, journal):
-        return act(session, journal)
+    with opened(run_dir, overrides, plain=plain) as (session, recorder):
+        return act(session, recorder)

@@ -167,7 +167,7 @@ def test_blocks_of_all_ranks_cover_every_hf_row_and_every_shard_row_once(tp: int
                 seen[block.hf_name].narrow(block.axis, block.hf_start, size).add_(1)
                 shard.narrow(block.axis, block.shard_start, size).add_(1)
             assert shard[: padding_start(rule, tp_rank, tp)].eq(1).all()
-        copies = tp if rule.fusion.value == "copy" else 1
+        copies = tp if rule.kind.value == "copy" else 1
         assert all(count.eq(copies).all() for count in seen.values()), rule.mcore_name
 
 

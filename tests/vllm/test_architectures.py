@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_jobs import hf_log_probs, spoil_and_pull, with_session
 from world import JobFailed, World
 
-from megatron_opsft.run.recorder import Journal
+from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.storage.hf_files import resolve_model
 
@@ -36,7 +36,7 @@ def make_model(name: str, directory: Path) -> None:
             shutil.copy(file, directory)
 
 
-def push_and_pull(session: Session, journal: Journal) -> tuple[float, str, int]:
+def push_and_pull(session: Session, recorder: RunRecorder) -> tuple[float, str, int]:
     """The engine's difference from Hugging Face after a push of the model's own weights over
     others, the way it took, and how many shards a pull does not bring back.
     """

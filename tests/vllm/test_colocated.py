@@ -13,7 +13,7 @@ from world import JobFailed, World
 from megatron_opsft.errors import SyncError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import make_request
-from megatron_opsft.run.recorder import Journal
+from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 
@@ -57,13 +57,13 @@ def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
         assert not_pulled == 0
 
 
-def outcome(session: Session, journal: Journal, spoil: Callable[[Session], None]) -> str:
+def outcome(session: Session, recorder: RunRecorder, spoil: Callable[[Session], None]) -> str:
     """Two good steps, then one whose push is spoiled; what the run says of it."""
     for step in (1, 2):
-        run_step(session, journal, step)
+        run_step(session, recorder, step)
     spoil(session)
     try:
-        run_step(session, journal, 3)
+        run_step(session, recorder, 3)
     except SyncError as error:
         assert session.sync.version == 3
         return str(error)
@@ -108,21 +108,21 @@ def keep_the_prefix_cache(session: Session) -> None:
     session.sampler.engine._core.llm.reset_prefix_cache = lambda: True  # type: ignore[attr-defined]
 
 
-def spoil_scale(session: Session, journal: Journal) -> str:
-    return outcome(session, journal, scale_one_shard)
+def spoil_scale(session: Session, recorder: RunRecorder) -> str:
+    return outcome(session, recorder, scale_one_shard)
 
 
-def spoil_head(session: Session, journal: Journal) -> str:
+def spoil_head(session: Session, recorder: RunRecorder) -> str:
     from megatron_opsft.rollout.vllm import core, engine
 
     try:
-        return outcome(session, journal, leave_the_tied_head_stale)
+        return outcome(session, recorder, leave_the_tied_head_stale)
     finally:
         engine.checked_stream = core.checked_stream  # type: ignore[attr-defined]
 
 
-def spoil_cache(session: Session, journal: Journal) -> str:
-    return outcome(session, journal, keep_the_prefix_cache)
+def spoil_cache(session: Session, recorder: RunRecorder) -> str:
+    return outcome(session, recorder, keep_the_prefix_cache)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
@@ -147,7 +147,7 @@ def test_a_kept_prefix_cache_stops_the_run(vllm_world: World, tmp_path: Path, ra
         assert "cached" in said and "version 3" in said
 
 
-def sample_twice(session: Session, journal: Journal) -> tuple[list[Rollout], list[Rollout]]:
+def sample_twice(session: Session, recorder: RunRecorder) -> tuple[list[Rollout], list[Rollout]]:
     problems = session.problems_of(1)
     first, second = (
         session.sampler.sample(problems, session.settings, num_samples=4, step=1) for _ in range(2)
@@ -171,7 +171,7 @@ def test_responses_depend_on_their_seeds_and_not_on_the_ranks(
     assert len(set(ids)) == len(ids)
 
 
-def cold_responses(session: Session, journal: Journal) -> list[Rollout]:
+def cold_responses(session: Session, recorder: RunRecorder) -> list[Rollout]:
     """Almost without chance: temperature 0.001."""
     settings = session.held_out.settings if session.held_out else session.settings
     cold = type(settings)(
@@ -208,7 +208,7 @@ def test_a_request_is_refused_before_the_first_push(vllm_world: World, tmp_path:
         vllm_world.run(with_session, 1, tmp_path, [], generate_without_weights)
 
 
-def generate_without_weights(session: Session, journal: Journal) -> None:
+def generate_without_weights(session: Session, recorder: RunRecorder) -> None:
     engine = session.sampler.engine
     engine.begin_update()
     engine.generate([make_request("p", (1, 2), 1, 0, 1)], session.settings)

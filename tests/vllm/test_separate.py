@@ -20,7 +20,7 @@ from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.remote.buckets import SharedBuckets
 from megatron_opsft.rollout.remote.client import EngineClient
-from megatron_opsft.run.recorder import Journal
+from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 
@@ -51,7 +51,7 @@ def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
         assert not_pulled == 0
 
 
-def rollouts_of_a_step(session: Session, journal: Journal) -> list[Rollout]:
+def rollouts_of_a_step(session: Session, recorder: RunRecorder) -> list[Rollout]:
     return session.sampler.sample(session.problems_of(1), session.settings, num_samples=4, step=1)
 
 
@@ -112,33 +112,33 @@ def losses(run_dir: Path) -> list[tuple[float, float]]:
     return [(m["loss"], m["grad_norm"]) for m in map(json.loads, lines)]
 
 
-def undisturbed(session: Session, journal: Journal) -> list[tuple[float, float]]:
+def undisturbed(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
     for step in range(1, 4):
-        run_step(session, journal, step)
+        run_step(session, recorder, step)
     return losses(session.config.run.dir)
 
 
-def killed(session: Session, journal: Journal) -> list[tuple[float, float]]:
+def killed(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
     """Twice in a first request, once in the request that was asked again."""
     draw = random.Random(0)
     delays = {1: draw.uniform(0, 0.2), 2: 0.05, 4: draw.uniform(0, 0.2)}
     hit = kill_when_sampling(session, delays, signal.SIGKILL)
-    result = undisturbed(session, journal)
+    result = undisturbed(session, recorder)
     assert len(set(hit)) == (3 if session.sampler.engine.replica.answers else 0)
     return result
 
 
-def hung_once(session: Session, journal: Journal) -> list[tuple[float, float]]:
+def hung_once(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
     hit = kill_when_sampling(session, {2: 0.05}, signal.SIGSTOP)
-    result = undisturbed(session, journal)
+    result = undisturbed(session, recorder)
     assert len(hit) == session.sampler.engine.replica.answers
     assert not any(psutil.pid_exists(pid) for pid in hit)
     return result
 
 
-def killed_between(session: Session, journal: Journal) -> list[tuple[float, float]]:
+def killed_between(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
     """While nothing is asked of it: the next push finds it dead."""
-    run_step(session, journal, 1)
+    run_step(session, recorder, 1)
     engine: Any = session.sampler.engine
     train = session.trainer.step
 
@@ -148,9 +148,9 @@ def killed_between(session: Session, journal: Journal) -> list[tuple[float, floa
         return train(*args, **kwargs)
 
     session.trainer.step = step  # type: ignore[method-assign]
-    run_step(session, journal, 2)
+    run_step(session, recorder, 2)
     session.trainer.step = train  # type: ignore[method-assign]
-    run_step(session, journal, 3)
+    run_step(session, recorder, 3)
     return losses(session.config.run.dir)
 
 
@@ -170,7 +170,7 @@ def test_a_dead_or_hung_engine_changes_nothing(
         assert result == found["undisturbed"], name
 
 
-def scaled_push(session: Session, journal: Journal) -> str:
+def scaled_push(session: Session, recorder: RunRecorder) -> str:
     stream = session.sync.exporter.stream
 
     def scaled() -> Any:

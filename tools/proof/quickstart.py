@@ -83,10 +83,10 @@ def main() -> None:
         run_dir = Path(name) / "run"
         # vLLM on a CPU packs its weights, which cannot be written in place, unless told not to.
         plain = args.engine == "vllm" and args.device == "cpu"
-        with opened(run_dir, overrides, plain=plain) as (session, journal):
+        with opened(run_dir, overrides, plain=plain) as (session, recorder):
             pushes = note_pushes(session)
             for step in range(1, args.steps + 1):
-                run_step(session, journal, step)
+                run_step(session, recorder, step)
             given_back = given_back_bytes(session) if sleeps else None
             session.sync.push(args.steps + 1, session.probes(args.steps + 1))
             peak_bytes = peak_memory_bytes(session.device)
