@@ -46,10 +46,12 @@ def judge(response_text: str, gold: str) -> Verdict:
 
     Never gives TIMEOUT or UNFINISHED. The same pair always gets the same verdict: sympy's random
     probes are seeded anew for each answer. What sympy cannot compare is WRONG; an exception
-    becomes ERROR.
+    becomes ERROR, but for MemoryError.
     """
     try:
         return _judge(response_text, gold.strip())
+    except MemoryError:  # perhaps of earlier answers: another process judges this one
+        raise
     except Exception as error:  # foreign output is judged here: whatever it breaks is its outcome
         return _verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
 

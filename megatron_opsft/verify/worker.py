@@ -62,9 +62,20 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int) -> None:
         while True:
             text, gold = read_message(requests)
             verdict = judge(text, gold)
-            write_message(replies, [verdict.outcome.value, verdict.answer])
+            write_message(replies, [verdict.outcome.value, verdict.answer, _address_space()])
     except (EOFError, BrokenPipeError):
         os._exit(0)  # skips flushing into a pipe that nobody reads
+    except MemoryError:
+        os._exit(1)  # the parent asks a fresh worker
+
+
+def _address_space() -> int:
+    """Bytes of this process's, which its limit counts; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _die_with_parent(parent_pid: int) -> None:

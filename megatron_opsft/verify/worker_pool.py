@@ -35,7 +35,9 @@ _BOOT = (
 
 
 class _Worker:
-    """One process; `task`: index of the item it judges; `deadline`: of that, or of its start."""
+    """One process; `task`: index of the item it judges; `deadline`: of that, or of its start;
+    `num_judged`: verdicts it gave.
+    """
 
     def __init__(self, judge: str, max_memory_bytes: int) -> None:
         # As multiprocessing's spawn does: the child finds modules where the parent found them.
@@ -53,6 +55,7 @@ class _Worker:
         self.replies = cast(BinaryIO, self.process.stdout)
         self.ready = False
         self.task: int | None = None
+        self.num_judged = 0
         self.deadline = time.monotonic() + START_SECONDS
 
     def kill(self) -> None:
@@ -70,7 +73,8 @@ class VerifierPool:
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
     judge: `module:function` of (response text, gold) -> Verdict; tests name their own.
     max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
-    WRONG.
+    WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
+    between answers.
     """
 
     def __init__(
@@ -93,7 +97,8 @@ class VerifierPool:
     def score(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Judge (response text, gold) pairs; verdicts in the order of the items.
 
-        TIMEOUT: the limit passed; ERROR: the worker died over it. Equal pairs are judged once.
+        TIMEOUT: the limit passed; ERROR: the worker died over it, a fresh one too where that one
+        had judged others before. Equal pairs are judged once.
         Raises UserError when a worker cannot start at all.
         """
         unique = list(dict.fromkeys(items))
@@ -133,7 +138,7 @@ class VerifierPool:
                 self._feed(slot, waiting, items)
             while len(verdicts) < len(items):
                 for slot, heard in self._wait():
-                    self._receive(slot, heard, verdicts)
+                    self._receive(slot, heard, verdicts, waiting)
                     self._feed(slot, waiting, items)
         finally:
             # After an exception a busy worker would answer the next call with this call's verdict.
@@ -174,8 +179,12 @@ class VerifierPool:
             if slot in heard or worker.deadline <= now
         ]
 
-    def _receive(self, slot: int, heard: bool, verdicts: dict[int, Verdict]) -> None:
-        """Take a worker's reply; replace one that is overdue (not heard) or dead (end of file)."""
+    def _receive(
+        self, slot: int, heard: bool, verdicts: dict[int, Verdict], waiting: deque[int]
+    ) -> None:
+        """Take a worker's reply; replace one that is overdue (not heard), dead (end of file), or
+        full.
+        """
         worker = self._workers[slot]
         try:
             message = read_message(worker.replies) if heard else None
@@ -188,11 +197,18 @@ class VerifierPool:
             return
         task = cast(int, worker.task)
         worker.task = None
-        if message is None:
-            verdicts[task] = Verdict(outcome=Outcome.ERROR if heard else Outcome.TIMEOUT)
-            self._replace(slot)
+        if message is not None:
+            outcome, answer, address_space = message
+            verdicts[task] = Verdict(outcome=Outcome(outcome), answer=answer)
+            worker.num_judged += 1
+            if 2 * address_space > self._max_memory_bytes > 0:
+                self._replace(slot)
+            return
+        if heard and worker.num_judged:
+            waiting.appendleft(task)  # it may have died of what earlier answers left behind
         else:
-            verdicts[task] = Verdict(outcome=Outcome(message[0]), answer=message[1])
+            verdicts[task] = Verdict(outcome=Outcome.ERROR if heard else Outcome.TIMEOUT)
+        self._replace(slot)
 
     def _replace(self, slot: int) -> None:
         self._workers[slot].kill()

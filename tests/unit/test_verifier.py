@@ -17,6 +17,7 @@ from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 ROGUE = f"{__name__}:judge_or_misbehave"
+KEPT: list[bytearray] = []  # as sympy keeps what it has computed
 
 
 def judge_or_misbehave(text: str, gold: str) -> Verdict:
@@ -31,6 +32,8 @@ def judge_or_misbehave(text: str, gold: str) -> Verdict:
     if text == "print":
         print("stray output")
         os.write(1, b"more of it")
+    if text.startswith("keep"):
+        KEPT.append(bytearray(int(text.split()[1]) * 2**20))
     if text.startswith("sleep"):
         time.sleep(float(text.split()[1]))
     return Verdict(outcome=CORRECT if text == gold else WRONG, answer=f"{text} {os.getpid()}")
@@ -102,6 +105,23 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     ]  # fmt: skip
     assert [v.outcome for v in again] == [CORRECT] * 3
     assert seconds < 60
+
+
+def test_what_a_worker_keeps_of_its_answers_changes_no_verdict() -> None:
+    """200 answers that leave 20 MB each behind, in at most 600 MB."""
+    items = [(f"keep 20 {n}", f"keep 20 {n}") for n in range(200)]
+    with VerifierPool(2, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
+        verdicts = pool.score(items)
+    assert [v.outcome for v in verdicts] == [CORRECT] * 200
+    workers = {v.answer.rpartition(" ")[2] for v in verdicts}
+    assert 200 / 30 < len(workers) < 200 / 4
+
+
+def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> None:
+    items = [("keep 100", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
+    with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
+        verdicts = pool.score(items)
+    assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
 
 
 def test_a_tower_of_powers_neither_hangs_nor_fills_the_memory() -> None:
