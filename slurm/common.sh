@@ -42,8 +42,11 @@ if [[ -n ${NCCL_SOCKET_IFNAME:-} ]]; then
   export NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$NCCL_SOCKET_IFNAME}
 fi
 
-# Exit codes of the ranks (docs/cluster.md): 75 asks for a requeue; 2 and 3 would only come again.
+# Exit codes of the ranks (docs/cluster.md): 75 asks for a requeue; 2 and 3 would only come again. 76 is
+# rank.sh's for a rank that a signal ended during its start: the job is requeued, but not for ever.
 REQUEUE_CODE=75
+EARLY_CODE=76
+MAX_EARLY_STOPS=3
 FINAL_CODES=" 2 3 "
 # Of an array, this task alone: the bare id of one of its tasks is the id of the whole array.
 JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -157,7 +160,11 @@ run_ranks() {
     say "start $ATTEMPT ended: ${OUTCOME#* }"
     if [[ $code == 0 ]]; then exit 0; fi
     if ! job_goes_on; then say "the job is ending"; exit "$code"; fi
-    if [[ $code == "$REQUEUE_CODE" ]]; then requeue; fi
+    if [[ $code == "$EARLY_CODE" ]]; then count_early_stop; fi
+    if [[ $code == "$REQUEUE_CODE" ]]; then
+      rm -f "$JOB_LOGS/early-stops" # it has saved
+      requeue
+    fi
     if [[ $FINAL_CODES == *" $code "* ]]; then exit "$code"; fi
     failures=$((failures + 1))
     if ((failures > MAX_RESTARTS)); then
@@ -166,6 +173,19 @@ run_ranks() {
     fi
     say "restart $failures of $MAX_RESTARTS, from the newest checkpoint"
   done
+}
+
+# Requeues the job, or gives up: starts that end like this one save nothing.
+count_early_stop() {
+  local stops=1 file=$JOB_LOGS/early-stops
+  if [[ -f $file ]]; then stops=$(($(<"$file") + 1)); fi
+  if ((stops > MAX_EARLY_STOPS)); then
+    say "gave up: $stops starts in a row were stopped before they could save anything; the time limit" \
+      "(--time) must be longer than --signal's lead, the start, and a step with its checkpoint"
+    exit 1
+  fi
+  echo "$stops" >"$file"
+  requeue
 }
 
 requeue() {

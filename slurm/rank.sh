@@ -23,7 +23,7 @@ record() {
 where="rank $RANK on ${SLURMD_NODENAME:-$HOSTNAME}"
 case $code in
   75) record "75 $where stopped with a checkpoint, as asked" ;;
-  138 | 143) record "75 $where was ended by the signal at once" ;;
+  138 | 143) record "76 $where was ended by a signal before it could save" ;;
   69) record "69 $where ended because of a rank that died, hung or failed: the log says which" ;;
   137) record "137 $where was killed (out of memory?)" ;;
   *) record "$code $where ended with exit code $code" ;;

@@ -79,6 +79,23 @@ def test_a_stop_requeues_the_job(slurm: FakeSlurm, code: int) -> None:
     assert len(slurm.calls("srun")) == 1
 
 
+def test_stops_during_the_start_end_after_some_requeues(slurm: FakeSlurm) -> None:
+    """A time limit shorter than --signal's lead sends the signal before anything can be saved."""
+    codes = [slurm.run(TRAIN, codes=[138]).exit_code for _ in range(3)]
+    assert codes == [REQUEUE_EXIT_CODE] * 3
+    assert len([c for c in slurm.calls("scontrol") if "requeue" in c]) == 3
+    ended = slurm.run(TRAIN, codes=[138])
+    assert ended.exit_code == 1
+    assert "4 starts in a row were stopped before they could save" in ended.stdout
+    assert len([c for c in slurm.calls("scontrol") if "requeue" in c]) == 3
+
+
+def test_a_saved_step_forgives_stops_during_the_start(slurm: FakeSlurm) -> None:
+    for code in (138, 138, 138, REQUEUE_EXIT_CODE, 138, 138, 138):
+        assert slurm.run(TRAIN, codes=[code]).exit_code == REQUEUE_EXIT_CODE
+    assert slurm.run(TRAIN, codes=[138]).exit_code == 1
+
+
 def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
     assert slurm.run(TRAIN, codes=[REQUEUE_EXIT_CODE], state="CANCELLED").exit_code == 75
     assert "scontrol requeue 41" not in slurm.calls("scontrol")

@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.restarts import run_with_restarts
-from megatron_opsft.launch.slurm import Resources, batch_job, submit
+from megatron_opsft.launch.slurm import Resources, batch_job, limit_seconds, submit
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 RESOURCES = Resources(nodes=4, ranks_per_node=8, gpus_per_node=8)
@@ -52,6 +53,32 @@ def test_defaults_ask_for_what_the_script_asks_for() -> None:
     options = set(job.command[1:-1])
     assert options - in_script == {"--job-name=opsft-a"}
     assert job.command[-1] == str(ROOT / "slurm/train_7b.sh")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("24:00:00", 86_400),
+        ("2-12", 216_000),
+        ("2-12:30", 217_800),
+        ("2-12:30:05", 217_805),
+        ("UNLIMITED", None),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | None) -> None:
+    assert limit_seconds(text) == seconds
+
+
+def test_a_time_limit_without_room_for_a_checkpoint_is_refused() -> None:
+    signal = "#SBATCH --signal=USR1@900\n"
+    assert signal in (ROOT / "slurm/train_7b.sh").read_text()
+    short = replace(RESOURCES, time="15:00")
+    with pytest.raises(UserError, match="--time 15:00: 900 s before its end"):
+        batch_job({QUICKSTART: Path("runs/a")}, [], short)
+    for fine in (replace(short, time="15:01"), replace(short, more=("--signal=USR1@60",))):
+        assert batch_job({QUICKSTART: Path("runs/a")}, [], fine).command[0] == "sbatch"
 
 
 def test_printed_line_is_what_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
