@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.run.directory import RunDir
-from megatron_opsft.runtime.durable import append_line, explaining_full_disk
+from megatron_opsft.runtime.durable import append_line, explaining_full_disk, write_text
 
 Values = Mapping[str, float | int]
 
@@ -29,7 +30,7 @@ class MetricsLog:
         if config.tensorboard:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
         if config.wandb != "off":
-            self._writers.append(_Wandb(config))
+            self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
         self._progress: Progress | None = None
         if self._console.is_terminal:
             self._progress = Progress(
@@ -105,7 +106,9 @@ class _TensorBoard:
 
 
 class _Wandb:
-    def __init__(self, config: RunConfig) -> None:
+    """id_file: what W&B knows the run by, so that a resumed one goes on there."""
+
+    def __init__(self, config: RunConfig, id_file: Path) -> None:
         try:
             import wandb
         except ImportError:
@@ -113,8 +116,15 @@ class _Wandb:
                 f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
                 "run.wandb=off"
             ) from None
+        if not id_file.is_file():
+            id_file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(id_file, uuid4().hex)
         self._run: Any = wandb.init(
-            project=config.wandb_project, dir=str(config.dir), mode=config.wandb, resume="allow"
+            project=config.wandb_project,
+            dir=str(config.dir),
+            mode=config.wandb,
+            id=id_file.read_text(encoding="utf-8"),
+            resume="allow",
         )
 
     def write(self, metrics: Values) -> None:

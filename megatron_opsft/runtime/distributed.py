@@ -1,5 +1,7 @@
 """Process groups of a run: started once, read through one frozen record."""
 
+import contextlib
+import ipaddress
 import math
 import os
 import socket
@@ -109,13 +111,24 @@ def start_watchdog(limits: Limits, directory: Path) -> Watchdog:
     """
     me = this_process(dist.get_rank())
     processes = gather_from_all([me])
-    listener = _listener() if me.rank == 0 else None
+    host = os.environ.get("MASTER_ADDR", "localhost")  # where rank 0 is
+    one_node = len({process.host for process in processes}) == 1
+    listener = open_listener(host, one_node=one_node) if me.rank == 0 else None
     port, token = broadcast_object((listener.getsockname()[1] if listener else 0, uuid4().hex))
-    address = (os.environ.get("MASTER_ADDR", "localhost"), port)  # where rank 0 is
+    address = (host, port)
     return Watchdog(processes, me, address, token, limits, directory, listener)
 
 
-def _listener() -> socket.socket:
+def open_listener(host: str, *, one_node: bool) -> socket.socket:
+    """Listens at the address by which the other ranks know this machine, and at no other.
+
+    At all of them only where `host` is not this machine's own address, as behind some containers'
+    networks, or where several nodes know it by a name that means loopback here.
+    """
+    with contextlib.suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        if one_node or not ipaddress.ip_address(address[0]).is_loopback:
+            return socket.create_server(address, family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", 0))

@@ -19,6 +19,7 @@ from megatron_opsft.runtime.verdict import Limits, Peer, Process, Verdict, judge
 
 _TICK_SECONDS = 0.1
 _FAREWELL_SECONDS = 2.0
+_MAX_GREETING = 1024  # bytes that a connection may send before it is known to be a rank's
 
 
 class WatchServer:
@@ -105,17 +106,25 @@ class WatchServer:
                 self._close(source)
                 continue
             *lines, self._lines[source] = (self._lines[source] + data).split(b"\n")
-            if source not in self._ranks and lines and not self._admit(source, lines.pop(0)):
+            if source not in self._ranks and not self._greeted(source, lines):
                 self._close(source)
                 continue
             for line in lines:
                 self._understand(source, json.loads(line))
 
+    def _greeted(self, source: socket.socket, lines: list[bytes]) -> bool:
+        """Whether a connection may stay: its first line, taken from `lines`, is that of a rank of
+        this job, or has not come to its end yet.
+        """
+        if not lines:
+            return len(self._lines[source]) <= _MAX_GREETING
+        greeting = lines.pop(0)
+        return len(greeting) <= _MAX_GREETING and self._admit(source, greeting)
+
     def _admit(self, source: socket.socket, line: bytes) -> bool:
-        """Whether a connection's first line is that of a rank of this job."""
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
             message = json.loads(line)
-            if message["token"] == self._token:
+            if message["token"] == self._token and message["rank"] in self._peers:
                 self._ranks[source] = message["rank"]
                 return True
         return False

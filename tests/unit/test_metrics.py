@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -86,3 +87,24 @@ def test_missing_wandb_names_the_install_line(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install wandb, or set run\.wandb=off"):
         _open(tmp_path, tensorboard=False, wandb="offline")
+
+
+def test_a_resumed_run_goes_on_under_its_id_at_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, object]] = []
+
+    def init(**settings: object) -> SimpleNamespace:
+        started.append(settings)
+        return SimpleNamespace(log=lambda *args, **named: None, finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    for first_step in (0, 1):
+        log = _open(tmp_path, first_step, tensorboard=False, wandb="offline")
+        log.step(_step_metrics(first_step + 1))
+        log.close()
+    first, again = (settings["id"] for settings in started)
+    assert first == again and len(str(first)) == 32
+    _open(tmp_path / "other", tensorboard=False, wandb="offline").close()
+    assert started[-1]["id"] != first
+    assert all(settings["resume"] == "allow" for settings in started)

@@ -1,13 +1,18 @@
 """The watchdog: whose fault it is, and that all processes end with one message, whoever fails."""
 
+import contextlib
+import json
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from megatron_opsft.runtime.distributed import open_listener
 from megatron_opsft.runtime.verdict import (
     PEER_LOST_EXIT_CODE,
     SETTLE_SECONDS,
@@ -17,6 +22,7 @@ from megatron_opsft.runtime.verdict import (
     Verdict,
     judge,
 )
+from megatron_opsft.runtime.watch_server import WatchServer
 
 LIMITS = Limits(hang_seconds=600, silence_seconds=60)
 SCRIPT = Path(__file__).parents[1] / "support/watched_process.py"
@@ -127,3 +133,53 @@ def test_one_fault_ends_all_with_one_message(
 
 def test_ranks_leave_in_peace(tmp_path: Path) -> None:
     assert run_processes(tmp_path, ["leave"] * 3)[:2] == ([0, 0, 0], "")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[WatchServer, tuple[str, int]]]:
+    """Of two ranks that have not come yet, and where it listens."""
+    listener = open_listener("localhost", one_node=True)
+    processes = [Process(rank=rank, host="here", pid=1, created=0.0) for rank in range(2)]
+    watching = WatchServer(processes, "secret", listener, LIMITS, lambda verdict: None)
+    address = listener.getsockname()[:2]
+    yield watching, address
+    for rank in range(2):
+        with socket.create_connection(address) as connection:
+            greeting = {"token": "secret", "rank": rank}
+            lines = [greeting, {"bye": True}]
+            connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    watching._thread.join(10)
+    assert not watching._thread.is_alive() and watching.verdict is None
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"[" * 200_000 + b"\n",
+        b"x" * 100_000,
+        b'{"token": "secret", "rank": 7}\n',
+        b'{"token": "guess", "rank": 0}\n',
+        b"[1]\n7\n",
+        b"\xff\xfe\n",
+    ],
+    ids=["deep", "endless", "no-rank", "wrong-token", "no-object", "no-text"],
+)
+def test_a_stranger_is_sent_away_and_ends_nothing(
+    server: tuple[WatchServer, tuple[str, int]], noise: bytes
+) -> None:
+    watching, address = server
+    with socket.create_connection(address, timeout=10) as stranger:
+        with contextlib.suppress(OSError):  # sent away before all was said
+            stranger.sendall(noise)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert watching._thread.is_alive()
+
+
+def test_listener_is_at_the_job_s_address_alone() -> None:
+    with open_listener("127.0.0.1", one_node=True) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    with open_listener("127.0.0.1", one_node=False) as everywhere:
+        assert everywhere.getsockname()[0] in ("::", "0.0.0.0")
+    with open_listener("203.0.113.7", one_node=True) as elsewhere:  # not this machine's
+        assert elsewhere.getsockname()[0] in ("::", "0.0.0.0")
