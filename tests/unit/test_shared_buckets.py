@@ -71,3 +71,21 @@ def test_a_bucket_is_flushed_before_it_is_handed_out() -> None:
             )
     assert handed == [0, 1, 0] and flushed == [0, 1, 2]
     buckets.close()
+
+
+def test_buckets_hold_what_was_put_in() -> None:
+    tensors = [(f"t{n}", torch.full((n + 1, 3), float(n))) for n in range(40)]
+    tensors.append(("large", torch.arange(1000.0)))
+    buckets = SharedBuckets(bucket_bytes=1000)
+    seen: dict[str, torch.Tensor] = {}
+    for bucket in buckets.fill(iter(tensors)):
+        memory = open_shared(bucket["address"], CPU)
+        for name, shape, offset in zip(
+            bucket["names"], bucket["shapes"], bucket["offsets"], strict=True
+        ):
+            count = torch.Size(shape).numel() * 4
+            raw = memory[offset : offset + count]
+            seen[name] = raw.view(torch.float32).view(shape).clone()
+    buckets.close()
+    assert list(seen) == [name for name, _ in tensors]
+    assert all(torch.equal(seen[name], tensor) for name, tensor in tensors)

@@ -12,13 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from vllm_jobs import QUICKSTART, SMALL, train_and_compare, with_session
 from world import JobFailed, World
 
 from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.remote.buckets import SharedBuckets
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
@@ -226,22 +224,3 @@ def test_an_engine_that_ends_before_it_is_there_is_dead(
     with pytest.raises(EngineDied, match="ended with code 0"):
         client.start("settings", "shape")
     client.close()
-
-
-def test_buckets_hold_what_was_put_in() -> None:
-    tensors = [(f"t{n}", torch.full((n + 1, 3), float(n))) for n in range(40)]
-    tensors.append(("large", torch.arange(1000.0)))
-    buckets = SharedBuckets(bucket_bytes=1000)
-    seen: dict[str, torch.Tensor] = {}
-    for bucket in buckets.fill(iter(tensors)):
-        size = bucket["num_bytes"]
-        memory = torch.from_file(bucket["path"], shared=True, size=size, dtype=torch.uint8)
-        for name, shape, offset in zip(
-            bucket["names"], bucket["shapes"], bucket["offsets"], strict=True
-        ):
-            count = torch.Size(shape).numel() * 4
-            raw = memory[offset : offset + count]
-            seen[name] = raw.view(torch.float32).view(shape).clone()
-    buckets.close()
-    assert list(seen) == [name for name, _ in tensors]
-    assert all(torch.equal(seen[name], tensor) for name, tensor in tensors)
