@@ -235,6 +235,21 @@ class EvalConfig(Section):
         None,
         description="Held-out problems; by default the test split of data.train, or no evaluation where it has none.",
     )
+    split: str | None = Field(
+        None, description="Split of a Hugging Face data set; by default its `test`."
+    )
+    subset: str | None = Field(
+        None,
+        description="Configuration name of a Hugging Face data set; by default data.subset where eval.data is not set.",
+    )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem text; by default data.problem_field where eval.data is not set, else as there.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Field of the gold answer; by default data.answer_field where eval.data is not set, else as there.",
+    )
     num_problems: int = Field(
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."
     )

@@ -202,7 +202,7 @@ def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
 def _load_held_out(
     config: Config, encoder: PromptEncoder, end_tokens: tuple[int, ...]
 ) -> HeldOut | None:
-    held_out = load_held_out(config.data.train, config.eval.data, subset=config.data.subset)
+    held_out = load_held_out(config.data, config.eval)
     if held_out is None:
         return None
     held_out = drop_long_prompts(held_out, encoder.encode, config.data.max_prompt_tokens)
