@@ -24,7 +24,8 @@ class Row:
 def read_rows(source: str, *, split: str, subset: str | None, section: str = "data") -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
-    section: of the configuration, whose keys errors name. Raises UserError when there is no such source, it is of another kind, or has no such split.
+    section: of the configuration, whose keys errors name. Raises UserError when there is no such
+    source, it is of another kind, or has no such split.
     """
     path = Path(source)
     if path.is_dir():
