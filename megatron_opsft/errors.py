@@ -6,7 +6,7 @@ class UserError(Exception):
 
 
 class NonFiniteError(Exception):
-    """A loss or gradient was not finite: the step was not applied. Exits with 3."""
+    """A loss, a gradient or logits were not finite, and nothing was made of them. Exits with 3."""
 
 
 class SyncError(Exception):
