@@ -127,6 +127,16 @@ def test_what_may_not_change_on_resume(path: Path, override: str) -> None:
         check_resumable(load_config(path), load_config(path, [override]), path.parent)
 
 
+def test_steps_of_a_cosine_schedule_may_not_change_on_resume(path: Path) -> None:
+    """The learning rate of every step depends on the last one."""
+    before, longer = (
+        load_config(path, ["optimizer.schedule=cosine", f"run.steps={n}"]) for n in (300, 900)
+    )
+    check_resumable(before, before, path.parent)
+    with pytest.raises(UserError, match=r"run.steps=300, not 900: .*so the rate would jump"):
+        check_resumable(before, longer, path.parent)
+
+
 def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:
     table = reference_table()
     tree = load_config(path).model_dump()
