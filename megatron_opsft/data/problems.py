@@ -212,6 +212,9 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
     """(text, answer) of a row, or why it cannot be used."""
     if row.error is not None:
         return row.error
+    for name in (problem_field, answer_field, *ID_FIELDS):
+        if _has_lone_surrogate(row.fields.get(name)):
+            return f"{name} is no valid Unicode: half of a surrogate pair"
     text = row.fields.get(problem_field)
     if text is None:
         return f"no {problem_field}"
@@ -223,6 +226,17 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
         return text, read_answer(row.fields.get(answer_field), answer_field)
     except AnswerError as error:
         return str(error)
+
+
+def _has_lone_surrogate(value: object) -> bool:
+    """Whether it is text that JSON can write (\\ud83d alone), but no tokenizer and no file takes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _choose_id(row: Row, stem: str, taken_ids: set[str]) -> str:

@@ -91,6 +91,19 @@ def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     assert len(read.problems) == 1
 
 
+def test_half_of_a_surrogate_pair_is_a_bad_row(tmp_path: Path) -> None:
+    """In the problem, the answer or the id: none of them could be tokenized or written."""
+    good = {"id": "q", "problem": "p \U0001f600", "answer": "1"}
+    half = [{**good, name: "x\ud83d"} for name in ("problem", "answer", "id")]
+    read = load_problems(write_jsonl(tmp_path / "data.jsonl", [*half, good]))
+    assert [problem.text for problem in read.problems] == ["p \U0001f600"]
+    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
+        (row, f"{name} is no valid Unicode: half of a surrogate pair")
+        for row, name in enumerate(("problem", "answer", "id"), start=1)
+    ]
+    assert "3 of 4 rows left out" in describe_bad_rows(read)
+
+
 def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
     rows = [{"id": f"q{i}", "problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
     source = write_jsonl(tmp_path / "data.jsonl", rows)
