@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from megatron_opsft.config import Config, Section
+from megatron_opsft.config import Config
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -42,7 +43,8 @@ def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
             raise UserError(
                 f"config key {key} is missing: set it in the file or as {key}=..."
             ) from None
-        raise UserError(f"config key {key}={first['input']!r}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"config key {key}={first['input']!r}: {message}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

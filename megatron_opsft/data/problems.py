@@ -229,7 +229,7 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
 
 
 def _has_lone_surrogate(value: object) -> bool:
-    """Whether it is text that JSON can write (\\ud83d alone), but no tokenizer and no file takes."""
+    """Whether it is text that JSON can write (`\\ud83d` alone), but no tokenizer takes."""
     if not isinstance(value, str):
         return False
     try:
