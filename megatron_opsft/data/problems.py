@@ -16,7 +16,7 @@ from typing import cast
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.answers import AnswerError, read_answer
 from megatron_opsft.data.sources import Row, has_split, read_rows
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Problem
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
@@ -127,20 +127,25 @@ def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None
     )
 
 
-def drop_long_prompts(
+def drop_unusable_prompts(
     problem_set: ProblemSet, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
 ) -> ProblemSet:
-    """Move the problems whose encoded prompt is longer than the limit to the bad rows."""
+    """Move to the bad rows the problems whose encoded prompt is longer than the limit, and those
+    that `encode` refuses.
+    """
     problems: list[Problem] = []
     numbers: list[int] = []
     bad_rows = list(problem_set.bad_rows)
     for problem, number in zip(problem_set.problems, problem_set.rows, strict=True):
-        num_tokens = len(encode(problem.text))
+        try:
+            num_tokens = len(encode(problem.text))
+            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
+        except PromptError as error:
+            num_tokens, reason = max_prompt_tokens + 1, str(error)
         if num_tokens <= max_prompt_tokens:
             problems.append(problem)
             numbers.append(number)
         else:
-            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
             bad_rows.append(BadRow(source=problem_set.name, row=number, reason=reason))
     return _make_set(problem_set.name, problems, numbers, bad_rows)
 
