@@ -44,6 +44,15 @@ class PromptEncoder:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_markers", _find_markers(self.tokenizer))
 
+    @property
+    def opens_think(self) -> bool:
+        """Whether prompts end with `<think>`, so that a response begins inside it."""
+        message = {"role": "user", "content": "1"}
+        text = self.tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, tokenize=False
+        )
+        return str(text).rstrip().endswith("<think>")
+
     def encode(self, problem_text: str) -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 

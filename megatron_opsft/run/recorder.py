@@ -66,7 +66,9 @@ class RunRecorder:
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            **describe_rollouts(everything, samples),
+            **describe_rollouts(
+                everything, samples, prompts_open_think=self._s.sampler.encoder.opens_think
+            ),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,

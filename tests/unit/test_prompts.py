@@ -86,6 +86,9 @@ def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
     prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode("1+1?")
     assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
+    assert not PromptEncoder(tokenizer=tokenizer, template="r1").opens_think
+    r1 = load_tokenizer(write_model_dir(tmp_path / "r1"))
+    assert PromptEncoder(tokenizer=r1, template="r1").opens_think
 
 
 @pytest.mark.parametrize("tokenizer_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
