@@ -6,19 +6,13 @@ A function receives its own section, never the whole. `config_file.load_config` 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-# YAML reads a bare `off` as false.
-YamlOff = BeforeValidator(lambda value: "off" if value is False else value)
+from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
 
 
 class RunConfig(Section):
-    dir: Path = Field(
+    dir: Annotated[Path, HomeExpanded] = Field(
         Path("runs/default"), description="Run directory; everything the run writes is below it."
     )
     steps: int = Field(
@@ -68,7 +62,7 @@ class RunConfig(Section):
 
 
 class ModelConfig(Section):
-    path: str = Field(
+    path: Annotated[str, HomeExpanded] = Field(
         ...,
         description="A Hugging Face directory or hub name, a converted Megatron checkpoint, or `tiny_reasoner` (shipped).",
     )
@@ -79,7 +73,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: str = Field(
+    train: Annotated[str, HomeExpanded] = Field(
         ...,
         description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name.",
     )
@@ -231,9 +225,24 @@ class SyncConfig(Section):
 
 
 class EvalConfig(Section):
-    data: str | None = Field(
+    data: Annotated[str | None, HomeExpanded] = Field(
         None,
         description="Held-out problems; by default the test split of data.train, or no evaluation where it has none.",
+    )
+    split: str | None = Field(
+        None, description="Split of a Hugging Face data set; by default its `test`."
+    )
+    subset: str | None = Field(
+        None,
+        description="Configuration name of a Hugging Face data set; by default data.subset where eval.data is not set.",
+    )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem text; by default data.problem_field where eval.data is not set, else as there.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Field of the gold answer; by default data.answer_field where eval.data is not set, else as there.",
     )
     num_problems: int = Field(
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."

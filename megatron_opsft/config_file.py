@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from megatron_opsft.config import Config, Section
+from megatron_opsft.config import Config
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -42,7 +43,8 @@ def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
             raise UserError(
                 f"config key {key} is missing: set it in the file or as {key}=..."
             ) from None
-        raise UserError(f"config key {key}={first['input']!r}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise UserError(f"config key {key}={first['input']!r}: {message}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -156,15 +158,23 @@ _FREE_ON_RESUME = (
     "train.recompute",
 )
 
+# ... but for `run.steps` where every learning rate depends on it.
+_LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
+
 
 def check_resumable(before: Config, now: Config, directory: Path) -> None:
     """Errors: `UserError` naming a key whose change would make the resumed run another one."""
     old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
+    free = tuple(
+        key for key in _FREE_ON_RESUME if key != "run.steps" or now.optimizer.schedule == "constant"
+    )
     for section, values in new.items():
         for key, value in values.items():
             name = f"{section}.{key}"
-            if value != old[section][key] and not name.startswith(_FREE_ON_RESUME):
+            if value != old[section][key] and not name.startswith(free):
+                why = f" ({_LAST_STEP})" if name == "run.steps" else ""
                 raise UserError(
                     f"{directory} was started with {name}={old[section][key]!r}, not {value!r}: a "
-                    "resumed run must keep it; set it back, or start a new run in another run.dir"
+                    f"resumed run must keep it{why}; set it back, or start a new run in "
+                    "another run.dir"
                 )

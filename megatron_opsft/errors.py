@@ -5,8 +5,12 @@ class UserError(Exception):
     """Bad input (config, data, checkpoint, environment); the command line exits with 2."""
 
 
+class PromptError(UserError):
+    """A problem text that no prompt can be made of; where rows are read, a bad row."""
+
+
 class NonFiniteError(Exception):
-    """A loss or gradient was not finite: the step was not applied. Exits with 3."""
+    """A loss, a gradient or logits were not finite, and nothing was made of them. Exits with 3."""
 
 
 class SyncError(Exception):

@@ -16,7 +16,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
     ProblemSet,
     describe_bad_rows,
-    drop_long_prompts,
+    drop_unusable_prompts,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -157,7 +157,7 @@ def open_session(config: Config) -> Iterator[Session]:
                 max_response_tokens=config.rollout.max_response_tokens,
                 end_token_ids=end_tokens,
             ),
-            held_out=_load_held_out(config, encoder, end_tokens),
+            held_out=_load_held_out(config, encoder, end_tokens, is_main=layout.is_main),
             sampler=Sampler(
                 engine=engine,
                 encoder=encoder,
@@ -190,7 +190,7 @@ def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
         problem_field=config.data.problem_field,
         answer_field=config.data.answer_field,
     )
-    usable = drop_long_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
     if not usable.problems:
         raise UserError(
             f"{config.data.train}: every prompt is longer than data.max_prompt_tokens="
@@ -200,12 +200,14 @@ def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
 
 
 def _load_held_out(
-    config: Config, encoder: PromptEncoder, end_tokens: tuple[int, ...]
+    config: Config, encoder: PromptEncoder, end_tokens: tuple[int, ...], *, is_main: bool
 ) -> HeldOut | None:
-    held_out = load_held_out(config.data.train, config.eval.data, subset=config.data.subset)
+    held_out = load_held_out(config.data, config.eval)
     if held_out is None:
         return None
-    held_out = drop_long_prompts(held_out, encoder.encode, config.data.max_prompt_tokens)
+    held_out = drop_unusable_prompts(held_out, encoder.encode, config.data.max_prompt_tokens)
+    if is_main and (bad := describe_bad_rows(held_out)):
+        log.warning("held out: %s", bad)
     return HeldOut(
         problems=shuffled_subset(held_out.problems, config.eval.num_problems, seed=0),
         settings=SamplingSettings(

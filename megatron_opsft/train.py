@@ -41,19 +41,17 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
         open_recorder(s, resume=resume, overwrite=overwrite) as recorder,
     ):
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
-        if recorder.last_step == 0:
-            recorder.evaluate(0)
+        recorder.evaluate_if_due(recorder.last_step)
         for step in range(recorder.last_step + 1, config.run.steps + 1):
             run_step(s, recorder, step)
             last = step == config.run.steps
             stopping = any_over_world(stop.requested)
-            if last or (config.run.eval_every and step % config.run.eval_every == 0):
-                recorder.evaluate(step)
             every = config.checkpoint.every
             if last or stopping or (every and step % every == 0):
                 recorder.checkpoint(step, leaving=last or stopping)
             if stopping and not last:
                 return REQUEUE_EXIT_CODE
+            recorder.evaluate_if_due(step)
         recorder.finish()
     return 0
 

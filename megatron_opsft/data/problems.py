@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.answers import AnswerError, read_answer
 from megatron_opsft.data.sources import Row, has_split, read_rows
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Problem
 
 PROBLEM_FIELDS = ("problem", "question", "prompt")
@@ -55,19 +56,23 @@ def load_problems(
     subset: str | None = None,
     problem_field: str | None = None,
     answer_field: str | None = None,
+    section: str = "data",
 ) -> ProblemSet:
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
     name.
 
     `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
-    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. Raises UserError when
-    the source cannot be read, has no such field, or no usable row.
+    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: of the
+    configuration, whose keys errors name. Raises UserError when the source cannot be read, has no
+    such field, or no usable row.
     """
     if source == ARITHMETIC:
         return _load_arithmetic(split)
-    rows = read_rows(source, split=split, subset=subset)
-    problem_field = _find_field(source, rows, problem_field, PROBLEM_FIELDS, "data.problem_field")
-    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, "data.answer_field")
+    rows = read_rows(source, split=split, subset=subset, section=section)
+    problem_field = _find_field(
+        source, rows, problem_field, PROBLEM_FIELDS, f"{section}.problem_field"
+    )
+    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, f"{section}.answer_field")
     problems: list[Problem] = []
     numbers: list[int] = []
     bad_rows: list[BadRow] = []
@@ -85,35 +90,62 @@ def load_problems(
     return _make_set(source, problems, numbers, bad_rows)
 
 
-def load_held_out(
-    train_source: str, eval_source: str | None, *, subset: str | None = None
-) -> ProblemSet | None:
-    """Problems for evaluation: `eval_source` where given, else the test split of the training
-    source.
+def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None:
+    """Problems for evaluation: eval.data where it is set, else the test split of data.train, read
+    with what `data` says of its subset and fields.
 
-    None when neither exists. Of a data set given as `eval_source` the test split is read.
+    None when neither exists. Errors: UserError as of `load_problems`, and for keys of `eval` that
+    are set though there is nothing to read with them.
     """
-    if eval_source is not None:
-        return load_problems(eval_source, split="test")
-    if train_source == ARITHMETIC or has_split(train_source, "test", subset):
-        return load_problems(train_source, split="test", subset=subset)
-    return None
+    split = evaluation.split or "test"
+    if evaluation.data is not None:
+        return load_problems(
+            evaluation.data,
+            split=split,
+            subset=evaluation.subset,
+            problem_field=evaluation.problem_field,
+            answer_field=evaluation.answer_field,
+            section="eval",
+        )
+    subset = evaluation.subset or data.subset
+    if data.train != ARITHMETIC and not has_split(data.train, split, subset, section="eval"):
+        keys = ("split", "subset", "problem_field", "answer_field")
+        unused = [key for key in keys if getattr(evaluation, key) is not None]
+        if unused:
+            raise UserError(
+                f"eval.{unused[0]}={getattr(evaluation, unused[0])}: {data.train} has no split "
+                f"{split!r} to evaluate on; set eval.data, or name a split it has as eval.split"
+            )
+        return None
+    return load_problems(
+        data.train,
+        split=split,
+        subset=subset,
+        problem_field=evaluation.problem_field or data.problem_field,
+        answer_field=evaluation.answer_field or data.answer_field,
+        section="eval",
+    )
 
 
-def drop_long_prompts(
+def drop_unusable_prompts(
     problem_set: ProblemSet, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
 ) -> ProblemSet:
-    """Move the problems whose encoded prompt is longer than the limit to the bad rows."""
+    """Move to the bad rows the problems whose encoded prompt is longer than the limit, and those
+    that `encode` refuses.
+    """
     problems: list[Problem] = []
     numbers: list[int] = []
     bad_rows = list(problem_set.bad_rows)
     for problem, number in zip(problem_set.problems, problem_set.rows, strict=True):
-        num_tokens = len(encode(problem.text))
+        try:
+            num_tokens = len(encode(problem.text))
+            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
+        except PromptError as error:
+            num_tokens, reason = max_prompt_tokens + 1, str(error)
         if num_tokens <= max_prompt_tokens:
             problems.append(problem)
             numbers.append(number)
         else:
-            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
             bad_rows.append(BadRow(source=problem_set.name, row=number, reason=reason))
     return _make_set(problem_set.name, problems, numbers, bad_rows)
 
@@ -185,6 +217,9 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
     """(text, answer) of a row, or why it cannot be used."""
     if row.error is not None:
         return row.error
+    for name in (problem_field, answer_field, *ID_FIELDS):
+        if _has_lone_surrogate(row.fields.get(name)):
+            return f"{name} is no valid Unicode: half of a surrogate pair"
     text = row.fields.get(problem_field)
     if text is None:
         return f"no {problem_field}"
@@ -196,6 +231,17 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
         return text, read_answer(row.fields.get(answer_field), answer_field)
     except AnswerError as error:
         return str(error)
+
+
+def _has_lone_surrogate(value: object) -> bool:
+    """Whether it is text that JSON can write (`\\ud83d` alone), but no tokenizer takes."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _choose_id(row: Row, stem: str, taken_ids: set[str]) -> str:

@@ -7,15 +7,16 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import PromptError, UserError
 
 TemplateName = Literal["r1", "cod", "chat"]
 
@@ -38,18 +39,47 @@ class PromptEncoder:
 
     tokenizer: PreTrainedTokenizerBase
     template: TemplateName
+    _markers: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_markers", _find_markers(self.tokenizer))
+
+    @property
+    def opens_think(self) -> bool:
+        """Whether prompts end with `<think>`, so that a response begins inside it."""
+        message = {"role": "user", "content": "1"}
+        text = self.tokenizer.apply_chat_template(
+            [message], add_generation_prompt=True, tokenize=False
+        )
+        return str(text).rstrip().endswith("<think>")
 
     def encode(self, problem_text: str) -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 
         An R1-style chat template ends them with `<think>` and a line break; one that does not is
-        left as it is.
+        left as it is. Errors: `PromptError` for a text with markers of its own, such as
+        `<|im_end|>`: as tokens they would end the user's part or the thinking.
         """
+        if self._markers and (found := self._markers.search(problem_text)):
+            raise PromptError(
+                f"the problem holds {found[0]!r}, which is a token of the model's own"
+            )
         message = {"role": "user", "content": problem_text + _INSTRUCTIONS[self.template]}
         token_ids = self.tokenizer.apply_chat_template(
             [message], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         return tuple(token_ids)
+
+
+def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
+    """What in a text becomes a special token, or another token in angle brackets (`<think>`)."""
+    texts = [
+        token.content
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.content.strip()
+        and (token.special or (token.content.startswith("<") and token.content.endswith(">")))
+    ]
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:

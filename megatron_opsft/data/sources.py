@@ -21,14 +21,15 @@ class Row:
     error: str | None = None
 
 
-def read_rows(source: str, *, split: str, subset: str | None) -> list[Row]:
+def read_rows(source: str, *, split: str, subset: str | None, section: str = "data") -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
-    Raises UserError when there is no such source, it is of another kind, or has no such split.
+    section: of the configuration, whose keys errors name. Raises UserError when there is no such
+    source, it is of another kind, or has no such split.
     """
     path = Path(source)
     if path.is_dir():
-        return _number(_open_saved(path, split))
+        return _number(_open_saved(path, split, section))
     if path.is_file():
         if path.name.endswith((".jsonl", ".jsonl.gz")):
             return _read_jsonl(path)
@@ -37,10 +38,10 @@ def read_rows(source: str, *, split: str, subset: str | None) -> list[Row]:
         raise UserError(f"data: {source} is of no known kind; use {', '.join(FILE_ENDINGS)}")
     if source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
         raise UserError(f"data: there is no file {source}")
-    return _number(_open_hub(source, split, subset))
+    return _number(_open_hub(source, split, subset, section))
 
 
-def has_split(source: str, split: str, subset: str | None) -> bool:
+def has_split(source: str, split: str, subset: str | None, section: str = "data") -> bool:
     """Whether a saved or Hugging Face data set has a split of that name; files have none."""
     path = Path(source)
     if path.is_dir():
@@ -52,7 +53,7 @@ def has_split(source: str, split: str, subset: str | None) -> bool:
     try:
         return split in datasets.get_dataset_split_names(source, subset)
     except Exception as error:  # of whichever network or format library was at work
-        raise _hub_error(source, subset, error) from error
+        raise _hub_error(source, subset, section, error) from error
 
 
 def _read_jsonl(path: Path) -> list[Row]:
@@ -91,7 +92,7 @@ def _read_parquet(path: Path) -> list[Row]:
         ) from error
 
 
-def _open_saved(path: Path, split: str) -> Any:
+def _open_saved(path: Path, split: str, section: str) -> Any:
     """The Dataset in a directory written by `save_to_disk`; of a DatasetDict the named split."""
     import datasets
 
@@ -105,7 +106,9 @@ def _open_saved(path: Path, split: str) -> Any:
     if not isinstance(loaded, datasets.DatasetDict):
         return loaded
     if split not in loaded:
-        raise UserError(f"data.split: {path} has no split {split!r}; it has {', '.join(loaded)}")
+        raise UserError(
+            f"{section}.split: {path} has no split {split!r}; it has {', '.join(loaded)}"
+        )
     return loaded[split]
 
 
@@ -114,21 +117,21 @@ def _saved_splits(path: Path) -> list[str]:
     return json.loads(index.read_text())["splits"] if index.is_file() else []
 
 
-def _open_hub(source: str, split: str, subset: str | None) -> Any:
+def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
     import datasets
 
     try:
         return datasets.load_dataset(source, subset, split=split)
     except Exception as error:  # of whichever network or format library was at work
-        raise _hub_error(source, subset, error) from error
+        raise _hub_error(source, subset, section, error) from error
 
 
-def _hub_error(source: str, subset: str | None, error: Exception) -> UserError:
+def _hub_error(source: str, subset: str | None, section: str, error: Exception) -> UserError:
     name = f"{source} ({subset})" if subset else source
     return UserError(
         f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
-        f"{_first_line(error)} (check the name, data.split and data.subset, and the network; "
-        "or give a file)"
+        f"{_first_line(error)} (check the name, {section}.split and {section}.subset, and the "
+        "network; or give a file)"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from megatron_opsft.config import Section
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 _OPEN_BOX = re.compile(r"\\boxed\s*\{?$")

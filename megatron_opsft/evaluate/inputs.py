@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.data.prompts import PromptEncoder
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark, choose_names, load_benchmark
 from megatron_opsft.evaluate.budgets import check_budgets, default_budgets
 from megatron_opsft.evaluate.deer_settings import DeerTokens
@@ -154,7 +154,11 @@ def _subject(
     for benchmark in benchmarks:
         for problem in benchmark.problems:
             key = benchmark.key(problem.id)
-            prompts[key] = Prompt(key=key, problem=problem, prompt_ids=encoder.encode(problem.text))
+            try:
+                prompt_ids = encoder.encode(problem.text)
+            except PromptError as error:
+                raise UserError(f"problem {key}: {error}; mend it, or leave it out") from None
+            prompts[key] = Prompt(key=key, problem=problem, prompt_ids=prompt_ids)
     return Subject(model=model, out=out, prompts=prompts)
 
 

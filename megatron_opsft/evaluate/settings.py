@@ -1,11 +1,11 @@
 """Settings of an evaluation: a YAML file, options of the command line, or both."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config import Section
+from megatron_opsft.config_section import HomeExpanded, Section
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
@@ -25,10 +25,12 @@ class EvalSettings(Section):
         (),
         description="gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner.",
     )
-    data: dict[str, str] = Field(
+    data: dict[str, Annotated[str, HomeExpanded]] = Field(
         {}, description="Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."
     )
-    out: Path = Field(..., description="Directory to write; the same command continues in it.")
+    out: Annotated[Path, HomeExpanded] = Field(
+        ..., description="Directory to write; the same command continues in it."
+    )
     engine: Literal["hf", "vllm"] = Field("hf", description="hf: transformers; vllm: vLLM.")
     method: Literal["sample", "deer"] = Field(
         "sample", description="sample: plain sampling; deer: dynamic early exit."

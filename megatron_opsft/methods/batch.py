@@ -4,7 +4,9 @@ of it.
 
 from collections.abc import Sequence
 
-from megatron_opsft.records import Outcome, Problem, Rollout, Sample, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Sample, Verdict
+
+THINK, THINK_END = "<think>", "</think>"
 
 
 def in_problem_order(samples: Sequence[Sample], problems: Sequence[Problem]) -> list[Sample]:
@@ -16,9 +18,13 @@ def in_problem_order(samples: Sequence[Sample], problems: Sequence[Problem]) -> 
 
 
 def describe_rollouts(
-    pairs: Sequence[tuple[Rollout, Verdict]], samples: Sequence[Sample]
+    pairs: Sequence[tuple[Rollout, Verdict]], samples: Sequence[Sample], *, prompts_open_think: bool
 ) -> dict[str, float | int]:
-    """Metrics of a step's responses of all ranks: counts, shares in [0, 1], lengths in tokens."""
+    """Metrics of a step's responses of all ranks: counts, shares in [0, 1], lengths in tokens.
+
+    num_unclosed_think: finished responses whose thinking, begun by the prompt (prompts_open_think)
+    or by themselves, never ends; the verifier reads them whole and may accept them.
+    """
     lengths = [len(rollout.response_ids) for rollout, _ in pairs]
     outcomes = [verdict.outcome for _, verdict in pairs]
     num_rollouts = len(pairs)
@@ -29,6 +35,12 @@ def describe_rollouts(
         "accuracy": outcomes.count(Outcome.CORRECT) / num_rollouts,
         "truncated_share": outcomes.count(Outcome.UNFINISHED) / num_rollouts,
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
+        "num_unclosed_think": sum(
+            rollout.finish_reason is FinishReason.STOP
+            and THINK_END not in rollout.text
+            and (prompts_open_think or THINK in rollout.text)
+            for rollout, _ in pairs
+        ),
         "verify_errors": outcomes.count(Outcome.ERROR),
         "mean_response_tokens": sum(lengths) / num_rollouts,
         "mean_accepted_tokens": (

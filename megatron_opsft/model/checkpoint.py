@@ -22,6 +22,7 @@ from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, ch
 from megatron_opsft.model.optimizer import load_state
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
+from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
 
 log = logging.getLogger("megatron_opsft")
 
@@ -29,15 +30,12 @@ MANIFEST = "complete.json"
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
-def step_of(path: Path) -> int:
-    """The step of a checkpoint directory name."""
-    return int(path.name.removeprefix("step_"))
-
-
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; temporary ones of a killed run are not among them."""
-    found = [path for path in directory.glob("step_*") if (path / MANIFEST).is_file()]
-    return sorted(found, key=step_of)
+    """Complete checkpoints, oldest first; temporary ones of a killed run are not among them, nor
+    is anything with another name than a run gives.
+    """
+    there = in_step_order(directory.glob("step_*"))
+    return [path for _, path in there if (path / MANIFEST).is_file()]
 
 
 class Checkpointer:
@@ -72,7 +70,7 @@ class Checkpointer:
         self.start(step, about, in_background=False)
         if failure := self.finish():
             raise UserError(f"{failure}; make room, then go on with --resume")
-        return self.directory / f"step_{step:06d}"
+        return self.directory / step_name(step)
 
     def start(self, step: int, about: dict[str, Any], *, in_background: bool = True) -> None:
         """Begin to `save`; `finish` must follow. In the background the state may change meanwhile.
@@ -84,7 +82,7 @@ class Checkpointer:
         on_cpu = next(self._models[0].parameters()).device.type == "cpu"
         write = CheckpointWrite(
             self._state(is_loading=False),
-            self.directory / f".partial_{step:06d}",
+            self.directory / step_name(step, PARTIAL),
             copy_cpu=in_background and on_cpu,
         )
         self._pending = (write, {"step": step, **about})
@@ -118,9 +116,10 @@ class Checkpointer:
 
     def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
         """On rank 0: give a whole checkpoint its name, and delete what is too old."""
-        final = self.directory / f"step_{manifest['step']:06d}"
-        partial = self.directory / f".partial_{manifest['step']:06d}"
-        before = self.directory / f".partial_replaced_{manifest['step']:06d}"
+        step = manifest["step"]
+        final = self.directory / step_name(step)
+        partial = self.directory / step_name(step, PARTIAL)
+        before = self.directory / step_name(step, REPLACED)
         write_bytes(partial / MANIFEST, json.dumps({**manifest, "files": files}, indent=1).encode())
         sync_path(partial)
         if final.exists():
@@ -154,7 +153,7 @@ class Checkpointer:
         Damaged ones that are newer get out of the way, by another name, with a warning. Errors:
         `UserError` when all there are are damaged; nothing is changed then.
         """
-        there = sorted(self.directory.glob("step_*"), key=step_of, reverse=True)
+        there = [path for _, path in reversed(in_step_order(self.directory.glob("step_*")))]
         damaged: list[tuple[Path, str]] = []
         for path in broadcast_object(there):
             manifest = self._read_whole(path)
@@ -204,7 +203,7 @@ def free_name(path: Path) -> Path:
 def _read_manifest(path: Path) -> dict[str, Any] | str:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["step"] == step_of(path) and manifest["files"].items():
+        if manifest["step"] == step_in(path.name) and manifest["files"].items():
             return manifest
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"

@@ -14,6 +14,7 @@ from megatron_opsft.plan.seconds import (
     engine_sizes,
     prefill_seconds,
 )
+from megatron_opsft.rollout.engine import dealt_size
 
 
 def num_slots(job: Job, memory: RankMemory, workload: Workload) -> int:
@@ -32,10 +33,12 @@ def engine_shares(job: Job, workload: Workload) -> list[tuple[int, ...]]:
     """The lengths that each engine is asked for; empty where one gets no work.
 
     As `rollout.engine.my_share` deals them: all responses to a problem go to one engine, problems
-    in turn; the Hugging Face engine's are dealt in whole batches.
+    in turn; the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
     """
     rollout, lengths = job.config.rollout, workload.lengths
-    together = rollout.batch_size if rollout.engine == "hf" else rollout.group_size
+    together = rollout.group_size
+    if rollout.engine == "hf":
+        together = dealt_size(len(lengths), rollout.batch_size, job.num_engines)
     parts = [lengths[i : i + together] for i in range(0, len(lengths), together)]
     return [
         tuple(n for part in parts[engine :: job.num_engines] for n in part)

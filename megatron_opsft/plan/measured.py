@@ -15,6 +15,7 @@ from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
+from megatron_opsft.runtime.step_names import step_name
 
 # Of a plan -> of metrics.jsonl.
 PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
@@ -81,7 +82,7 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
 def _measured_step(
     path: Path, line: dict[str, Any], job: Job, prompt_tokens: int, sigma: float
 ) -> MeasuredStep:
-    file = path / "rollouts" / f"step_{int(line['step']):06d}.jsonl.gz"
+    file = path / "rollouts" / step_name(int(line["step"]), behind=".jsonl.gz")
     if file.is_file():
         limit = job.config.rollout.max_response_tokens
         workload = replay(read_step(file), prompt_tokens=prompt_tokens, limit=limit)

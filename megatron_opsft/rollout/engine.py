@@ -47,7 +47,7 @@ class Replica:
     index is None on a rank that asks no engine at all.
     answers: whether `generate` returns the rollouts here. All tensor-parallel ranks of an engine
     make the same requests, and one of them gets the answers.
-    batch_size: how many responses are dealt out together; None: the group of a prompt.
+    batch_size: how many responses at most are dealt out together; None: the group of a prompt.
     """
 
     index: int | None
@@ -229,13 +229,19 @@ def split_batches(
     return batches
 
 
+def dealt_size(num_responses: int, batch_size: int, num_ranks: int) -> int:
+    """Responses that are dealt out together: `batch_size`, or fewer so that every rank is busy."""
+    return max(1, min(batch_size, -(-num_responses // num_ranks)))
+
+
 def my_share(
     requests: Sequence[PromptRequest], batch_size: int, rank: int, num_ranks: int
 ) -> list[PromptRequest]:
     """The part of a step's requests that one of `num_ranks` generating ranks takes; may be empty.
 
     Whole batches of `split_batches` are dealt out in turn, and splitting a share again gives the
-    same batches. So the responses that are decoded together do not depend on the number of ranks.
+    same batches. So the responses that are decoded together do not depend on the number of ranks,
+    as long as that leaves `batch_size` alone (`dealt_size`).
     """
     batches = split_batches(requests, batch_size)
     return [request for batch in batches[rank::num_ranks] for request in batch]

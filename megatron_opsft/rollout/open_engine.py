@@ -64,6 +64,8 @@ def open_engine(
             replica=Replica(
                 index=layout.rank, count=layout.world_size, batch_size=config.rollout.batch_size
             ),
+            # How many ranks share the work decides which responses share a batch.
+            exact=config.model.dtype == "float32",
         )
     settings = VllmSettings(
         model_dir=model_dir,

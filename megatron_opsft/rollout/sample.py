@@ -10,6 +10,7 @@ from megatron_opsft.rollout.engine import (
     PromptRequest,
     RolloutEngine,
     SamplingSettings,
+    dealt_size,
     make_request,
     my_share,
 )
@@ -21,7 +22,7 @@ class Sampler:
     """Samples on this rank its share of a batch of problems.
 
     A response depends on (seed, step, problem id, sample index) and the weights, not on the number
-    of ranks.
+    of ranks: but for the rounding of logits, which in bfloat16 may move a draw.
     """
 
     engine: RolloutEngine
@@ -51,7 +52,10 @@ class Sampler:
         replica = self.engine.replica
         mine: list[PromptRequest] = []
         if replica.index is not None:
-            together = replica.batch_size or num_samples
+            together = num_samples
+            if replica.batch_size is not None:
+                num_responses = num_samples * len(problems)
+                together = dealt_size(num_responses, replica.batch_size, replica.count)
             mine = my_share(requests, together, replica.index, replica.count)
         rollouts = self.engine.generate(mine, settings)
         if replica.count == self.layout.world_size:

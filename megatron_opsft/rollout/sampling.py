@@ -66,9 +66,7 @@ def sample_with_margins(
 
     noise: how far rounding may move a cumulative probability; at 0 every row is sure.
     """
-    scaled_NV = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
-    if temperature != 1.0:
-        scaled_NV = scaled_NV / temperature
+    scaled_NV = _scale(logits_NV, temperature)
     if top_p < 1.0:
         return _sample_nucleus(scaled_NV, uniforms_N, top_p, noise, _FIRST_CANDIDATES)
     weights_NV = torch.exp(scaled_NV - scaled_NV.amax(dim=-1, keepdim=True))
@@ -81,10 +79,22 @@ def largest_move(logits_V: Tensor, others_V: Tensor, temperature: float) -> floa
     probability.
     """
     one_V, other_V = (
-        torch.softmax(values_V.double() / temperature, dim=-1).cumsum(dim=-1)
+        torch.softmax(_scale(values_V.double(), temperature), dim=-1).cumsum(dim=-1)
         for values_V in (logits_V, others_V)
     )
     return float((one_V - other_V).abs().max())
+
+
+def _scale(logits_NV: Tensor, temperature: float) -> Tensor:
+    """Logits over temperature in at least float32, [N, V] or [V]; but for temperature 1 less the
+    largest, so that however small the temperature is, the most probable token has a finite value.
+    """
+    if logits_NV.dtype != torch.float64:
+        logits_NV = logits_NV.float()
+    if temperature == 1.0:
+        return logits_NV
+    smallest = torch.finfo(logits_NV.dtype).tiny  # below it, a divisor may be taken for 0
+    return (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / max(temperature, smallest)
 
 
 def _sample_nucleus(

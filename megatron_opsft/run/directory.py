@@ -9,6 +9,7 @@ from pathlib import Path
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.runtime.durable import write_bytes, write_text
+from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
 from megatron_opsft.runtime.watchdog import CLAIM
 
 _ENTRIES = (
@@ -25,6 +26,7 @@ _ENTRIES = (
     "tensorboard",
     "wandb",
 )
+_ROLLOUTS_END = ".jsonl.gz"
 
 
 class RunDir:
@@ -75,7 +77,8 @@ class RunDir:
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
 
-        Also drops a last line that a kill left unfinished, and partial checkpoints.
+        Also drops a last line that a kill left unfinished, and partial checkpoints. What has
+        another name than a run gives stays.
         """
         # The evaluation of step 0 belongs to a fresh start: it is made again.
         keep_from_start = after_step > 0
@@ -88,11 +91,13 @@ class RunDir:
                     if keep_from_start and _step_of(line) <= after_step
                 ]
                 write_text(path, "".join(kept))
-        for path in (self.path / "rollouts").glob("step_*"):
-            if int(path.name[5:11]) > after_step:
+        written = (self.path / "rollouts").iterdir()
+        for step, path in in_step_order(written, behind=_ROLLOUTS_END):
+            if step > after_step:
                 path.unlink()
-        for path in (self.path / "checkpoints").glob(".partial_*"):
-            shutil.rmtree(path)
+        for before in (PARTIAL, REPLACED):
+            for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
+                shutil.rmtree(path)
 
     def save_rollouts(self, step: int, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
         """rollouts/step_N.jsonl.gz: one response a line; the same responses give the same bytes."""
@@ -112,7 +117,7 @@ class RunDir:
             for rollout, verdict in pairs
         )
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path = self.path / "rollouts" / f"step_{step:06d}.jsonl.gz"
+        path = self.path / "rollouts" / step_name(step, behind=_ROLLOUTS_END)
         write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0))
 
 

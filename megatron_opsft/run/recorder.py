@@ -14,7 +14,7 @@ from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
-from megatron_opsft.runtime.distributed import gather_to_main
+from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.progress import enter
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -66,7 +66,9 @@ class RunRecorder:
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            **describe_rollouts(everything, samples),
+            **describe_rollouts(
+                everything, samples, prompts_open_think=self._s.sampler.encoder.opens_think
+            ),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
@@ -88,6 +90,21 @@ class RunRecorder:
                 "rollout.max_response_tokens, or look at rollouts/ for what the verifier rejects",
                 self._skipped_in_row,
             )
+
+    def evaluate_if_due(self, step: int) -> None:
+        """Before the first step, after every `run.eval_every` and after the last; not again where a
+        resumed run finds it done.
+
+        A run that is asked to stop leaves it to the one that resumes: its checkpoint comes first.
+        """
+        run = self._s.config.run
+        due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
+        if due and not broadcast_object(self._is_evaluated(step)):
+            self.evaluate(step)
+
+    def _is_evaluated(self, step: int) -> bool:
+        evaluations = _read_lines(self._dir.path / "evals.jsonl") if self._log else []
+        return any(line["step"] == step for line in evaluations)
 
     def evaluate(self, step: int) -> None:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""

@@ -25,7 +25,8 @@ def parameter_checksums(
 ) -> list[int]:
     """The checksum of each parameter as its holder sees it, int64 values.
 
-    A parameter that has another shape than described counts as 0.
+    A parameter that has another shape than described counts as 0, and so does one that is padding
+    alone: the last ranks of a small vocabulary may hold no token of it.
 
     hf_columns: HF name -> columns of the whole tensor; cuts: into how many equal parts the trainer
     and the engine together cut columns (the least common multiple of both tensor-parallel sizes).
@@ -36,18 +37,17 @@ def parameter_checksums(
         if tuple(tensor.shape) != parameter.shape:
             sums.append(torch.zeros((), dtype=torch.int64, device=tensor.device))
             continue
-        parts = [
-            checksum(
+        total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+        for number, part in enumerate(parameter.parts):
+            total += checksum(
                 view(tensor, part, part.rect),
                 part.rect,
                 salt=number,
                 unit_bytes=unit_bytes(hf_columns[part.hf_name], tensor.itemsize, cuts),
                 signed_zeros=signed_zeros,
             )
-            for number, part in enumerate(parameter.parts)
-        ]
-        sums.append(torch.stack(parts).sum())
-    return torch.stack(sums).tolist()
+        sums.append(total)
+    return torch.stack(sums).tolist() if sums else []
 
 
 def expected_checksums(

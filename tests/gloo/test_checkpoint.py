@@ -194,6 +194,30 @@ def save_in_turn(case: Case, directory: Path) -> list[list[str]]:
     return seen
 
 
+def keep_beside_copies(case: Case, directory: Path) -> tuple[list[str], int]:
+    built = build(case)
+    saver = checkpointer(built, directory)
+    for name in COPIES:
+        (directory / name).mkdir()
+        (directory / name / MANIFEST).write_text("{}")
+    for step in (3, 4, 5):
+        saver.save(step, {})
+    newest = saver.load_newest()
+    assert newest is not None
+    return [path.name for path in list_checkpoints(directory)], newest["step"]
+
+
+COPIES = ["step_000050_keep", "step_000050_1", "step_best", "step_0000060", "step_70"]
+
+
+def test_copies_beside_checkpoints_do_not_count(world: World, tmp_path: Path) -> None:
+    """A directory that a user put beside them is neither loaded nor deleted."""
+    assert world.run(keep_beside_copies, 1, Case(), tmp_path) == [
+        (["step_000004", "step_000005"], 5)
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {*COPIES, "step_000004", "step_000005"}
+
+
 def test_a_save_waits_for_the_one_before(world: World, tmp_path: Path) -> None:
     first, second, last = world.run(save_in_turn, 2, Case(dp=2), tmp_path)[0]
     assert (first, second, last) == ([], ["step_000001"], ["step_000001", "step_000002"])

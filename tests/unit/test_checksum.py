@@ -1,15 +1,20 @@
 """The checksum against its formula in whole numbers, its additivity, and what it notices."""
 
+from dataclasses import replace
 from functools import partial
 from math import lcm
 
 import pytest
 import torch
+from tiny_models import SHAPES
 from torch import Tensor
 
+from megatron_opsft.rollout.vllm.core import vllm_layout
 from megatron_opsft.weights import checksum as module
 from megatron_opsft.weights.checksum import checksum, unit_bytes
 from megatron_opsft.weights.layouts import Rect
+from megatron_opsft.weights.parameter_checksums import expected_checksums, parameter_checksums
+from megatron_opsft.weights.rules import WeightTable
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
@@ -208,3 +213,17 @@ def test_a_rectangle_that_does_not_fit_is_refused() -> None:
         checksum(values(4, 8), Rect(0, 4, 0, 9), salt=0, unit_bytes=2)
     with pytest.raises(ValueError, match="not whole units of 8 bytes"):
         checksum(values(4, 8), Rect(0, 4, 2, 10), salt=0, unit_bytes=8)
+
+
+def test_a_shard_of_the_vocabulary_that_is_all_padding_counts_as_zero() -> None:
+    """65 tokens are padded to 128, 32 for each of 4 ranks: the last one holds none of them."""
+    shape = replace(SHAPES["qwen2"], vocab_size=65)
+    layout = vllm_layout(WeightTable(shape), 4, packed_head=False)
+    (last,) = (p for p in layout.parameters_of(3) if "embed_tokens" in p.name)
+    assert last.parts == () and last.padding_row == 0
+    found = parameter_checksums(
+        [last], {last.name: torch.zeros(last.shape)}, hf_columns=layout.hf_columns, cuts=4
+    )
+    expected = expected_checksums([last], {}, hf_columns=layout.hf_columns, cuts=4)
+    assert found == expected.tolist() == [0]
+    assert parameter_checksums([], {}, hf_columns={}, cuts=4) == []

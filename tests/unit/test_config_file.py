@@ -1,5 +1,6 @@
 """Config files: every mistake is one line that names the key, the value and the fix."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,43 @@ def test_resolved_file_loads_to_the_same_config(path: Path, tmp_path: Path) -> N
     assert load_config(resolved) == config
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["run.steps=true", "run.steps=yes", "data.prompts_per_step=on", "optimizer.lr=yes"]
+    + ["parallel.vpp=true", "run.max_minutes=no", "eval.max_response_tokens=true"]
+    + [f"optimizer.{key}={value}" for key in ("lr", "eps") for value in (".inf", ".nan", "inf")]
+    + ["rollout.temperature=.inf", "eval.temperature=.nan", "run.hang_minutes=.inf"]
+    + ["sync.logprob_alarm=nan", "optimizer.min_lr=-.inf"],
+)
+def test_neither_a_truth_value_nor_infinity_is_a_number(path: Path, override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(UserError, match=rf"config key {re.escape(key)}=.*(finite|number)"):
+        load_config(path, [override])
+
+
+def test_truth_values_and_numbers_that_are_meant_stay(path: Path) -> None:
+    loaded = load_config(
+        path, ["run.deterministic=yes", "run.steps=1", "optimizer.lr=1e-6", "parallel.vpp=null"]
+    )
+    assert (loaded.run.deterministic, loaded.run.steps) == (True, 1)
+    assert (loaded.optimizer.lr, loaded.parallel.vpp) == (1e-6, None)
+
+
+def test_home_is_expanded_in_every_key_that_names_a_place(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    overrides = ["run.dir=~/x", "model.path=~/m", "data.train=~/a.jsonl", "eval.data=~/b.jsonl"]
+    loaded = load_config(path, overrides)
+    assert loaded.run.dir == Path("/home/somebody/x")
+    assert loaded.model.path == "/home/somebody/m"
+    assert (loaded.data.train, loaded.eval.data) == (
+        "/home/somebody/a.jsonl",
+        "/home/somebody/b.jsonl",
+    )
+    assert load_config(path, ["model.path=owner/name"]).model.path == "owner/name"
+
+
 def test_hash_is_of_the_numbers_not_of_the_place(path: Path) -> None:
     base = config_hash(load_config(path))
     assert config_hash(load_config(path, ["run.dir=elsewhere", "checkpoint.every=7"])) == base
@@ -125,6 +163,16 @@ def test_what_may_change_on_resume(path: Path, override: str) -> None:
 def test_what_may_not_change_on_resume(path: Path, override: str) -> None:
     with pytest.raises(UserError, match=override.split("=")[0].replace(".", r"\.")):
         check_resumable(load_config(path), load_config(path, [override]), path.parent)
+
+
+def test_steps_of_a_cosine_schedule_may_not_change_on_resume(path: Path) -> None:
+    """The learning rate of every step depends on the last one."""
+    before, longer = (
+        load_config(path, ["optimizer.schedule=cosine", f"run.steps={n}"]) for n in (300, 900)
+    )
+    check_resumable(before, before, path.parent)
+    with pytest.raises(UserError, match=r"run.steps=300, not 900: .*so the rate would jump"):
+        check_resumable(before, longer, path.parent)
 
 
 def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import (
     PromptRequest,
@@ -250,6 +252,35 @@ def test_end_token_in_the_last_place_is_a_stop() -> None:
     cut = engine.generate(_requests(group_size=16), _settings(max_response_tokens=length))
     same = next(r for r in cut if _key(r) == _key(finished[0]))
     assert same == finished[0]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_end_the_rollout(value: float, exact: bool) -> None:
+    """Instead of responses made of the vocabulary's last token."""
+    model = _model("llama", torch.float32)
+    model.lm_head.weight.data[7] = value
+    engine = HfEngine(model, SpellingTokenizer(), 64, version=0, exact=exact)
+    with pytest.raises(NonFiniteError, match=r"logits are NaN or infinite in .* problem problem-"):
+        engine.generate(_requests(), _settings())
+
+
+def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its later logits are finite again before anything is checked."""
+    engine = _engine(_model("llama"))
+    forward = engine.decoding._forward
+    calls = []
+
+    def spoil(*args: Any) -> torch.Tensor:
+        logits = forward(*args)
+        calls.append(len(logits))
+        if len(calls) == 3:
+            logits[1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine.decoding, "_forward", spoil)
+    with pytest.raises(NonFiniteError, match=r"in 1 of 20 responses"):
+        engine.generate(_requests(), _settings())
 
 
 def test_split_batches_fills_every_batch_but_the_last() -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import datasets
 import pytest
 
+from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     ProblemSet,
     describe_bad_rows,
-    drop_long_prompts,
+    drop_unusable_prompts,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -27,6 +28,12 @@ def write_jsonl(path: Path, rows: list[Any]) -> str:
 
 def answers_of(problem_set: ProblemSet) -> list[str]:
     return [problem.answer for problem in problem_set.problems]
+
+
+def held_out_of(
+    *, train: str, evaluation: dict[str, Any] | None = None, **data: Any
+) -> ProblemSet | None:
+    return load_held_out(DataConfig(train=train, **data), EvalConfig(**(evaluation or {})))
 
 
 def test_deepscaler_gsm8k_and_math_fields_are_found(tmp_path: Path) -> None:
@@ -84,6 +91,19 @@ def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     assert len(read.problems) == 1
 
 
+def test_half_of_a_surrogate_pair_is_a_bad_row(tmp_path: Path) -> None:
+    """In the problem, the answer or the id: none of them could be tokenized or written."""
+    good = {"id": "q", "problem": "p \U0001f600", "answer": "1"}
+    half = [{**good, name: "x\ud83d"} for name in ("problem", "answer", "id")]
+    read = load_problems(write_jsonl(tmp_path / "data.jsonl", [*half, good]))
+    assert [problem.text for problem in read.problems] == ["p \U0001f600"]
+    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
+        (row, f"{name} is no valid Unicode: half of a surrogate pair")
+        for row, name in enumerate(("problem", "answer", "id"), start=1)
+    ]
+    assert "3 of 4 rows left out" in describe_bad_rows(read)
+
+
 def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
     rows = [{"id": f"q{i}", "problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
     source = write_jsonl(tmp_path / "data.jsonl", rows)
@@ -99,13 +119,52 @@ def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
         read = load_problems(str(tmp_path / name))
         assert read.problems == expected.problems
         assert read.sha256 == expected.sha256
-    held_out = load_held_out(str(tmp_path / "both"), None)
+    held_out = held_out_of(train=str(tmp_path / "both"))
     assert held_out is not None and len(held_out.problems) == 1
-    assert load_held_out(str(tmp_path / "single"), None) is None
-    assert load_held_out(source, None) is None
-    assert load_held_out(source, str(tmp_path / "data.parquet")) is not None
+    assert held_out_of(train=str(tmp_path / "single")) is None
+    assert held_out_of(train=source) is None
+    assert held_out_of(train=source, evaluation={"data": str(tmp_path / "data.parquet")})
     with pytest.raises(UserError, match=r"data.split: .* has no split 'dev'; it has train, test"):
         load_problems(str(tmp_path / "both"), split="dev")
+
+
+TWO_OF_EACH = {"problem": "p", "answer": "1", "statement": "s", "gold": "2"}
+
+
+def test_the_test_split_is_read_with_the_training_fields(tmp_path: Path) -> None:
+    """The gold answers in evaluation come from the field that the run is trained with."""
+    rows = datasets.Dataset.from_list([TWO_OF_EACH])
+    datasets.DatasetDict(train=rows, test=rows, dev=rows).save_to_disk(tmp_path / "set")
+    train = str(tmp_path / "set")
+    fields = {"problem_field": "statement", "answer_field": "gold"}
+    held_out = held_out_of(train=train, **fields)
+    assert held_out is not None
+    assert [(p.text, p.answer) for p in held_out.problems] == [("s", "2")]
+    own = held_out_of(train=train, evaluation={"answer_field": "answer", "split": "dev"}, **fields)
+    assert own is not None and [(p.text, p.answer) for p in own.problems] == [("s", "1")]
+    with pytest.raises(UserError, match=r"eval.split=val: .* has no split 'val'"):
+        held_out_of(train=train, evaluation={"split": "val"})
+
+
+def test_evaluation_data_has_split_and_fields_of_its_own(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "eval.jsonl", [TWO_OF_EACH])
+    training = {"train": ARITHMETIC, "problem_field": "text", "answer_field": "target"}
+    found = held_out_of(**training, evaluation={"data": source})
+    assert found is not None and answers_of(found) == ["1"]
+    named = {"data": source, "problem_field": "statement", "answer_field": "gold"}
+    chosen = held_out_of(**training, evaluation=named)
+    assert chosen is not None
+    assert [(p.text, p.answer) for p in chosen.problems] == [("s", "2")]
+    with pytest.raises(UserError, match=r"eval.answer_field: .*has no field sum.*set eval.answer_"):
+        held_out_of(**training, evaluation={"data": source, "answer_field": "sum"})
+    rows = datasets.Dataset.from_list([TWO_OF_EACH])
+    datasets.DatasetDict(train=rows, dev=rows).save_to_disk(tmp_path / "set")
+    saved = {"data": str(tmp_path / "set")}
+    with pytest.raises(UserError, match=r"eval.split: .* has no split 'test'; it has train, dev"):
+        held_out_of(**training, evaluation=saved)
+    assert held_out_of(**training, evaluation={**saved, "split": "dev"}) is not None
+    with pytest.raises(UserError, match=r"eval.subset=main: .* has no split 'test'"):
+        held_out_of(train=source, evaluation={"subset": "main"})
 
 
 def test_ids_are_unique_and_fall_back_to_name_and_row(tmp_path: Path) -> None:
@@ -166,18 +225,18 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
 def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
     rows = [{"problem": "x" * n, "answer": "1"} for n in (3, 10, 4)]
     read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
-    kept = drop_long_prompts(read, lambda text: range(len(text)), max_prompt_tokens=4)
+    kept = drop_unusable_prompts(read, lambda text: range(len(text)), max_prompt_tokens=4)
     assert kept.rows == (1, 3)
     assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
         (2, "prompt of 10 tokens, more than data.max_prompt_tokens")
     ]
     assert kept.sha256 != read.sha256
     with pytest.raises(UserError, match="no usable row"):
-        drop_long_prompts(read, lambda text: range(len(text)), max_prompt_tokens=2)
+        drop_unusable_prompts(read, lambda text: range(len(text)), max_prompt_tokens=2)
 
 
 def test_arithmetic_splits_and_subsets() -> None:
-    train, test = load_problems(ARITHMETIC), load_held_out(ARITHMETIC, None)
+    train, test = load_problems(ARITHMETIC), held_out_of(train=ARITHMETIC)
     assert test is not None and train.name == ARITHMETIC and train.bad_rows == ()
     assert not {p.text for p in train.problems} & {p.text for p in test.problems}
     subset = shuffled_subset(test.problems, 20, seed=1)

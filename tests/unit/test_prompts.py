@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from megatron_opsft.data.problems import drop_unusable_prompts, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, TemplateName, end_token_ids, load_tokenizer
 from megatron_opsft.errors import UserError
 
@@ -65,11 +66,29 @@ def test_prompt_text_is_the_papers(
     assert all(isinstance(token_id, int) for token_id in prompt)
 
 
+@pytest.mark.parametrize("marker", SPECIAL)
+def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, marker: str) -> None:
+    """As a token it would end the user's part or the thinking; similar text is left as it is."""
+    tokenizer = load_tokenizer(write_model_dir(tmp_path / "model"))
+    encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
+    texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1+1?"]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"problem": t, "answer": "2"}) + "\n" for t in texts))
+    read = drop_unusable_prompts(load_problems(str(data)), encoder.encode, max_prompt_tokens=500)
+    assert [problem.text for problem in read.problems] == texts[1:]
+    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
+        (1, f"the problem holds {marker!r}, which is a token of the model's own")
+    ]
+
+
 def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
     template = R1_TEMPLATE.replace("<think>\n", "")
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
     prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode("1+1?")
     assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
+    assert not PromptEncoder(tokenizer=tokenizer, template="r1").opens_think
+    r1 = load_tokenizer(write_model_dir(tmp_path / "r1"))
+    assert PromptEncoder(tokenizer=r1, template="r1").opens_think
 
 
 @pytest.mark.parametrize("tokenizer_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])

@@ -81,13 +81,36 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     (tmp_path / "evals.jsonl").write_text("".join(evals))
     for step in range(1, 6):
         run.save_rollouts(step, [_pair(0)])
-    (tmp_path / "checkpoints" / ".partial_step_000004").mkdir()
+    (tmp_path / "checkpoints" / ".partial_000004").mkdir()
     run.truncate(after_step=3)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:3])
     assert (tmp_path / "evals.jsonl").read_text() == evals[0]
     names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
     assert names == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
+    """Copies that a user made neither end the run nor count as steps, and stay."""
+    run = _finished_run(tmp_path)
+    names = ["step_000009_keep.jsonl.gz", "step_000000_9.jsonl.gz", "step_9.jsonl.gz", "step_best"]
+    names += [
+        "step_000009.jsonl.gz.bak",
+        "step_0000009.jsonl.gz",
+        "step_\u0660\u0660\u0660009.jsonl.gz",
+    ]
+    kept = [tmp_path / "rollouts" / name for name in names]
+    kept += [tmp_path / "checkpoints" / ".partial_mine", tmp_path / "checkpoints" / ".partial_9"]
+    for path in kept:
+        path.touch()
+    for step in (1, 2, 1_000_000):
+        run.save_rollouts(step, [_pair(0)])
+    (tmp_path / "checkpoints" / ".partial_replaced_000002").mkdir()
+    run.truncate(after_step=1)
+    left = {
+        path for folder in ("rollouts", "checkpoints") for path in (tmp_path / folder).iterdir()
+    }
+    assert left == {*kept, tmp_path / "rollouts" / "step_000001.jsonl.gz"}
 
 
 def test_truncate_drops_a_torn_line_whose_step_would_count(tmp_path: Path) -> None:

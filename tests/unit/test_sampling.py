@@ -113,6 +113,22 @@ def test_extreme_uniforms_stay_inside(top_p: float) -> None:
     assert (first, last) == ((2, 2) if top_p == 0.5 else (1, 2))
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-320])
+@pytest.mark.parametrize("top_p", [0.95, 1.0])
+@pytest.mark.parametrize("vocab_size", [40, 600])
+def test_a_temperature_near_zero_takes_the_most_probable_token(
+    temperature: float, top_p: float, vocab_size: int
+) -> None:
+    torch.manual_seed(0)
+    logits = 10 * torch.randn(50, vocab_size)
+    for noise in (0.0, 5e-5):
+        tokens, _ = sample_with_margins(
+            logits, torch.rand(50, dtype=torch.float64), temperature, top_p, noise
+        )
+        assert tokens.tolist() == logits.argmax(dim=-1).tolist()
+    assert sampling.largest_move(logits[0], logits[0], temperature) == 0
+
+
 def test_tiny_logit_noise_rarely_moves_a_token() -> None:
     torch.manual_seed(2)
     logits = torch.randn(20_000, 300) * 4

@@ -1,5 +1,7 @@
 """Algorithm 1's choice: correct, finished, and no longer than L."""
 
+from dataclasses import replace
+
 import pytest
 
 from megatron_opsft.methods.batch import describe_rollouts, in_problem_order
@@ -58,12 +60,25 @@ def test_order_follows_the_problems_and_not_the_ranks() -> None:
     assert places == [("z", 0), ("z", 1), ("a", 0), ("a", 1), ("m", 0), ("m", 1)]
 
 
+@pytest.mark.parametrize(("opened", "expected"), [(True, 2), (False, 1)])
+def test_finished_responses_that_never_end_their_thinking_are_counted(
+    opened: bool, expected: int
+) -> None:
+    """Those that hit the limit are not; opened: by the prompt."""
+    texts = ["so </think> 1", "so 1", "<think> so 1", "<think> so </think> 1"]
+    rollouts = [replace(rollout(2), text=text) for text in texts]
+    rollouts.append(replace(rollout(8, FinishReason.LENGTH), text="<think> so"))
+    pairs = [(one, Verdict(outcome=Outcome.CORRECT)) for one in rollouts]
+    metrics = describe_rollouts(pairs, [], prompts_open_think=opened)
+    assert metrics["num_unclosed_think"] == expected
+
+
 def test_metrics_of_a_step() -> None:
     rollouts = [rollout(2), rollout(4), rollout(6), rollout(8, FinishReason.LENGTH)]
     outcomes = [Outcome.CORRECT, Outcome.CORRECT, Outcome.TIMEOUT, Outcome.UNFINISHED]
     verdicts = [Verdict(outcome=outcome) for outcome in outcomes]
     pairs = list(zip(rollouts, verdicts, strict=True))
-    metrics = describe_rollouts(pairs, select(rollouts, verdicts, 3))
+    metrics = describe_rollouts(pairs, select(rollouts, verdicts, 3), prompts_open_think=False)
     assert metrics["num_rollouts"] == 4
     assert metrics["num_accepted"] == 1
     assert metrics["accept_rate"] == 0.25

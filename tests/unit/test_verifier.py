@@ -199,6 +199,34 @@ def test_share_of_cores_is_at_least_one() -> None:
     assert 1 <= share_of_cores(1) <= 32
 
 
+@pytest.mark.parametrize(
+    ("usable", "ranks", "environment", "workers"),
+    [
+        (12, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
+        (6, 8, {"SLURM_CPUS_PER_TASK": "5"}, 6),
+        (96, 8, {"SLURM_CPUS_PER_TASK": "12"}, 12),
+        (48, 8, {"SLURM_CPUS_PER_TASK": "48", "TORCHELASTIC_RUN_ID": "none"}, 6),
+        (96, 8, {}, 12),
+        (12, 8, {}, 1),
+        (96, 1, {"SLURM_CPUS_PER_TASK": "96"}, 32),
+    ],
+)
+def test_cores_are_divided_by_the_ranks_that_share_them(
+    usable: int,
+    ranks: int,
+    environment: dict[str, str],
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SLURM with cores for each task, without binding, with torchrun inside; and no SLURM."""
+    for name in ("SLURM_CPUS_PER_TASK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)), raising=False)
+    assert share_of_cores(ranks) == workers
+
+
 def test_verifier_scores_finished_rollouts_only() -> None:
     def rollout(problem_id: str, text: str, reason: FinishReason) -> Rollout:
         return Rollout(

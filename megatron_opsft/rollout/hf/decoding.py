@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, single_requests
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
@@ -79,16 +80,17 @@ class HfDecoding:
         num_rows, num_tokens = mask_NS.shape[0], sampling.max_response_tokens
         device = mask_NS.device
         ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=device)
-        uniforms_NL = uniforms(
-            torch.tensor([single.seeds[0] for single in singles], device=device), num_tokens
-        )
+        seeds_N = torch.tensor([single.seeds[0] for single in singles], device=device)
+        uniforms_NL = uniforms(seeds_N, num_tokens)
         tokens_NL = torch.full((num_rows, num_tokens), -1, dtype=torch.int64, device=device)
         next_position_N = mask_NS.sum(dim=-1)
         mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, num_tokens)], dim=-1)
         rows_N = torch.arange(num_rows, device=device)  # of tokens_NL, for those decoding
         length_N = torch.zeros_like(rows_N)  # with the end token, once it is there
+        finite_N = torch.ones_like(rows_N, dtype=torch.bool)  # all logits since the last check
         told: set[int] = set()
         for t in range(num_tokens):
+            finite_N &= logits_NV.amax(dim=-1).isfinite()
             token_N, sure_N = sample_with_margins(
                 logits_NV, uniforms_NL[rows_N, t], sampling.temperature, sampling.top_p, self.noise
             )
@@ -105,6 +107,7 @@ class HfDecoding:
             if last:
                 length_N = torch.where(length_N == 0, t + 1, length_N)
             if last or t % CHECK_EVERY == CHECK_EVERY - 1:
+                _check_finite(finite_N, [singles[row].problem_id for row in rows_N.tolist()], t)
                 lengths = dict(zip(rows_N.tolist(), length_N.tolist(), strict=True))
                 new = [row for row, length in lengths.items() if length and row not in told]
                 yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
@@ -117,6 +120,7 @@ class HfDecoding:
                     cache.batch_select_indices(kept)
                     rows_N, token_N, length_N = rows_N[kept], token_N[kept], length_N[kept]
                     mask_NT, next_position_N = mask_NT[kept], next_position_N[kept]
+                    finite_N = finite_N[kept]
             logits_NV = self._forward(
                 token_N[:, None],
                 mask_NT[:, : mask_NS.shape[1] + t + 1],
@@ -158,6 +162,17 @@ class HfDecoding:
             logits_to_keep=1,
         )
         return output.logits[:, -1]
+
+
+def _check_finite(finite_N: Tensor, problem_ids: Sequence[str], t: int) -> None:
+    """Errors: `NonFiniteError` where a row had logits that no token can be drawn from."""
+    if not bool(finite_N.all()):
+        bad = [name for name, ok in zip(problem_ids, finite_N.tolist(), strict=True) if not ok]
+        raise NonFiniteError(
+            f"rollout: the model's logits are NaN or infinite in {len(bad)} of {len(problem_ids)} "
+            f"responses, the first to problem {bad[0]}, before token {t + 2}: the weights are "
+            "damaged, or too large for the dtype; take another checkpoint or another dtype"
+        )
 
 
 def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:

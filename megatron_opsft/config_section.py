@@ -1,0 +1,31 @@
+"""What all sections of a configuration have in common: frozen, no unknown key, finite numbers."""
+
+import os
+from typing import Any, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+
+
+class Section(BaseModel):
+    """Keys and their values; checked once, then unchanged."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads `yes` and `on` as true, which Python would take for 1."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("a number is wanted, not true or false (YAML's yes, no, on and off)")
+        return value
+
+
+# YAML reads a bare `off` as false.
+YamlOff = BeforeValidator(lambda value: "off" if value is False else value)
+# `~/x` and `~name/x`, as a shell expands them, though not behind `key=`.
+HomeExpanded = BeforeValidator(
+    lambda value: os.path.expanduser(value) if isinstance(value, str) else value
+)
