@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
-from megatron_opsft.storage.hf_files import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.storage.hf_files import INDEX_NAME, NAMED_WEIGHTS, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -33,7 +33,11 @@ COPIED_PATTERNS = (
     "vocab.txt",
     "merges.txt",
     "*.tiktoken",
+    "tekken.json",
+    "*.model",
     "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
 )
 
 
@@ -118,8 +122,9 @@ def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
     content = (model_dir / "config.json").read_bytes()
     if dtype is not None:
         config = json.loads(content)
-        key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-        config[key] = str(dtype).removeprefix("torch.")
+        config.pop(NAMED_WEIGHTS, None)  # a file of the source, not one of the result
+        for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
+            config[key] = str(dtype).removeprefix("torch.")
         content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files | {"config.json": content}
 
