@@ -29,13 +29,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Output:
     """Context manager of one try. `write` and `done` may be called by several threads."""
 
-    def __init__(
-        self, out_dir: Path, plan: OutputPlan, record: dict[str, object], *, overwrite: bool
-    ) -> None:
+    def __init__(self, out_dir: Path, plan: OutputPlan, record: dict[str, object]) -> None:
         """record: identifies the conversion; two with equal records write the same bytes.
 
-        Errors: `UserError` when `out_dir` exists (and is not this conversion's result) without
-        `overwrite`, when another process is writing it, or when the disk has too little room.
+        Errors, when it is entered: `UserError` when another process is writing `out_dir`, or when
+        the disk has too little room.
         """
         self.out_dir, self._plan = Path(out_dir), plan
         self._record = json.dumps(record, indent=1) + "\n"
@@ -43,7 +41,6 @@ class Output:
             n: hashlib.sha256(content).hexdigest() for n, content in plan.small_files.items()
         }
         self._final_record = json.dumps(record | {"sha256": digests}, indent=1) + "\n"
-        self._overwrite = overwrite
         self._partial = partial_dir(self.out_dir)
         self._data = self._partial / "data"
         self.finished: set[str] = set()
@@ -57,8 +54,6 @@ class Output:
         return record.is_file() and record.read_text(encoding="utf-8") == self._final_record
 
     def __enter__(self) -> Self:
-        if self.out_dir.exists() and not self._overwrite:
-            raise UserError(f"{self.out_dir} already exists; choose another, or give --overwrite")
         try:
             self._partial.mkdir(parents=True, exist_ok=True)
             self._lock()

@@ -44,6 +44,10 @@ class Source:
         """HF names, in the order of the model."""
         return self.table.hf_shapes()
 
+    def paths(self) -> tuple[Path, ...]:
+        """Everything that is read: directories, and the weight files, which links may lead to."""
+        return (self.directory, self.config_dir, *self.tensors.files())
+
     def only_dtype(self) -> torch.dtype:
         """The dtype of all weights. Errors: `UserError` naming one that has another."""
         names = list(self.names())

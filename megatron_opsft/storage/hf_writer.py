@@ -22,6 +22,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
 from megatron_opsft.storage.hf_files import INDEX_NAME, NAMED_WEIGHTS, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.replacing import check_out
 
 MAX_SHARD_BYTES = 5_000_000_000
 COPIED_PATTERNS = (
@@ -147,13 +148,12 @@ class HfWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
-        """source_dir: gives config.json, tokenizer, templates. UserError if `out_dir` exists."""
+        """source_dir: gives config.json, tokenizer, templates.
+
+        Errors: `UserError` if `out_dir` exists, or with `overwrite` is what may not be deleted.
+        """
         self.out_dir = Path(out_dir)
-        if self.out_dir.exists() and not overwrite:
-            raise UserError(
-                f"{self.out_dir} already exists; choose another directory or overwrite it "
-                "explicitly"
-            )
+        check_out(self.out_dir, [Path(source_dir)], overwrite=overwrite)
         if dtype not in SAFETENSORS_DTYPES.values():
             raise ValueError(f"cannot write {dtype}")
         self._shapes, self._dtype, self._source_dir = shapes, dtype, Path(source_dir)

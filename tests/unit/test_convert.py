@@ -173,6 +173,32 @@ def test_existing_output_is_kept_unless_asked(hf: Path, megatron: Path, tmp_path
     assert not partial_dir(megatron).exists()
 
 
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+def test_overwrite_never_deletes_the_source_or_what_is_no_model(
+    hf: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Format
+) -> None:
+    source = hf if to == "megatron" else megatron
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path / "mine")
+    everything = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    outs = {
+        source: "is what is read",
+        tmp_path: "holds",
+        Path(): "working directory",
+        Path("/"): "holds",
+        tmp_path / "link": "is a link to",
+    }
+    for out, message in outs.items():
+        with pytest.raises(UserError, match=message):
+            run(source, out, to, Settings(overwrite=True))
+    monkeypatch.chdir("/")
+    with pytest.raises(UserError, match="neither a model nor a conversion"):
+        run(source, tmp_path / "mine", to, Settings(overwrite=True))
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
+
+
 def test_interrupted_conversion_goes_on(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
