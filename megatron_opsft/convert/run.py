@@ -68,7 +68,9 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
     output = Output(out_dir, plan, record)
     complete = output.is_complete() and not settings.overwrite
     resumed = 0
-    if not complete:
+    if complete:
+        output.remove_leftovers()
+    else:
         check_out(out_dir, source.paths(), overwrite=settings.overwrite)
         with output:
             resumed = sum(t.num_bytes for t in plan.targets if t.name in output.finished)

@@ -7,7 +7,6 @@ once).
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +21,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
 from megatron_opsft.storage.hf_files import INDEX_NAME, NAMED_WEIGHTS, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.partial import PartialDir
 from megatron_opsft.storage.replacing import check_out
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -135,7 +135,8 @@ class HfWriter:
 
     `write` takes each tensor of `shapes` exactly once, in any order, from any device, and casts it
     to `dtype`. Everything goes to a hidden sibling of `out_dir`, which takes its name when the
-    `with` block ends well, after all data is on disk; after an error nothing is left.
+    `with` block ends well, after all data is on disk; after an error nothing is left. Another
+    process that writes there meanwhile gets a `UserError`.
     """
 
     def __init__(
@@ -160,20 +161,23 @@ class HfWriter:
         self._shards = plan_shards(shapes, dtype, max_shard_bytes)
         self._place = {name: i for i, shard in enumerate(self._shards) for name in shard.offsets}
         self._remaining = set(shapes)
-        self._part_dir = self.out_dir.parent / f".{self.out_dir.name}.partial"
+        self._partial = PartialDir(self.out_dir)
+        self._data = self._partial.data
         self._files: list[int] = []
 
     def __enter__(self) -> Self:
         try:
-            self.out_dir.parent.mkdir(parents=True, exist_ok=True)
-            if self._part_dir.exists():
-                shutil.rmtree(self._part_dir)
-            self._part_dir.mkdir()
+            self._partial.lock()
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            self._partial.clear()
+            self._data.mkdir(exist_ok=True)
             for name, content in side_files(self._source_dir, self._dtype).items():
-                (self._part_dir / name).parent.mkdir(exist_ok=True, parents=True)
-                write_bytes(self._part_dir / name, content)
+                (self._data / name).parent.mkdir(exist_ok=True, parents=True)
+                write_bytes(self._data / name, content)
             for shard in self._shards:
-                path = self._part_dir / shard.file_name
+                path = self._data / shard.file_name
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
                 self._files.append(file)
                 os.ftruncate(file, shard.num_bytes)
@@ -228,25 +232,20 @@ class HfWriter:
             os.fsync(self._files[-1])
             os.close(self._files.pop())
         if len(self._shards) > 1:
-            write_bytes(self._part_dir / INDEX_NAME, index_of(self._shards))
-        sync_path(self._part_dir)
-        old_dir = self.out_dir.parent / f".{self.out_dir.name}.replaced"
-        if self.out_dir.exists():
-            shutil.rmtree(old_dir, ignore_errors=True)
-            self.out_dir.rename(old_dir)
-        self._part_dir.rename(self.out_dir)
-        sync_path(self.out_dir.parent)
-        shutil.rmtree(old_dir, ignore_errors=True)
+            write_bytes(self._data / INDEX_NAME, index_of(self._shards))
+        sync_path(self._data)
+        self._partial.publish()
+        self._partial.remove()
 
     def _discard(self) -> None:
         while self._files:
             os.close(self._files.pop())
-        shutil.rmtree(self._part_dir, ignore_errors=True)
+        self._partial.remove()
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
             f"{self.out_dir} could not be written: {error.strerror or error} "
-            f"({error.filename or self._part_dir}); nothing was left behind"
+            f"({error.filename or self._partial.path}); nothing was left behind"
         )
 
 

@@ -1,5 +1,6 @@
 """Conversions: exact both ways, small in memory, killed and resumed, and never wrong in silence."""
 
+import errno
 import json
 import os
 import random
@@ -23,11 +24,12 @@ from transformers import AutoModelForCausalLM
 import megatron_opsft.convert.output as output_module
 from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.output import partial_dir
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
+from megatron_opsft.storage.hf_writer import HfWriter
+from megatron_opsft.storage.partial import PartialDir, partial_dir
 
 INDEX = "model.safetensors.index.json"
 SMALL = Settings(max_shard_bytes=60_000)  # several files even for tiny models
@@ -237,15 +239,12 @@ def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    remove = shutil.rmtree
 
-    def killed(path: Path, ignore_errors: bool = False) -> None:
-        if path == partial_dir(out):
-            raise KeyboardInterrupt
-        remove(path, ignore_errors)
+    def killed(self: PartialDir) -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(output_module.shutil, "rmtree", killed)
+        patched.setattr(PartialDir, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
             run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
@@ -318,6 +317,128 @@ def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None
     fields = {name: getattr(source, name) for name in source.__dataclass_fields__}
     convert(Nested(**fields), tmp_path / "out", "megatron", settings)
     assert inside
+
+
+def test_a_failed_sync_makes_the_next_try_write_everything_again(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that could not be written may be gone, though the kernel reports them only once."""
+    out = tmp_path / "out"
+
+    def failing(self: output_module.DirectFile) -> None:
+        os.ftruncate(self._file, 0)  # the pages are lost
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module.DirectFile, "sync", failing)
+        with pytest.raises(UserError, match="could not be written: Input/output error"):
+            run(hf, out, "megatron")
+    assert not out.exists()
+    figures = convert(open_source(hf), out, "megatron", SMALL)
+    assert figures.resumed_bytes == 0
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_system_that_keeps_removed_files_while_they_are_open(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """On NFS they become `.nfs*` until they are closed, and their directory cannot be removed."""
+    out = tmp_path / "out"
+    if overwrite:
+        run(hf, out, "megatron", Settings(dtype=torch.float16))
+        reader = (out / "common.pt").open("rb")  # another process that reads the old result
+    unlink, close, kept = os.unlink, os.close, list[Path]()
+
+    def is_open(path: Path) -> bool:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return any(os.path.exists(x) and os.path.samefile(x, path) for x in links)
+
+    def unlink_here(path: str | Path, *, dir_fd: int | None = None) -> None:
+        place = Path(path if dir_fd is None else f"/proc/self/fd/{dir_fd}/{path}")
+        if place.exists() and is_open(place):
+            if not place.name.startswith(".nfs"):
+                kept.append(place.parent.resolve() / f".nfs{len(kept)}")
+                place.rename(kept[-1])
+            return
+        unlink(path, dir_fd=dir_fd)
+
+    def close_here(handle: int) -> None:
+        close(handle)
+        for path in kept:
+            if path.exists() and not is_open(path):
+                unlink(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink_here)
+        patched.setattr(os, "close", close_here)
+        run(hf, out, "megatron", Settings(max_shard_bytes=60_000, overwrite=overwrite))
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+    if overwrite:
+        reader.close()
+        assert [path.name for path in kept if path.exists()] == [".nfs0"]
+        unlink(kept[0])
+        run(hf, out, "megatron")
+    assert not partial_dir(out).exists() and kept
+
+
+def test_what_another_conversion_left_goes_when_the_result_is_there(
+    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content_of(megatron)
+
+    def killed(self: output_module.Output, target: output_module.Target) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module.Output, "done", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
+    other = PartialDir(megatron)
+    other.lock()
+    run(hf, megatron, "megatron")
+    assert other.data.exists()  # somebody is writing it
+    other.unlock()
+    run(hf, megatron, "megatron")
+    assert not partial_dir(megatron).exists()
+    assert content_of(megatron) == before
+
+
+def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tensors = {"a": torch.ones(3)}
+
+    def writer() -> HfWriter:
+        return HfWriter(out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
+
+    with writer() as first:
+        for other in (lambda: writer().__enter__(), lambda: run(hf, out, "megatron")):
+            with pytest.raises(UserError, match="is being written by another process"):
+                other()
+        first.write("a", tensors["a"])
+    assert torch.equal(load_file(out / "model.safetensors")["a"], tensors["a"])
+    assert not partial_dir(out).exists()
+
+
+def test_an_error_between_the_two_renames_keeps_what_was_there(
+    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = content_of(megatron), Path.rename
+    for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
+
+        def failing(self: Path, to: Path, error: BaseException = error) -> Path:
+            if self.name == "data":
+                raise error
+            return rename(self, to)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", failing)
+            with pytest.raises((UserError, KeyboardInterrupt)):
+                run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
+        next_try = PartialDir(megatron)
+        next_try.lock()
+        next_try.unlock()
+        assert content_of(megatron) == before
 
 
 def test_wrong_direction_and_missing_config_are_named(
