@@ -50,9 +50,38 @@ class Output:
         self._journal: int | None = None
 
     def is_complete(self) -> bool:
-        """Whether `out_dir` is already the result of this very conversion."""
+        """Whether `out_dir` is already the result of this very conversion, with all its files."""
+        return self._is_recorded() and not self._wrong_files()
+
+    def explain_existing(self) -> None:
+        """Errors: `UserError` when `out_dir` is another or a damaged conversion's result."""
+        if self._is_recorded():
+            name, size, planned = self._wrong_files()[0]
+            raise UserError(
+                f"{self.out_dir} is damaged: {name} has {size:,} bytes, not {planned:,}; give "
+                "--overwrite to convert again"
+            )
+        if (self.out_dir / RECORD_NAME).is_file():
+            raise UserError(
+                f"{self.out_dir} already exists and is another conversion's result (of other files "
+                "or settings, or by an earlier version); see what `convert check` says, choose "
+                "another directory, or give --overwrite"
+            )
+
+    def _is_recorded(self) -> bool:
         record = self.out_dir / RECORD_NAME
-        return record.is_file() and record.read_text(encoding="utf-8") == self._final_record
+        return record.is_file() and record.read_bytes() == self._final_record.encode()
+
+    def _wrong_files(self) -> list[tuple[str, int, int]]:
+        """(name, bytes, planned bytes) of files that are missing or have another size."""
+        planned = {file.name: file.num_bytes for file in self._plan.files}
+        planned |= {name: len(content) for name, content in self._plan.small_files.items()}
+        found = {path.name: path.stat().st_size for path in self.out_dir.iterdir()}
+        return [
+            (name, found.get(name, 0), size)
+            for name, size in planned.items()
+            if found.get(name) != size
+        ]
 
     def __enter__(self) -> Self:
         try:

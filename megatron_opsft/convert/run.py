@@ -71,6 +71,8 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
     if complete:
         output.remove_leftovers()
     else:
+        if not settings.overwrite:
+            output.explain_existing()
         check_out(out_dir, source.paths(), overwrite=settings.overwrite)
         with output:
             resumed = sum(t.num_bytes for t in plan.targets if t.name in output.finished)

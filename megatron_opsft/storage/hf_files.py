@@ -159,6 +159,14 @@ class HfTensors:
         """The weight files, each once."""
         return tuple(dict.fromkeys(region.path for region in self._regions.values()))
 
+    def header(self) -> bytes:
+        """Names, files, offsets, shapes and dtypes of all tensors."""
+        rows = (
+            f"{name} {region.path.name} {region.offset} {list(region.shape)} {region.dtype}\n"
+            for name, region in self._regions.items()
+        )
+        return "".join(rows).encode()
+
     def region(self, name: str) -> Region:
         """Where a tensor lies; UserError for a name that is not there."""
         if name not in self._regions:

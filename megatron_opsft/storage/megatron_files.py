@@ -15,6 +15,7 @@ from torch import Tensor
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import (
+    METADATA_NAME,
     Chunk,
     locate,
     read_metadata,
@@ -61,6 +62,10 @@ class MegatronTensors:
         """The files of the weights, each once."""
         keys = dict.fromkeys(place.key for place in self._places.values())
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
+
+    def header(self) -> bytes:
+        """Names, files, offsets, shapes and dtypes of all that is stored."""
+        return (self.model_dir / METADATA_NAME).read_bytes()
 
     def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
         """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU."""

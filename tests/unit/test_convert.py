@@ -201,6 +201,67 @@ def test_overwrite_never_deletes_the_source_or_what_is_no_model(
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
 
 
+def test_another_model_of_the_same_sizes_and_times_is_another_conversion(
+    hf: Path, tmp_path: Path
+) -> None:
+    """Each of two sources that agree in names, sizes and times has an identity of its own."""
+    other = tmp_path / "other"
+    shutil.copytree(hf, other)
+    file = other / "model-00001-of-00002.safetensors"
+    save_file({key: -value for key, value in load_file(file).items()}, file, {"format": "pt"})
+    for path in hf.iterdir():
+        times = path.stat()
+        os.utime(other / path.name, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert (other / path.name).stat().st_size == times.st_size
+    run(hf, tmp_path / "out", "megatron")
+    with pytest.raises(UserError, match=r"another conversion's result.*--overwrite"):
+        run(other, tmp_path / "out", "megatron")
+    identity = open_source(hf).identity()
+    swapped = load_file(hf / file.name)
+    first, second = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    swapped[first], swapped[second] = swapped[second], swapped[first]
+    times = (hf / file.name).stat()
+    content = (hf / file.name).read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = content[:length]
+    for before, after in (("gate_", "xxxx_"), ("up_", "gate_"), ("xxxx_", "up_")):
+        header = header.replace(f"layers.0.mlp.{before}".encode(), f"layers.0.mlp.{after}".encode())
+    with open(hf / file.name, "r+b") as opened:  # the same inode, size and, below, time
+        opened.write(header + content[length:])
+    os.utime(hf / file.name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert all(torch.equal(load_file(hf / file.name)[k], v) for k, v in swapped.items())
+    assert open_source(hf).identity() != identity
+
+
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+def test_a_result_with_missing_or_cut_files_is_not_complete(
+    hf: Path, megatron: Path, tmp_path: Path, to: Format
+) -> None:
+    source, out = (hf if to == "megatron" else megatron), tmp_path / "out"
+    run(source, out, to)
+    before = content_of(out)
+    large = sorted([*out.glob("*.distcp"), *out.glob("*.safetensors")])[0]
+    small = out / (".metadata" if to == "megatron" else INDEX)
+    for path, damage in ((large, b""), (small, before[small.name][:-1]), (large, None)):
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage)
+        with pytest.raises(UserError, match=rf"damaged: {path.name} has .*--overwrite"):
+            run(source, out, to)
+        run(source, out, to, Settings(max_shard_bytes=60_000, overwrite=True))
+        assert content_of(out) == before
+
+
+def test_a_result_of_an_earlier_version_says_what_to_do(hf: Path, megatron: Path) -> None:
+    record = json.loads((megatron / "conversion.json").read_text())
+    (megatron / "conversion.json").write_text(json.dumps(record | {"source": "0" * 64}, indent=1))
+    with pytest.raises(UserError, match=r"by an earlier version\); see what `convert check` says"):
+        run(hf, megatron, "megatron")
+    assert differing_tensors(open_source(hf), open_source(megatron)) == []
+    run(hf, megatron, "megatron", Settings(max_shard_bytes=60_000, overwrite=True))
+    assert json.loads((megatron / "conversion.json").read_text()) == record
+
+
 def test_interrupted_conversion_goes_on(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
