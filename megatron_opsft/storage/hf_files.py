@@ -186,7 +186,7 @@ class HfTensors:
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
-        self.region(name).copy_rows(start, stop, out)
+        self.region(name).copy_rows(start, stop, out, name)
 
     def _read_indexed(self, index: Path) -> None:
         weight_map = _read_weight_map(index)

@@ -22,6 +22,7 @@ from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
 from megatron_opsft.storage.hf_files import INDEX_NAME, NAMED_WEIGHTS, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
 from megatron_opsft.storage.partial import PartialDir
+from megatron_opsft.storage.regions import check_cast
 from megatron_opsft.storage.replacing import check_out
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -191,7 +192,10 @@ class HfWriter:
         return self
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Puts one tensor in its place; ValueError for a wrong or repeated name or shape."""
+        """Puts one tensor in its place; ValueError for a wrong or repeated name or shape.
+
+        Errors: `UserError` for a value that is too large for the dtype, or a failed write.
+        """
         if name not in self._remaining:
             raise ValueError(f"tensor {name} is not expected, or was already written")
         if tuple(tensor.shape) != tuple(self._shapes[name]):
@@ -199,7 +203,9 @@ class HfWriter:
                 f"tensor {name} has shape {list(tensor.shape)}, not {list(self._shapes[name])}"
             )
         shard = self._place[name]
-        flat = tensor.detach().to("cpu", self._dtype).contiguous().reshape(-1)
+        cast = tensor.detach().to("cpu", self._dtype)
+        check_cast(tensor.detach().to("cpu"), cast, f"tensor {name}")
+        flat = cast.contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         try:
             write_at(self._files[shard], data, self._shards[shard].offsets[name])

@@ -126,6 +126,41 @@ def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> No
     run(hf, tmp_path / "c", "megatron", Settings(dtype=torch.float32))
 
 
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+@pytest.mark.parametrize(
+    ("value", "dtype", "wider"),
+    [(65_520.0, torch.float16, "bfloat16 or float32"), (-3.4e38, torch.bfloat16, "float32")],
+)
+def test_finite_values_that_would_become_infinite_are_refused(
+    hf: Path, tmp_path: Path, to: Format, value: float, dtype: torch.dtype, wider: str
+) -> None:
+    """float16 ends at 65,504, and bfloat16 just below float32; infinities stay what they are."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    source = tmp_path / "source"
+
+    def write(value: float) -> None:
+        for file in sorted(hf.glob("*.safetensors")):
+            tensors = load_file(file)
+            if name in tensors:
+                tensors[name][3, 2] = value
+                save_file(tensors, file, {"format": "pt"})
+        shutil.rmtree(source, ignore_errors=True)
+        run(hf, source, "megatron")
+
+    write(value)
+    model = source if to == "hf" else hf
+    with pytest.raises(UserError, match=rf"tensor {name} holds .*choose {wider}$"):
+        run(model, tmp_path / "out", to, Settings(dtype=dtype))
+    assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
+    with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
+        differing_tensors(open_source(hf), open_source(source), dtype=dtype)
+    for fits in (torch.finfo(dtype).max, float("inf")):
+        write(fits)
+        run(model, tmp_path / f"out {fits}", to, Settings(dtype=dtype))
+        opened = open_source(tmp_path / f"out {fits}")
+        assert differing_tensors(open_source(hf), opened, dtype=dtype) == []
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bin_files_are_read(hf: Path, tmp_path: Path, sharded: bool) -> None:
     source = tmp_path / "bin"

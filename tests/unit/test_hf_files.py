@@ -337,13 +337,15 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None
         write(4, model_dir / "config.json" / "below")
 
 
-def test_writer_refuses_unknown_repeated_and_misshapen_tensors(
+def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
     tmp_path: Path, model_dir: Path
 ) -> None:
     shapes = {"a": (2, 2), "b": (3,)}
     with HfWriter(
-        tmp_path / "out", shapes=shapes, dtype=torch.float32, source_dir=model_dir
+        tmp_path / "out", shapes=shapes, dtype=torch.float16, source_dir=model_dir
     ) as writer:
+        with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
+            writer.write("a", torch.full((2, 2), 1e30))
         writer.write("a", torch.ones(2, 2))
         for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
             with pytest.raises(ValueError, match=f"tensor {name} "):
