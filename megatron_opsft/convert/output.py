@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from megatron_opsft.convert.layout import OutputPlan, Target
+from megatron_opsft.convert.progress import in_words
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.storage.direct_io import DirectFile
@@ -198,8 +199,8 @@ class Output:
         free = shutil.disk_usage(self._partial.path).free
         if needed > free:
             raise UserError(
-                f"{self.out_dir} needs {needed / 1e9:.2f} GB more, but its disk has "
-                f"{free / 1e9:.2f} GB left; free some or choose another place"
+                f"{self.out_dir} needs {in_words(needed)} more, but its disk has "
+                f"{in_words(free)} left; free some or choose another place"
             )
 
     def _open_files(self) -> None:

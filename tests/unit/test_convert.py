@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 import megatron_opsft.convert.output as output_module
 from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
+from megatron_opsft.convert.progress import in_words
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
@@ -398,6 +399,22 @@ def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> No
     assert differing_tensors(open_source(hf), open_source(out)) == []
 
 
+def test_full_disk_at_the_small_files_advises_the_same_command(
+    cli: ForkedCli, hf: Path, tmp_path: Path
+) -> None:
+    full = (
+        "import errno, os; from megatron_opsft.runtime import durable\n"
+        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "durable.os.replace = full\n"
+    )
+    words = ["convert", "to-megatron", "--hf", hf, "--out", tmp_path / "out"]
+    ended = cli.start(words, full).wait()
+    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
+    assert "No space left on device; make room, then give the same command again" in ended.stderr
+    assert "--resume" not in ended.stderr and not (tmp_path / "out").exists()
+    assert cli.start(words).wait().exit_code == 0
+
+
 def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None:
     source, settings = open_source(hf), SMALL
     inside: list[str] = []
@@ -573,9 +590,22 @@ def test_sizes() -> None:
         700,
         2000,
     ]
-    for text in ("", "0", "GB", "-1GB"):
-        with pytest.raises(UserError):
+    assert parse_size("1.001GB") == 1_001_000_000
+    for text in ("", "0", "GB", "-1GB", "9" * 400, "1" + "0" * 19, "99999999TB", "0.5"):
+        with pytest.raises(UserError, match="--shard-size=.* is no size of a file") as error:
             parse_size(text)
+        assert len(str(error.value)) < 120
+    sizes = {15.2e9: "15.20 GB", 3_400_000: "3.4 MB", 512: "512 bytes", 12_345: "12,345 bytes"}
+    assert {size: in_words(size) for size in sizes} == sizes
+
+
+def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=700)
+    monkeypatch.setattr(output_module.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"needs [\d.]+ MB more, but its disk has 700 bytes left"):
+        run(hf, tmp_path / "out", "megatron")
 
 
 Damage = Callable[[Path, random.Random], None]
