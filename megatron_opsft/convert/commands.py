@@ -29,7 +29,9 @@ class DtypeName(StrEnum):
 
 Dtype = Annotated[DtypeName | None, typer.Option(help="Cast to it; by default as in the source.")]
 ShardSize = Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model or conversion at --out.")
+]
 Verify = Annotated[
     bool,
     typer.Option("--verify", help="Read everything back and compare hashes, tensor by tensor."),
