@@ -6,6 +6,8 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
-from megatron_opsft.runtime.durable import full_disk_behind
+from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.progress import whereabouts
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
@@ -58,7 +60,9 @@ def train(
     loaded = load_config(config, overrides or [])
     from megatron_opsft.train import train as run_training
 
-    raise typer.Exit(run_training(loaded, resume=resume, overwrite=overwrite))
+    with _advising_resume():
+        code = run_training(loaded, resume=resume, overwrite=overwrite)
+    raise typer.Exit(code)
 
 
 @app.command(name="config")
@@ -110,6 +114,8 @@ def run(commands: typer.Typer) -> None:
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
         commands()
+    except FullDiskError as error:
+        _exit(f"error: {error}; make room, then give the same command again", 2)
     except UserError as error:
         _exit(f"error: {error}", 2)
     except NonFiniteError as error:  # the same on every rank, and it names the one it came from
@@ -118,11 +124,28 @@ def run(commands: typer.Typer) -> None:
         _exit(f"error: {whereabouts()}: {error}", 3)
     except Exception as error:
         if full := full_disk_behind(error):
-            _exit(f"error: {whereabouts()}: {full}; make room, then go on with --resume", 2)
+            reason = f"{whereabouts()}: {full}"
+            _exit(f"error: {reason}; make room, then give the same command again", 2)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]
         _exit(f"error: {whereabouts()}: {type(error).__name__}: {lines[0]}", 1, error)
+
+
+@contextmanager
+def _advising_resume() -> Iterator[None]:
+    """Say how a training run goes on when the disk was full; other commands go on as they began."""
+    try:
+        yield
+    except FullDiskError as error:
+        raise UserError(f"{error}; make room, then go on with --resume") from error
+    except (UserError, NonFiniteError, SyncError):
+        raise
+    except Exception as error:
+        if (full := full_disk_behind(error)) is None:
+            raise
+        reason = f"{whereabouts()}: {full}"
+        raise UserError(f"{reason}; make room, then go on with --resume") from error
 
 
 def _exit(message: str, code: int, trace: Exception | None = None) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,9 @@ class DtypeName(StrEnum):
 
 Dtype = Annotated[DtypeName | None, typer.Option(help="Cast to it; by default as in the source.")]
 ShardSize = Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is at --out.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the model or conversion at --out.")
+]
 Verify = Annotated[
     bool,
     typer.Option("--verify", help="Read everything back and compare hashes, tensor by tensor."),
@@ -112,6 +115,7 @@ def _convert(
 ) -> None:
     import torch
 
+    from megatron_opsft.convert.progress import in_words
     from megatron_opsft.convert.run import Settings, convert
 
     source = _open(directory, config_from)
@@ -138,10 +142,8 @@ def _convert(
         typer.echo(f"{out} is already the result of this conversion")
     else:
         checked = ", verified" if verify else ""
-        in_gb = figures.bytes >= 10**9
-        size = f"{figures.bytes / 1e9:.2f} GB" if in_gb else f"{figures.bytes / 1e6:.1f} MB"
         typer.echo(
-            f"wrote {out}: {figures.tensors} tensors, {size} in "
+            f"wrote {out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
             f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
         )
 
@@ -153,9 +155,10 @@ def _open(directory: Path, config_from: Path | None):  # type: ignore[no-untyped
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `5GB`, `500MB` or a plain number. Errors: `UserError`."""
+    """Bytes of `5GB`, `500MB` or a plain number, at most 2**63 - 1. Errors: `UserError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    size = float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
-    if size < 1:
-        raise UserError(f"--shard-size={text} is no size; write for example 5GB")
+    size = Fraction(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
+    if not 1 <= size < 2**63:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise UserError(f"--shard-size={shown} is no size of a file; write for example 5GB")
     return int(size)

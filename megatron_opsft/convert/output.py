@@ -1,27 +1,29 @@
 """A directory that is written over any number of tries, and seen only when it is whole.
 
-Beside the directory stands `.NAME.partial/` while it is being written: `data/` becomes the
-directory, `plan.json` says of which conversion it is, and `journal` names the tensors that are
-written. A try that is killed is continued by the next one; another conversion starts anew.
+While it is being written there stands `.NAME.partial/` beside it (`storage.partial`), in which
+`plan.json` says of which conversion it is, and `journal` names the tensors that are written. A try
+that is killed is continued by the next one; another conversion starts anew.
 
 What a killed process wrote is safe with the kernel, but not on disk before the final sync. So the
 journal holds only until the machine starts anew (or another machine looks at it).
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from megatron_opsft.convert.layout import OutputPlan, Target
+from megatron_opsft.convert.progress import in_words
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import RECORD_NAME
+from megatron_opsft.storage.partial import PartialDir
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -29,13 +31,11 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Output:
     """Context manager of one try. `write` and `done` may be called by several threads."""
 
-    def __init__(
-        self, out_dir: Path, plan: OutputPlan, record: dict[str, object], *, overwrite: bool
-    ) -> None:
+    def __init__(self, out_dir: Path, plan: OutputPlan, record: dict[str, object]) -> None:
         """record: identifies the conversion; two with equal records write the same bytes.
 
-        Errors: `UserError` when `out_dir` exists (and is not this conversion's result) without
-        `overwrite`, when another process is writing it, or when the disk has too little room.
+        Errors, when it is entered: `UserError` when another process is writing `out_dir`, or when
+        the disk has too little room.
         """
         self.out_dir, self._plan = Path(out_dir), plan
         self._record = json.dumps(record, indent=1) + "\n"
@@ -43,25 +43,50 @@ class Output:
             n: hashlib.sha256(content).hexdigest() for n, content in plan.small_files.items()
         }
         self._final_record = json.dumps(record | {"sha256": digests}, indent=1) + "\n"
-        self._overwrite = overwrite
-        self._partial = partial_dir(self.out_dir)
-        self._data = self._partial / "data"
+        self._partial = PartialDir(self.out_dir)
+        self._data = self._partial.data
         self.finished: set[str] = set()
         self._files: dict[str, DirectFile] = {}
-        self._lock_file: int | None = None
+        self._journal_path = self._partial.path / "journal"
         self._journal: int | None = None
 
     def is_complete(self) -> bool:
-        """Whether `out_dir` is already the result of this very conversion."""
+        """Whether `out_dir` is already the result of this very conversion, with all its files."""
+        return self._is_recorded() and not self._wrong_files()
+
+    def explain_existing(self) -> None:
+        """Errors: `UserError` when `out_dir` is another or a damaged conversion's result."""
+        if self._is_recorded():
+            name, size, planned = self._wrong_files()[0]
+            raise UserError(
+                f"{self.out_dir} is damaged: {name} has {size:,} bytes, not {planned:,}; give "
+                "--overwrite to convert again"
+            )
+        if (self.out_dir / RECORD_NAME).is_file():
+            raise UserError(
+                f"{self.out_dir} already exists and is another conversion's result (of other files "
+                "or settings, or by an earlier version); see what `convert check` says, choose "
+                "another directory, or give --overwrite"
+            )
+
+    def _is_recorded(self) -> bool:
         record = self.out_dir / RECORD_NAME
-        return record.is_file() and record.read_text(encoding="utf-8") == self._final_record
+        return record.is_file() and record.read_bytes() == self._final_record.encode()
+
+    def _wrong_files(self) -> list[tuple[str, int, int]]:
+        """(name, bytes, planned bytes) of files that are missing or have another size."""
+        planned = {file.name: file.num_bytes for file in self._plan.files}
+        planned |= {name: len(content) for name, content in self._plan.small_files.items()}
+        found = {path.name: path.stat().st_size for path in self.out_dir.iterdir()}
+        return [
+            (name, found.get(name, 0), size)
+            for name, size in planned.items()
+            if found.get(name) != size
+        ]
 
     def __enter__(self) -> Self:
-        if self.out_dir.exists() and not self._overwrite:
-            raise UserError(f"{self.out_dir} already exists; choose another, or give --overwrite")
         try:
-            self._partial.mkdir(parents=True, exist_ok=True)
-            self._lock()
+            self._partial.lock()
             self._continue_or_begin()
             self._check_room()
             self._open_files()
@@ -95,21 +120,27 @@ class Output:
         side_files: name -> content of what comes along, such as tokenizer files.
         """
         try:
-            for file in self._files.values():
-                file.sync()
-            small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
-            for name, content in small.items():
-                (self._data / name).parent.mkdir(parents=True, exist_ok=True)
-                write_bytes(self._data / name, content)
-            sync_path(self._data)
-            if self.out_dir.exists():
-                shutil.rmtree(self._partial / "replaced", ignore_errors=True)
-                self.out_dir.rename(self._partial / "replaced")
-            self._data.rename(self.out_dir)
-            sync_path(self.out_dir.parent)
-            shutil.rmtree(self._partial)
+            self._sync(side_files)
+            self._close_files()  # on NFS files that are open cannot be removed
+            self._partial.publish()
         except OSError as error:
             raise self._unwritable(error) from None
+        self._partial.remove()
+
+    def _sync(self, side_files: dict[str, bytes]) -> None:
+        """Return when everything is on disk."""
+        small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
+        for name, content in small.items():
+            (self._data / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._data / name, content)
+        try:
+            for file in self._files.values():
+                file.sync()
+            sync_path(self._data)
+        except OSError:
+            # What the kernel could not write it may have dropped, and would not report again.
+            self._journal_path.unlink(missing_ok=True)
+            raise
 
     def __exit__(
         self,
@@ -121,25 +152,34 @@ class Output:
 
     def discard(self) -> None:
         """Remove what was written: it came from a source that turned out to be unusable."""
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._close_files()
+        self._partial.remove()
 
-    def _close(self) -> None:
+    def remove_leftovers(self) -> None:
+        """The result is there: remove what a killed try of this or another conversion left.
+
+        Nothing is done while another process is writing.
+        """
+        if self._partial.path.is_dir():
+            with suppress(UserError, OSError):
+                self._partial.lock()
+                self._partial.remove()
+
+    def _close_files(self) -> None:
         for file in self._files.values():
             file.close()
-        for handle in (self._lock_file, self._journal):
-            if handle is not None:
-                os.close(handle)
+        self._files.clear()
+        if self._journal is not None:
+            os.close(self._journal)
+            self._journal = None
 
-    def _lock(self) -> None:
-        self._lock_file = os.open(self._partial / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self.out_dir} is being written by another process") from None
+    def _close(self) -> None:
+        self._close_files()
+        self._partial.unlock()
 
     def _continue_or_begin(self) -> None:
         """Read the journal of a killed try of the same conversion, or clear what is there."""
-        plan_file, journal = self._partial / "plan.json", self._partial / "journal"
+        plan_file, journal = self._partial.path / "plan.json", self._journal_path
         now = self._record + _BOOT_ID.read_text() if _BOOT_ID.is_file() else self._record
         same = plan_file.is_file() and plan_file.read_text(encoding="utf-8") == now
         # Without the data the journal is one of a try that was killed after its result appeared.
@@ -147,21 +187,20 @@ class Output:
             lines = journal.read_bytes().splitlines(keepends=True) if journal.is_file() else []
             self.finished = {line[:-1].decode() for line in lines if line.endswith(b"\n")}
         else:
-            shutil.rmtree(self._data, ignore_errors=True)
-            journal.unlink(missing_ok=True)
-            self._data.mkdir()
+            self._partial.clear()
+            self._data.mkdir(exist_ok=True)
             write_bytes(plan_file, now.encode())
         self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.write(self._journal, b"\n")  # ends a line that a kill cut
 
     def _check_room(self) -> None:
-        there = sum(p.stat().st_blocks * 512 for p in self._data.iterdir())
+        there = sum(p.stat().st_blocks * 512 for p in self._data.glob("[!.]*"))
         needed = sum(file.num_bytes for file in self._plan.files) - there
-        free = shutil.disk_usage(self._partial).free
+        free = shutil.disk_usage(self._partial.path).free
         if needed > free:
             raise UserError(
-                f"{self.out_dir} needs {needed / 1e9:.2f} GB more, but its disk has "
-                f"{free / 1e9:.2f} GB left; free some or choose another place"
+                f"{self.out_dir} needs {in_words(needed)} more, but its disk has "
+                f"{in_words(free)} left; free some or choose another place"
             )
 
     def _open_files(self) -> None:
@@ -175,10 +214,5 @@ class Output:
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
             f"{self.out_dir} could not be written: {error.strerror or error}; mend it and give the "
-            f"same command to go on (what is done is kept in {self._partial})"
+            f"same command to go on (what is done is kept in {self._partial.path})"
         )
-
-
-def partial_dir(out_dir: Path) -> Path:
-    """Where an output is written before it appears."""
-    return out_dir.parent / f".{out_dir.name}.partial"

@@ -19,6 +19,15 @@ from rich.progress import Progress as RichProgress
 _SECONDS_BETWEEN_LINES = 10.0
 
 
+def in_words(num_bytes: float) -> str:
+    """Such as `15.23 GB`, `3.4 MB` or `812 bytes`."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    if num_bytes >= 1e5:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes:,.0f} bytes"
+
+
 class Progress:
     """Context manager; `advance` may be called by several threads. Writes to standard error."""
 
@@ -52,8 +61,8 @@ class Progress:
                 rate = (self._done - self._first) / (self._last_line - self._started)
                 left = (self._total - self._done) / max(rate, 1)
                 print(
-                    f"{self._label}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, "
-                    f"{rate / 1e6:.0f} MB/s, about {left:.0f} s left",
+                    f"{self._label}: {in_words(self._done)} of {in_words(self._total)}, "
+                    f"{in_words(rate)}/s, about {left:.0f} s left",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -18,6 +18,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.hf_writer import side_files
 from megatron_opsft.storage.regions import row_chunks
+from megatron_opsft.storage.replacing import check_out
 
 Format = Literal["megatron", "hf"]
 
@@ -64,10 +65,15 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
         "source": source.identity(),
     }
     plan = _plan(source, to, dtype, settings.max_shard_bytes)
-    output = Output(out_dir, plan, record, overwrite=settings.overwrite)
+    output = Output(out_dir, plan, record)
     complete = output.is_complete() and not settings.overwrite
     resumed = 0
-    if not complete:
+    if complete:
+        output.remove_leftovers()
+    else:
+        if not settings.overwrite:
+            output.explain_existing()
+        check_out(out_dir, source.paths(), overwrite=settings.overwrite)
         with output:
             resumed = sum(t.num_bytes for t in plan.targets if t.name in output.finished)
             try:

@@ -23,6 +23,7 @@ class Tensors(Protocol):
 
     def dtype(self, name: str) -> torch.dtype: ...
     def files(self) -> tuple[Path, ...]: ...
+    def header(self) -> bytes: ...
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None: ...
 
 
@@ -44,6 +45,10 @@ class Source:
         """HF names, in the order of the model."""
         return self.table.hf_shapes()
 
+    def paths(self) -> tuple[Path, ...]:
+        """Everything that is read: directories, and the weight files, which links may lead to."""
+        return (self.directory, self.config_dir, *self.tensors.files())
+
     def only_dtype(self) -> torch.dtype:
         """The dtype of all weights. Errors: `UserError` naming one that has another."""
         names = list(self.names())
@@ -59,12 +64,18 @@ class Source:
         return first
 
     def identity(self) -> str:
-        """A digest that changes when a file of the source does (names, sizes, times, config)."""
-        digest = hashlib.sha256()
+        """A digest that changes when the source does.
+
+        It has the headers (names, shapes, dtypes, offsets), of each file the path, inode, size and
+        time, and whatever comes along with the weights.
+        """
+        digest = hashlib.sha256(self.tensors.header())
         extra = [self.directory / METADATA_NAME] if self.is_megatron else []
         for path in [*self.tensors.files(), *extra]:
             stat = path.stat()
-            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            # Not the device: network file systems get another one whenever they are mounted.
+            values = (path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            digest.update(f"{values}\n".encode())
         for name, content in sorted(side_files(self.config_dir, None).items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
         return digest.hexdigest()

@@ -11,6 +11,7 @@ from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.runtime.durable import write_bytes, write_text
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
 from megatron_opsft.runtime.watchdog import CLAIM
+from megatron_opsft.storage.replacing import check_out
 
 _ENTRIES = (
     "manifest.json",
@@ -35,11 +36,12 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
-    def open(self, *, resume: bool, overwrite: bool) -> None:
+    def open(self, *, resume: bool, overwrite: bool, needed: Sequence[Path] = ()) -> None:
         """Make the directory ready; without a run in it, `resume` starts a new one.
 
-        Files that no run writes (a scheduler's log) do not matter and are never deleted. Errors:
-        `UserError` when it holds a run and neither flag is given.
+        Files that no run writes (a scheduler's log) do not matter and are never deleted. needed:
+        what the run reads, which is not deleted either. Errors: `UserError` when it holds a run and
+        neither flag is given, or when `overwrite` would delete what is needed or is no run's.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"run.dir={self.path} is a file; name a directory")
@@ -50,20 +52,31 @@ class RunDir:
                 "--overwrite, or name another directory"
             )
         if entries and overwrite:
-            if not (self.path / "manifest.json").is_file():
-                raise UserError(
-                    f"run.dir={self.path} holds {entries[0].name} but no manifest.json of a run, "
-                    "so --overwrite will not delete it; name another directory"
-                )
-            for entry in entries:
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
+            self._delete(entries, needed)
+        check_out(self.path / "hf", needed, overwrite=True)  # now, not when it is trained
         for claim in self.path.glob(f"{CLAIM}*"):
             claim.unlink()
         (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
+
+    def _delete(self, entries: Sequence[Path], needed: Sequence[Path]) -> None:
+        """Remove what a run wrote, if it was a run and nothing of it is needed."""
+        if not _is_run(self.path / "manifest.json"):
+            raise UserError(
+                f"run.dir={self.path} holds {entries[0].name} but no manifest.json of a run, "
+                "so --overwrite will not delete it; name another directory"
+            )
+        for path in needed:
+            if any(path.resolve().is_relative_to(entry.resolve()) for entry in entries):
+                raise UserError(
+                    f"run.dir={self.path} holds {path}, which this run reads; --overwrite would "
+                    "delete it, so name another directory"
+                )
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
     def _entries(self) -> list[Path]:
         """What a run wrote here; directories without a file do not count."""
@@ -119,6 +132,15 @@ class RunDir:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         path = self.path / "rollouts" / step_name(step, behind=_ROLLOUTS_END)
         write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0))
+
+
+def _is_run(manifest: Path) -> bool:
+    """Whether a manifest.json is that of a run; an evaluation's says `kind`."""
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "versions" in content and "kind" not in content
 
 
 def _step_of(line: str) -> float:

@@ -11,6 +11,11 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 
+
+class FullDiskError(UserError):
+    """A file that does not fit. Which command goes on afterwards, its caller knows."""
+
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, the limit of a file
 
 
@@ -35,20 +40,19 @@ def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> s
 
 @contextmanager
 def explaining_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
-    """Errors: `UserError` when what is written to `path` inside does not fit."""
+    """Errors: `FullDiskError` when what is written to `path` inside does not fit."""
     try:
         yield
     except OSError as error:
         if (full := full_disk_behind(error)) is None:
             raise
-        message = describe_failed_write(path, num_bytes, full)
-        raise UserError(f"{message}; make room, then go on with --resume") from error
+        raise FullDiskError(describe_failed_write(path, num_bytes, full)) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write whole or not at all, even if the machine fails: a file beside it, then a rename.
 
-    Errors: `UserError` when the disk is full; nothing is left of the new file then.
+    Errors: `FullDiskError`; nothing is left of the new file then.
     """
     partial = path.with_name(f".{path.name}.partial")
     with explaining_full_disk(path, len(data)):

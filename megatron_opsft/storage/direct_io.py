@@ -14,6 +14,8 @@ from megatron_opsft.runtime.durable import write_at
 
 ALIGNMENT = 4096  # of memory, offsets and sizes of direct transfers; every common disk accepts it
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
+# What file systems without direct transfers answer, when a file is opened or at the transfer.
+_NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 class Staging:
@@ -34,7 +36,7 @@ class Staging:
         try:
             _read_at(path, _O_DIRECT, pages, offset - phase, phase + num_bytes)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # no direct reads on this file system
+            if error.errno not in _NOT_DIRECT:
                 raise
             _read_at(path, 0, pages, offset - phase, phase + num_bytes)
         return pages[phase : phase + num_bytes]
@@ -73,7 +75,7 @@ class DirectFile:
         try:
             self._direct = os.open(path, os.O_WRONLY | _O_DIRECT)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # no direct writes on this file system
+            if error.errno not in _NOT_DIRECT:
                 self.close()
                 raise
 
@@ -91,7 +93,7 @@ class DirectFile:
         try:
             write_at(self._direct, data[first:last], offset + first)
         except OSError as error:
-            if error.errno != errno.EINVAL:
+            if error.errno not in _NOT_DIRECT:
                 raise
             write_at(self._file, data[first:last], offset + first)
         write_at(self._file, data[:first], offset)

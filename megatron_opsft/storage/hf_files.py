@@ -14,20 +14,31 @@ from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-INDEX_NAMES = (INDEX_NAME, "pytorch_model.bin.index.json")
-SINGLE_NAMES = (SINGLE_NAME, "pytorch_model.bin")
+# In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
+WEIGHT_NAMES = (
+    SINGLE_NAME,
+    INDEX_NAME,
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+NAMED_WEIGHTS = "transformers_weights"  # key of config.json that comes before them
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
 MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"]
+HUB_PATTERNS = [
+    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"),
+    "custom_generate/*",  # not used here, but it belongs to the model that is written
+]
+# Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
+HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
 
 
 def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
     """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
-    UserError where they cannot be.
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
+    with `.bin` weights only where there are no safetensors; UserError where they cannot be.
     """
     if name == TINY_REASONER:
         return ASSETS / TINY_REASONER
@@ -41,11 +52,25 @@ def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
             f"model.path={name} is no directory; give a Hugging Face model directory, a hub name "
             f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
         )
+    return _from_hub(name, patterns)
+
+
+def _from_hub(name: str, patterns: Sequence[str]) -> Path:
+    """The cached snapshot of a hub name, with the files that fit the patterns."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    def fetch(wanted: Sequence[str]) -> Path:
+        return Path(
+            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
+        )
+
     try:
-        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+        directory = fetch(patterns)
+        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
+        if "*.safetensors" in patterns and not is_safe:
+            directory = fetch([*patterns, "*.bin"])
+        return directory
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
@@ -69,6 +94,39 @@ def resolve_config(name: str) -> Path:
     return resolve_model(name, ["config.json"])
 
 
+def weights_file(model_dir: Path) -> Path:
+    """The file of all weights, or the index of their shards, that transformers loads.
+
+    Errors: `UserError` for a directory without either, or whose config.json names a file that is
+    not there.
+    """
+    for name in [*_named_weights(model_dir), *WEIGHT_NAMES]:
+        if (model_dir / name).is_file():
+            return model_dir / name
+    raise UserError(
+        f"{model_dir} holds no weights: neither {' nor '.join(WEIGHT_NAMES)}; download or convert "
+        "the model again"
+    )
+
+
+def _named_weights(model_dir: Path) -> list[str]:
+    """The file that config.json names as that of the weights, which few models do."""
+    config = model_dir / "config.json"
+    try:
+        named = json.loads(config.read_text(encoding="utf-8")).get(NAMED_WEIGHTS)
+    except (OSError, ValueError, AttributeError):  # whoever needs the config tells what is wrong
+        return []
+    if named is None:
+        return []
+    fits = isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
+    if not fits or Path(named).name != named or not (model_dir / named).is_file():
+        raise UserError(
+            f"{config}: {NAMED_WEIGHTS} is {named!r}, which is no safetensors file there; remove "
+            "the key or put the file beside it"
+        )
+    return [named]
+
+
 class HfTensors:
     """The tensors of a Hugging Face directory; only headers are read until a slice is wanted.
 
@@ -79,17 +137,11 @@ class HfTensors:
         """UserError, naming file and tensor, unless every shard is whole and fits the index."""
         self.model_dir = Path(model_dir)
         self._regions: dict[str, Region] = {}
-        single = next((n for n in SINGLE_NAMES if (self.model_dir / n).exists()), None)
-        index = next((n for n in INDEX_NAMES if (self.model_dir / n).exists()), None)
-        if index is not None:
-            self._read_indexed(self.model_dir / index)
-        elif single is not None:
-            self._regions = read_regions(self.model_dir / single)
+        weights = weights_file(self.model_dir)
+        if weights.suffix == ".json":
+            self._read_indexed(weights)
         else:
-            raise UserError(
-                f"{self.model_dir} holds neither {' nor '.join(SINGLE_NAMES)}, nor an index of "
-                f"shards ({', '.join(INDEX_NAMES)})"
-            )
+            self._regions = read_regions(weights)
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._regions)
@@ -106,6 +158,14 @@ class HfTensors:
     def files(self) -> tuple[Path, ...]:
         """The weight files, each once."""
         return tuple(dict.fromkeys(region.path for region in self._regions.values()))
+
+    def header(self) -> bytes:
+        """Names, files, offsets, shapes and dtypes of all tensors."""
+        rows = (
+            f"{name} {region.path.name} {region.offset} {list(region.shape)} {region.dtype}\n"
+            for name, region in self._regions.items()
+        )
+        return "".join(rows).encode()
 
     def region(self, name: str) -> Region:
         """Where a tensor lies; UserError for a name that is not there."""
@@ -126,7 +186,7 @@ class HfTensors:
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
-        self.region(name).copy_rows(start, stop, out)
+        self.region(name).copy_rows(start, stop, out, name)
 
     def _read_indexed(self, index: Path) -> None:
         weight_map = _read_weight_map(index)

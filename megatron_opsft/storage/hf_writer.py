@@ -7,7 +7,6 @@ once).
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -20,8 +19,11 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import sync_path, write_at, write_bytes
-from megatron_opsft.storage.hf_files import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.storage.hf_files import INDEX_NAME, NAMED_WEIGHTS, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.partial import PartialDir
+from megatron_opsft.storage.regions import check_cast
+from megatron_opsft.storage.replacing import check_out
 
 MAX_SHARD_BYTES = 5_000_000_000
 COPIED_PATTERNS = (
@@ -33,7 +35,11 @@ COPIED_PATTERNS = (
     "vocab.txt",
     "merges.txt",
     "*.tiktoken",
+    "tekken.json",
+    "*.model",
     "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
 )
 
 
@@ -118,8 +124,9 @@ def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
     content = (model_dir / "config.json").read_bytes()
     if dtype is not None:
         config = json.loads(content)
-        key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-        config[key] = str(dtype).removeprefix("torch.")
+        config.pop(NAMED_WEIGHTS, None)  # a file of the source, not one of the result
+        for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
+            config[key] = str(dtype).removeprefix("torch.")
         content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     return files | {"config.json": content}
 
@@ -129,7 +136,8 @@ class HfWriter:
 
     `write` takes each tensor of `shapes` exactly once, in any order, from any device, and casts it
     to `dtype`. Everything goes to a hidden sibling of `out_dir`, which takes its name when the
-    `with` block ends well, after all data is on disk; after an error nothing is left.
+    `with` block ends well, after all data is on disk; after an error nothing is left. Another
+    process that writes there meanwhile gets a `UserError`.
     """
 
     def __init__(
@@ -142,33 +150,35 @@ class HfWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
-        """source_dir: gives config.json, tokenizer, templates. UserError if `out_dir` exists."""
+        """source_dir: gives config.json, tokenizer, templates.
+
+        Errors: `UserError` if `out_dir` exists, or with `overwrite` is what may not be deleted.
+        """
         self.out_dir = Path(out_dir)
-        if self.out_dir.exists() and not overwrite:
-            raise UserError(
-                f"{self.out_dir} already exists; choose another directory or overwrite it "
-                "explicitly"
-            )
+        check_out(self.out_dir, [Path(source_dir)], overwrite=overwrite)
         if dtype not in SAFETENSORS_DTYPES.values():
             raise ValueError(f"cannot write {dtype}")
         self._shapes, self._dtype, self._source_dir = shapes, dtype, Path(source_dir)
         self._shards = plan_shards(shapes, dtype, max_shard_bytes)
         self._place = {name: i for i, shard in enumerate(self._shards) for name in shard.offsets}
         self._remaining = set(shapes)
-        self._part_dir = self.out_dir.parent / f".{self.out_dir.name}.partial"
+        self._partial = PartialDir(self.out_dir)
+        self._data = self._partial.data
         self._files: list[int] = []
 
     def __enter__(self) -> Self:
         try:
-            self.out_dir.parent.mkdir(parents=True, exist_ok=True)
-            if self._part_dir.exists():
-                shutil.rmtree(self._part_dir)
-            self._part_dir.mkdir()
+            self._partial.lock()
+        except OSError as error:
+            raise self._unwritable(error) from None
+        try:
+            self._partial.clear()
+            self._data.mkdir(exist_ok=True)
             for name, content in side_files(self._source_dir, self._dtype).items():
-                (self._part_dir / name).parent.mkdir(exist_ok=True, parents=True)
-                write_bytes(self._part_dir / name, content)
+                (self._data / name).parent.mkdir(exist_ok=True, parents=True)
+                write_bytes(self._data / name, content)
             for shard in self._shards:
-                path = self._part_dir / shard.file_name
+                path = self._data / shard.file_name
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
                 self._files.append(file)
                 os.ftruncate(file, shard.num_bytes)
@@ -182,7 +192,10 @@ class HfWriter:
         return self
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Puts one tensor in its place; ValueError for a wrong or repeated name or shape."""
+        """Puts one tensor in its place; ValueError for a wrong or repeated name or shape.
+
+        Errors: `UserError` for a value that is too large for the dtype, or a failed write.
+        """
         if name not in self._remaining:
             raise ValueError(f"tensor {name} is not expected, or was already written")
         if tuple(tensor.shape) != tuple(self._shapes[name]):
@@ -190,7 +203,9 @@ class HfWriter:
                 f"tensor {name} has shape {list(tensor.shape)}, not {list(self._shapes[name])}"
             )
         shard = self._place[name]
-        flat = tensor.detach().to("cpu", self._dtype).contiguous().reshape(-1)
+        cast = tensor.detach().to("cpu", self._dtype)
+        check_cast(tensor.detach().to("cpu"), cast, f"tensor {name}")
+        flat = cast.contiguous().reshape(-1)
         data = flat.view(torch.uint8).numpy().data
         try:
             write_at(self._files[shard], data, self._shards[shard].offsets[name])
@@ -223,25 +238,20 @@ class HfWriter:
             os.fsync(self._files[-1])
             os.close(self._files.pop())
         if len(self._shards) > 1:
-            write_bytes(self._part_dir / INDEX_NAME, index_of(self._shards))
-        sync_path(self._part_dir)
-        old_dir = self.out_dir.parent / f".{self.out_dir.name}.replaced"
-        if self.out_dir.exists():
-            shutil.rmtree(old_dir, ignore_errors=True)
-            self.out_dir.rename(old_dir)
-        self._part_dir.rename(self.out_dir)
-        sync_path(self.out_dir.parent)
-        shutil.rmtree(old_dir, ignore_errors=True)
+            write_bytes(self._data / INDEX_NAME, index_of(self._shards))
+        sync_path(self._data)
+        self._partial.publish()
+        self._partial.remove()
 
     def _discard(self) -> None:
         while self._files:
             os.close(self._files.pop())
-        shutil.rmtree(self._part_dir, ignore_errors=True)
+        self._partial.remove()
 
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
             f"{self.out_dir} could not be written: {error.strerror or error} "
-            f"({error.filename or self._part_dir}); nothing was left behind"
+            f"({error.filename or self._partial.path}); nothing was left behind"
         )
 
 

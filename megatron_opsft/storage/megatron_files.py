@@ -15,6 +15,7 @@ from torch import Tensor
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import (
+    METADATA_NAME,
     Chunk,
     locate,
     read_metadata,
@@ -62,6 +63,10 @@ class MegatronTensors:
         keys = dict.fromkeys(place.key for place in self._places.values())
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
 
+    def header(self) -> bytes:
+        """Names, files, offsets, shapes and dtypes of all that is stored."""
+        return (self.model_dir / METADATA_NAME).read_bytes()
+
     def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
         """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU."""
         shape = self._hf_shape(name)
@@ -76,7 +81,7 @@ class MegatronTensors:
         rule = self._table.by_hf_name(name)
         done = 0
         for first, last in _shard_rows(rule, name, start, stop):
-            self._copy(rule, first, last, out[done : done + last - first])
+            self._copy(rule, name, first, last, out[done : done + last - first])
             done += last - first
 
     def _hf_shape(self, name: str) -> tuple[int, ...]:
@@ -137,7 +142,7 @@ class MegatronTensors:
                 f"means {list(rule.mcore_shape)} for each layer"
             )
 
-    def _copy(self, rule: Rule, start: int, stop: int, out: Tensor) -> None:
+    def _copy(self, rule: Rule, name: str, start: int, stop: int, out: Tensor) -> None:
         """Rows of the whole Megatron parameter, from all chunks that hold some of them."""
         place = self._places[rule.mcore_name]
         key, lead = place.key, len(place.lead)
@@ -147,7 +152,7 @@ class MegatronTensors:
                 column = chunk.offsets[-1]
                 target = target[:, column : column + chunk.sizes[-1]]
             row = chunk.offsets[lead]
-            self._region(key, chunk, place).copy_rows(first - row, last - row, target)
+            self._region(key, chunk, place).copy_rows(first - row, last - row, target, name)
 
     def _region(self, key: str, chunk: Chunk, place: Place) -> Region:
         """The part of a chunk that belongs to one layer (and expert)."""

@@ -60,10 +60,11 @@ class Region:
         flat = torch.frombuffer(mapped, dtype=self.dtype, count=prod(shape), offset=first - aligned)
         return flat.view(shape)
 
-    def copy_rows(self, start: int, stop: int, out: Tensor) -> None:
+    def copy_rows(self, start: int, stop: int, out: Tensor, name: str) -> None:
         """Rows along axis 0, read from disk and cast into `out`, which has their shape.
 
-        Errors: `UserError` when the file cannot be read or has become shorter.
+        name: of the tensor. Errors: `UserError` when the file cannot be read or has become shorter,
+        or when a value is too large for the dtype of `out`.
         """
         for first, last in row_chunks(start, stop, self.row_bytes):
             offset, num_bytes = (
@@ -77,7 +78,23 @@ class Region:
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
             rows = _typed(data, self.dtype, offset).view(last - first, *self.shape[1:])
-            out[first - start : last - start].copy_(rows)
+            target = out[first - start : last - start]
+            target.copy_(rows)
+            check_cast(rows, target, f"{self.path}: tensor {name}")
+
+
+def check_cast(values: Tensor, cast: Tensor, what: str) -> None:
+    """Errors: `UserError` naming `what` where a finite value became infinite in another dtype."""
+    largest = torch.finfo(cast.dtype).max
+    if torch.finfo(values.dtype).max <= largest or not cast.isinf().any():
+        return
+    lost = values[cast.isinf() & values.isfinite()]
+    if lost.numel():
+        dtype = str(cast.dtype).removeprefix("torch.")
+        wider = "bfloat16 or float32" if cast.dtype is torch.float16 else "float32"
+        raise UserError(
+            f"{what} holds {lost[0].item():g}, but {dtype} goes to {largest:g} only; choose {wider}"
+        )
 
 
 def _typed(data: memoryview, dtype: torch.dtype, offset: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Conversions: exact both ways, small in memory, killed and resumed, and never wrong in silence."""
 
+import errno
 import json
 import os
 import random
@@ -23,11 +24,13 @@ from transformers import AutoModelForCausalLM
 import megatron_opsft.convert.output as output_module
 from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.output import partial_dir
+from megatron_opsft.convert.progress import in_words
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
+from megatron_opsft.storage.hf_writer import HfWriter
+from megatron_opsft.storage.partial import PartialDir, partial_dir
 
 INDEX = "model.safetensors.index.json"
 SMALL = Settings(max_shard_bytes=60_000)  # several files even for tiny models
@@ -124,6 +127,41 @@ def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> No
     run(hf, tmp_path / "c", "megatron", Settings(dtype=torch.float32))
 
 
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+@pytest.mark.parametrize(
+    ("value", "dtype", "wider"),
+    [(65_520.0, torch.float16, "bfloat16 or float32"), (-3.4e38, torch.bfloat16, "float32")],
+)
+def test_finite_values_that_would_become_infinite_are_refused(
+    hf: Path, tmp_path: Path, to: Format, value: float, dtype: torch.dtype, wider: str
+) -> None:
+    """float16 ends at 65,504, and bfloat16 just below float32; infinities stay what they are."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    source = tmp_path / "source"
+
+    def write(value: float) -> None:
+        for file in sorted(hf.glob("*.safetensors")):
+            tensors = load_file(file)
+            if name in tensors:
+                tensors[name][3, 2] = value
+                save_file(tensors, file, {"format": "pt"})
+        shutil.rmtree(source, ignore_errors=True)
+        run(hf, source, "megatron")
+
+    write(value)
+    model = source if to == "hf" else hf
+    with pytest.raises(UserError, match=rf"tensor {name} holds .*choose {wider}$"):
+        run(model, tmp_path / "out", to, Settings(dtype=dtype))
+    assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
+    with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
+        differing_tensors(open_source(hf), open_source(source), dtype=dtype)
+    for fits in (torch.finfo(dtype).max, float("inf")):
+        write(fits)
+        run(model, tmp_path / f"out {fits}", to, Settings(dtype=dtype))
+        opened = open_source(tmp_path / f"out {fits}")
+        assert differing_tensors(open_source(hf), opened, dtype=dtype) == []
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_bin_files_are_read(hf: Path, tmp_path: Path, sharded: bool) -> None:
     source = tmp_path / "bin"
@@ -173,6 +211,93 @@ def test_existing_output_is_kept_unless_asked(hf: Path, megatron: Path, tmp_path
     assert not partial_dir(megatron).exists()
 
 
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+def test_overwrite_never_deletes_the_source_or_what_is_no_model(
+    hf: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Format
+) -> None:
+    source = hf if to == "megatron" else megatron
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path / "mine")
+    everything = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
+    outs = {
+        source: "is what is read",
+        tmp_path: "holds",
+        Path(): "working directory",
+        Path("/"): "holds",
+        tmp_path / "link": "is a link to",
+    }
+    for out, message in outs.items():
+        with pytest.raises(UserError, match=message):
+            run(source, out, to, Settings(overwrite=True))
+    monkeypatch.chdir("/")
+    with pytest.raises(UserError, match="neither a model nor a conversion"):
+        run(source, tmp_path / "mine", to, Settings(overwrite=True))
+    assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
+
+
+def test_another_model_of_the_same_sizes_and_times_is_another_conversion(
+    hf: Path, tmp_path: Path
+) -> None:
+    """Each of two sources that agree in names, sizes and times has an identity of its own."""
+    other = tmp_path / "other"
+    shutil.copytree(hf, other)
+    file = other / "model-00001-of-00002.safetensors"
+    save_file({key: -value for key, value in load_file(file).items()}, file, {"format": "pt"})
+    for path in hf.iterdir():
+        times = path.stat()
+        os.utime(other / path.name, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert (other / path.name).stat().st_size == times.st_size
+    run(hf, tmp_path / "out", "megatron")
+    with pytest.raises(UserError, match=r"another conversion's result.*--overwrite"):
+        run(other, tmp_path / "out", "megatron")
+    identity = open_source(hf).identity()
+    swapped = load_file(hf / file.name)
+    first, second = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
+    swapped[first], swapped[second] = swapped[second], swapped[first]
+    times = (hf / file.name).stat()
+    content = (hf / file.name).read_bytes()
+    length = 8 + int.from_bytes(content[:8], "little")
+    header = content[:length]
+    for before, after in (("gate_", "xxxx_"), ("up_", "gate_"), ("xxxx_", "up_")):
+        header = header.replace(f"layers.0.mlp.{before}".encode(), f"layers.0.mlp.{after}".encode())
+    with open(hf / file.name, "r+b") as opened:  # the same inode, size and, below, time
+        opened.write(header + content[length:])
+    os.utime(hf / file.name, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert all(torch.equal(load_file(hf / file.name)[k], v) for k, v in swapped.items())
+    assert open_source(hf).identity() != identity
+
+
+@pytest.mark.parametrize("to", ["megatron", "hf"])
+def test_a_result_with_missing_or_cut_files_is_not_complete(
+    hf: Path, megatron: Path, tmp_path: Path, to: Format
+) -> None:
+    source, out = (hf if to == "megatron" else megatron), tmp_path / "out"
+    run(source, out, to)
+    before = content_of(out)
+    large = sorted([*out.glob("*.distcp"), *out.glob("*.safetensors")])[0]
+    small = out / (".metadata" if to == "megatron" else INDEX)
+    for path, damage in ((large, b""), (small, before[small.name][:-1]), (large, None)):
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(damage)
+        with pytest.raises(UserError, match=rf"damaged: {path.name} has .*--overwrite"):
+            run(source, out, to)
+        run(source, out, to, Settings(max_shard_bytes=60_000, overwrite=True))
+        assert content_of(out) == before
+
+
+def test_a_result_of_an_earlier_version_says_what_to_do(hf: Path, megatron: Path) -> None:
+    record = json.loads((megatron / "conversion.json").read_text())
+    (megatron / "conversion.json").write_text(json.dumps(record | {"source": "0" * 64}, indent=1))
+    with pytest.raises(UserError, match=r"by an earlier version\); see what `convert check` says"):
+        run(hf, megatron, "megatron")
+    assert differing_tensors(open_source(hf), open_source(megatron)) == []
+    run(hf, megatron, "megatron", Settings(max_shard_bytes=60_000, overwrite=True))
+    assert json.loads((megatron / "conversion.json").read_text()) == record
+
+
 def test_interrupted_conversion_goes_on(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,15 +336,12 @@ def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    remove = shutil.rmtree
 
-    def killed(path: Path, ignore_errors: bool = False) -> None:
-        if path == partial_dir(out):
-            raise KeyboardInterrupt
-        remove(path, ignore_errors)
+    def killed(self: PartialDir) -> None:
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(output_module.shutil, "rmtree", killed)
+        patched.setattr(PartialDir, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
             run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
@@ -277,6 +399,22 @@ def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> No
     assert differing_tensors(open_source(hf), open_source(out)) == []
 
 
+def test_full_disk_at_the_small_files_advises_the_same_command(
+    cli: ForkedCli, hf: Path, tmp_path: Path
+) -> None:
+    full = (
+        "import errno, os; from megatron_opsft.runtime import durable\n"
+        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        "durable.os.replace = full\n"
+    )
+    words = ["convert", "to-megatron", "--hf", hf, "--out", tmp_path / "out"]
+    ended = cli.start(words, full).wait()
+    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
+    assert "No space left on device; make room, then give the same command again" in ended.stderr
+    assert "--resume" not in ended.stderr and not (tmp_path / "out").exists()
+    assert cli.start(words).wait().exit_code == 0
+
+
 def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None:
     source, settings = open_source(hf), SMALL
     inside: list[str] = []
@@ -292,6 +430,128 @@ def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None
     fields = {name: getattr(source, name) for name in source.__dataclass_fields__}
     convert(Nested(**fields), tmp_path / "out", "megatron", settings)
     assert inside
+
+
+def test_a_failed_sync_makes_the_next_try_write_everything_again(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that could not be written may be gone, though the kernel reports them only once."""
+    out = tmp_path / "out"
+
+    def failing(self: output_module.DirectFile) -> None:
+        os.ftruncate(self._file, 0)  # the pages are lost
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module.DirectFile, "sync", failing)
+        with pytest.raises(UserError, match="could not be written: Input/output error"):
+            run(hf, out, "megatron")
+    assert not out.exists()
+    figures = convert(open_source(hf), out, "megatron", SMALL)
+    assert figures.resumed_bytes == 0
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_system_that_keeps_removed_files_while_they_are_open(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    """On NFS they become `.nfs*` until they are closed, and their directory cannot be removed."""
+    out = tmp_path / "out"
+    if overwrite:
+        run(hf, out, "megatron", Settings(dtype=torch.float16))
+        reader = (out / "common.pt").open("rb")  # another process that reads the old result
+    unlink, close, kept = os.unlink, os.close, list[Path]()
+
+    def is_open(path: Path) -> bool:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return any(os.path.exists(x) and os.path.samefile(x, path) for x in links)
+
+    def unlink_here(path: str | Path, *, dir_fd: int | None = None) -> None:
+        place = Path(path if dir_fd is None else f"/proc/self/fd/{dir_fd}/{path}")
+        if place.exists() and is_open(place):
+            if not place.name.startswith(".nfs"):
+                kept.append(place.parent.resolve() / f".nfs{len(kept)}")
+                place.rename(kept[-1])
+            return
+        unlink(path, dir_fd=dir_fd)
+
+    def close_here(handle: int) -> None:
+        close(handle)
+        for path in kept:
+            if path.exists() and not is_open(path):
+                unlink(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", unlink_here)
+        patched.setattr(os, "close", close_here)
+        run(hf, out, "megatron", Settings(max_shard_bytes=60_000, overwrite=overwrite))
+    assert differing_tensors(open_source(hf), open_source(out)) == []
+    if overwrite:
+        reader.close()
+        assert [path.name for path in kept if path.exists()] == [".nfs0"]
+        unlink(kept[0])
+        run(hf, out, "megatron")
+    assert not partial_dir(out).exists() and kept
+
+
+def test_what_another_conversion_left_goes_when_the_result_is_there(
+    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content_of(megatron)
+
+    def killed(self: output_module.Output, target: output_module.Target) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(output_module.Output, "done", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
+    other = PartialDir(megatron)
+    other.lock()
+    run(hf, megatron, "megatron")
+    assert other.data.exists()  # somebody is writing it
+    other.unlock()
+    run(hf, megatron, "megatron")
+    assert not partial_dir(megatron).exists()
+    assert content_of(megatron) == before
+
+
+def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tensors = {"a": torch.ones(3)}
+
+    def writer() -> HfWriter:
+        return HfWriter(out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
+
+    with writer() as first:
+        for other in (lambda: writer().__enter__(), lambda: run(hf, out, "megatron")):
+            with pytest.raises(UserError, match="is being written by another process"):
+                other()
+        first.write("a", tensors["a"])
+    assert torch.equal(load_file(out / "model.safetensors")["a"], tensors["a"])
+    assert not partial_dir(out).exists()
+
+
+def test_an_error_between_the_two_renames_keeps_what_was_there(
+    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, rename = content_of(megatron), Path.rename
+    for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
+
+        def failing(self: Path, to: Path, error: BaseException = error) -> Path:
+            if self.name == "data":
+                raise error
+            return rename(self, to)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", failing)
+            with pytest.raises((UserError, KeyboardInterrupt)):
+                run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
+        next_try = PartialDir(megatron)
+        next_try.lock()
+        next_try.unlock()
+        assert content_of(megatron) == before
 
 
 def test_wrong_direction_and_missing_config_are_named(
@@ -330,9 +590,22 @@ def test_sizes() -> None:
         700,
         2000,
     ]
-    for text in ("", "0", "GB", "-1GB"):
-        with pytest.raises(UserError):
+    assert parse_size("1.001GB") == 1_001_000_000
+    for text in ("", "0", "GB", "-1GB", "9" * 400, "1" + "0" * 19, "99999999TB", "0.5"):
+        with pytest.raises(UserError, match="--shard-size=.* is no size of a file") as error:
             parse_size(text)
+        assert len(str(error.value)) < 120
+    sizes = {15.2e9: "15.20 GB", 3_400_000: "3.4 MB", 512: "512 bytes", 12_345: "12,345 bytes"}
+    assert {size: in_words(size) for size in sizes} == sizes
+
+
+def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
+    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=700)
+    monkeypatch.setattr(output_module.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"needs [\d.]+ MB more, but its disk has 700 bytes left"):
+        run(hf, tmp_path / "out", "megatron")
 
 
 Damage = Callable[[Path, random.Random], None]

@@ -12,22 +12,33 @@ from megatron_opsft.storage.direct_io import ALIGNMENT, DirectFile, Staging
 SIZE = 10 * ALIGNMENT + 123
 
 
-@pytest.fixture(params=["direct", "refused at open", "refused at transfer"])
+NO_SUPPORT = [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP]
+
+
+@pytest.fixture(
+    params=[
+        ("direct", 0),
+        *(("refused at open", number) for number in NO_SUPPORT),
+        *(("refused at transfer", number) for number in NO_SUPPORT),
+    ],
+    ids=str,
+)
 def refusal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """File systems with direct transfers, and two ways to have none."""
+    """File systems with direct transfers, and the ways to have none."""
+    kind, number = request.param
     flag, direct = os.O_DIRECT, set()
     open_file, write, read = os.open, os.pwrite, os.preadv
 
     def open_here(path: Path, flags: int, *rest: int) -> int:
-        if request.param == "refused at open" and flags & flag:
-            raise OSError(errno.EINVAL, "no direct transfers here")
+        if kind == "refused at open" and flags & flag:
+            raise OSError(number, "no direct transfers here")
         file = open_file(path, flags, *rest)
         (direct.add if flags & flag else direct.discard)(file)
         return file
 
     def refuse(file: int) -> None:
-        if request.param == "refused at transfer" and file in direct:
-            raise OSError(errno.EINVAL, "no direct transfers here")
+        if kind == "refused at transfer" and file in direct:
+            raise OSError(number, "no direct transfers here")
 
     monkeypatch.setattr(os, "open", open_here)
     monkeypatch.setattr(os, "pwrite", lambda f, *rest: refuse(f) or write(f, *rest))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import append_line, full_disk_behind, write_bytes
@@ -61,3 +62,27 @@ def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
         torch.save(torch.zeros(100_000), file)
     full = full_disk_behind(caught.value)
     assert full is not None and full.strerror == "File too large"
+
+
+@pytest.mark.parametrize(
+    "error", ["FullDiskError('cannot write x: No space')", "OSError(errno.ENOSPC, 'No space')"]
+)
+def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) -> None:
+    """An evaluation or a conversion goes on with the same command."""
+    config = ROOT / "examples/configs/quickstart.yaml"
+    training = (
+        "import errno, megatron_opsft.train as t\n"
+        "from megatron_opsft.runtime.durable import FullDiskError\n"
+        f"def full(*a, **k): raise {error}\n"
+        "t.train = full\n"
+    )
+    ended = cli.run(["train", config], training)
+    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
+    assert "No space" in ended.stderr and "make room, then go on with --resume" in ended.stderr
+    comparing = training.replace("megatron_opsft.train", "megatron_opsft.convert.source").replace(
+        "t.train", "t.open_source"
+    )
+    ended = cli.run(["convert", "check", "a", "b"], comparing)
+    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
+    assert "No space" in ended.stderr and "--resume" not in ended.stderr
+    assert "make room, then give the same command again" in ended.stderr

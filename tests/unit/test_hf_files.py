@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint, resolve_model
-from megatron_opsft.storage.hf_writer import HfWriter, plan_shards, write_hf_model
+from megatron_opsft.storage.hf_writer import HfWriter, plan_shards, side_files, write_hf_model
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import fill_shard, merge_shards, shard_shape
 
@@ -120,6 +121,92 @@ def test_missing_shard_cut_shard_and_wrong_index_are_named(model_dir: Path) -> N
             HfTensors(model_dir)
 
 
+def test_the_weights_chosen_are_those_that_transformers_loads(
+    tmp_path: Path, model_dir: Path
+) -> None:
+    """Four different models in one directory; the first in transformers' order is taken away."""
+    state = {
+        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+    }
+    norm = "model.norm.weight"
+    model = tmp_path / "several"
+    model.mkdir()
+    (model / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    groups = [
+        ("model.safetensors", None),
+        ("other.safetensors", INDEX),
+        ("pytorch_model.bin", None),
+        ("other.bin", "pytorch_model.bin.index.json"),
+    ]
+    for number, (file, index) in enumerate(groups):
+        state[norm] = torch.full((32,), float(number))
+        (save_file if file.endswith("safetensors") else torch.save)(dict(state), model / file)
+        if index:
+            (model / index).write_text(
+                json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, file)})
+            )
+    for number, (file, index) in enumerate(groups):
+        loaded = AutoModelForCausalLM.from_pretrained(model).state_dict()[norm]
+        assert torch.equal(loaded, torch.full((32,), float(number)))
+        assert torch.equal(HfTensors(model).read(norm, 0, 0, 32), loaded)
+        (model / (index or file)).unlink()
+    with pytest.raises(UserError, match=r"holds no weights: neither model\.safetensors nor"):
+        HfTensors(model)
+
+
+def test_weights_that_the_config_names_are_chosen_and_missing_ones_refused(
+    model_dir: Path,
+) -> None:
+    state = {
+        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+    }
+    state["model.norm.weight"] = torch.full((32,), 7.0)
+    save_file(state, model_dir / "named.safetensors")
+    config = json.loads((model_dir / "config.json").read_text())
+    text = json.dumps(config | {"transformers_weights": "named.safetensors"})
+    (model_dir / "config.json").write_text(text)
+    loaded = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()["model.norm.weight"]
+    found = HfTensors(model_dir).read("model.norm.weight", 0, 0, 32)
+    assert torch.equal(loaded, torch.full((32,), 7.0)) and torch.equal(found, loaded)
+    (model_dir / "named.safetensors").unlink()
+    with pytest.raises(UserError, match="transformers_weights is 'named.safetensors'"):
+        HfTensors(model_dir)
+
+
+@pytest.mark.parametrize("is_safe", [True, False])
+def test_hub_downloads_are_the_files_that_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_safe: bool
+) -> None:
+    """`.bin` only where there are no safetensors; no copies in other formats or folders."""
+    wanted = {"config.json", "tokenizer.model", "additional_chat_templates/tool.jinja"}
+    safe = {"model-00001-of-00001.safetensors", INDEX}
+    archives = {"pytorch_model.bin", "pytorch_model.bin.index.json"}
+    others = {
+        "consolidated.safetensors",
+        "consolidated.00.pth",
+        "onnx/model.safetensors",
+        "onnx/config.json",
+        "original/model.bin",
+        "original/params.json",
+        "fp8/model.safetensors",
+        "fp8/pytorch_model.bin",
+        "training_args.pt",
+    }
+    repository = sorted(wanted | archives | others | (safe if is_safe else set()))
+
+    def download(name: str, **patterns: list[str]) -> str:
+        for file in filter_repo_objects(repository, **patterns):
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model("some/model") == tmp_path
+    files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
+    index = {"pytorch_model.bin.index.json"}  # a small file like any *.json
+    assert files == wanted | (safe | index if is_safe else archives)
+
+
 def test_directory_without_weights_and_quantised_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"neither model\.safetensors nor"):
         HfTensors(tmp_path)
@@ -161,6 +248,32 @@ def test_written_model_is_bit_identical_and_loads_in_transformers(
             4 * torch.Size(s).numel() for s in shapes.values()
         )
         check_checkpoint(HfTensors(out_dir), WeightTable(read_model_shape(out_dir)))
+
+
+def test_templates_tokenizers_and_generation_code_come_along_and_every_dtype_key_changes(
+    model_dir: Path,
+) -> None:
+    carried = {
+        "additional_chat_templates/tool_use.jinja",
+        "custom_generate/generate.py",
+        "tekken.json",
+        "spiece.model",
+    }
+    for name in carried:
+        (model_dir / name).parent.mkdir(exist_ok=True)
+        (model_dir / name).write_text(name)
+    config = json.loads((model_dir / "config.json").read_text())
+    for keys in (["dtype", "torch_dtype"], ["torch_dtype"], ["dtype"], []):
+        text = {key: value for key, value in config.items() if not key.endswith("dtype")}
+        text |= dict.fromkeys(keys, "float32") | {"transformers_weights": "of_the_source"}
+        (model_dir / "config.json").write_text(json.dumps(text))
+        files = side_files(model_dir, torch.bfloat16)
+        assert {name: files[name].decode() for name in carried} == {name: name for name in carried}
+        written = json.loads(files["config.json"])
+        assert {key: written[key] for key in written if key.endswith("dtype")} == dict.fromkeys(
+            keys or ["dtype"], "bfloat16"
+        )
+        assert "transformers_weights" not in written
 
 
 def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
@@ -224,13 +337,15 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None
         write(4, model_dir / "config.json" / "below")
 
 
-def test_writer_refuses_unknown_repeated_and_misshapen_tensors(
+def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
     tmp_path: Path, model_dir: Path
 ) -> None:
     shapes = {"a": (2, 2), "b": (3,)}
     with HfWriter(
-        tmp_path / "out", shapes=shapes, dtype=torch.float32, source_dir=model_dir
+        tmp_path / "out", shapes=shapes, dtype=torch.float16, source_dir=model_dir
     ) as writer:
+        with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
+            writer.write("a", torch.full((2, 2), 1e30))
         writer.write("a", torch.ones(2, 2))
         for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
             with pytest.raises(ValueError, match=f"tensor {name} "):

@@ -60,6 +60,32 @@ def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").exists()
 
 
+def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    (tmp_path / "hf" / "model.safetensors").write_text("")
+    before = {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")}
+    with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
+        run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
+    write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
+    with pytest.raises(UserError, match=r"no manifest\.json of a run"):
+        run.open(resume=False, overwrite=True)
+    write_json(tmp_path / "manifest.json", {"versions": {}})
+    assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
+    run.open(resume=False, overwrite=True, needed=[tmp_path.parent])
+    assert not (tmp_path / "hf").exists()
+
+
+def test_files_of_others_where_the_model_will_be_written_are_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "hf" / "notes").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"hf holds the directory notes, which is no part of a"):
+        run.open(resume=True, overwrite=False)
+
+
 def test_start_beside_foreign_files_and_after_a_start_that_failed(tmp_path: Path) -> None:
     (tmp_path / "slurm.out").write_text("log")
     for resume in (False, True, False):

@@ -1,0 +1,104 @@
+"""The hidden directory in which an output is written by one process, before it appears.
+
+Beside `NAME` stands `.NAME.partial/`: `data/` becomes the output, `lock` is held by whoever writes
+it, `replaced/` is what had the name before, for the moment between two renames.
+"""
+
+import fcntl
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import sync_path
+
+
+def partial_dir(out_dir: Path) -> Path:
+    """Where an output is written before it appears."""
+    return out_dir.parent / f".{out_dir.name}.partial"
+
+
+class PartialDir:
+    """`partial_dir` of an output; nothing of it may be touched but between lock and unlock."""
+
+    def __init__(self, out_dir: Path) -> None:
+        self.out_dir = Path(out_dir)
+        self.path = partial_dir(self.out_dir)
+        self.data = self.path / "data"
+        self._lock_path = self.path / "lock"
+        self._replaced = self.path / "replaced"
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Make the directory and hold it; a kill lets go of it.
+
+        Errors: `OSError`; `UserError` where another process holds it.
+        """
+        while True:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # who held it before is just removing it
+                handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o644)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.path.samestat(os.fstat(handle), os.stat(self._lock_path)):
+                        break
+                except BlockingIOError:
+                    os.close(handle)
+                    raise UserError(
+                        f"{self.out_dir} is being written by another process; wait for it, or "
+                        "choose another directory"
+                    ) from None
+                except BaseException:
+                    os.close(handle)
+                    raise
+                os.close(handle)
+        self._lock = handle
+        self._restore()
+
+    def _restore(self) -> None:
+        """What had the name has it again, if the try before ended between the two renames."""
+        if self._replaced.exists() and not self.out_dir.exists():
+            self._replaced.rename(self.out_dir)
+
+    def clear(self) -> None:
+        """Remove everything but the lock."""
+        for entry in self.path.iterdir():
+            if entry != self._lock_path:
+                _remove(entry)
+
+    def publish(self) -> None:
+        """Give `data` its name, in the place of what has it. No file of it is open. `OSError`."""
+        _remove(self._replaced)
+        if self.out_dir.exists():
+            self.out_dir.rename(self._replaced)
+        try:
+            self.data.rename(self.out_dir)
+        except OSError:
+            self._restore()
+            raise
+        sync_path(self.out_dir.parent)
+
+    def remove(self) -> None:
+        """Remove it all and let go of the lock; what cannot be removed stays."""
+        with suppress(OSError):
+            self.clear()
+            # Still held, so that nobody else begins to use it; on NFS it goes when it is closed.
+            self._lock_path.unlink()
+        self.unlock()
+        with suppress(OSError):  # another process begins anew there, or holds a file of it
+            self.path.rmdir()
+
+    def unlock(self) -> None:
+        """Leave everything as it is for the next try."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _remove(entry: Path) -> None:
+    """A file or a tree; `.nfs*`, the files in it that somebody still has open, may stay."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)

@@ -1,0 +1,76 @@
+"""What `--overwrite` may delete: a model, a conversion, an empty directory, and nothing else."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.dist_metadata import RECORD_NAME, is_dist_checkpoint
+from megatron_opsft.storage.hf_files import WEIGHT_NAMES
+
+# Directories inside a model's; any other one is somebody's own.
+MODEL_FOLDERS = (
+    "tokenizer*",
+    "chat_template*",
+    "additional_chat_templates",
+    "custom_generate",
+    "onnx",
+    "original",
+    ".cache",
+)
+
+
+def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> None:
+    """Errors: `UserError` unless a new directory may take the name `out_dir`.
+
+    sources: what is read meanwhile. overwrite: whether a model or a conversion there may be
+    deleted; a source, the working directory, the home directory, and what holds one, never is.
+    """
+    if out_dir.is_symlink() and not out_dir.exists():
+        raise UserError(
+            f"{out_dir} is a link to {out_dir.readlink()}, which is not there; remove the link or "
+            "choose another directory"
+        )
+    if not out_dir.exists():
+        return
+    if not overwrite:
+        raise UserError(f"{out_dir} already exists; choose another, or give --overwrite")
+    needed = [(Path(source), "which is read") for source in sources]
+    needed += [(Path.cwd(), "the working directory"), (_home(), "the home directory")]
+    place = out_dir.resolve()
+    for path, what in needed:
+        if path.resolve().is_relative_to(place):
+            is_it = path.resolve() == place
+            found = f"is {what}" if is_it else f"holds {path}, {what}"
+            raise UserError(
+                f"{out_dir} {found.replace('is which', 'is what')}; --overwrite would delete it, "
+                "so choose another directory"
+            )
+    if reason := _no_model(out_dir):
+        raise UserError(
+            f"{out_dir} {reason}, so --overwrite will not delete it; remove it yourself or choose "
+            "another directory"
+        )
+
+
+def _no_model(directory: Path) -> str | None:
+    """Why it is neither a model, nor a conversion, nor an empty directory; None if it is one."""
+    if not directory.is_dir():
+        return "is a file"
+    for entry in sorted(directory.iterdir()):
+        if entry.is_dir() and not any(fnmatch(entry.name, folder) for folder in MODEL_FOLDERS):
+            return f"holds the directory {entry.name}, which is no part of a model"
+    names = {entry.name for entry in directory.iterdir()}
+    is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
+    is_hf = "config.json" in names and not names.isdisjoint(WEIGHT_NAMES)
+    if names and not is_converted and not is_hf:
+        return "is neither a model nor a conversion"
+    return None
+
+
+def _home() -> Path:
+    """The home directory; the root where there is none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
