@@ -89,11 +89,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Write manifest.json whole or not at all; starts that it told of before stay in it."""
-    starts = []
+    """Write manifest.json whole or not at all. What it told of before stays in it: starts, and the
+    data of benchmarks that this command leaves out, whose samples are still in the directory.
+    """
+    starts, data = [], manifest["identity"]["data"]
     if (directory / MANIFEST).exists():
-        starts = read_manifest(directory)["starts"]
-    write_json(directory / MANIFEST, {"kind": _KIND, **manifest, "starts": starts})
+        before = read_manifest(directory)
+        starts, data = before["starts"], before["identity"].get("data", {}) | data
+    identity = manifest["identity"] | {"data": data}
+    write_json(
+        directory / MANIFEST, {"kind": _KIND, **manifest, "identity": identity, "starts": starts}
+    )
 
 
 def note_start(directory: Path, start: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 
 from megatron_opsft.config import VerifyConfig
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
 from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, EvalEngine, open_engine
@@ -20,7 +21,7 @@ from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
 from megatron_opsft.evaluate.progress import Counted, Progress
-from megatron_opsft.evaluate.samples import SampleFiles
+from megatron_opsft.evaluate.samples import SampleFiles, other_data
 from megatron_opsft.evaluate.scoring import Response, Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
@@ -77,8 +78,19 @@ def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
     identities = [identity(inputs, subject) for subject in inputs.subjects]
     for subject, identified in zip(inputs.subjects, identities, strict=True):
         open_directory(subject.out, identified, overwrite=overwrite)
+        _check_stored(inputs, subject)
     for subject, identified in zip(inputs.subjects, identities, strict=True):
         write_manifest(subject.out, manifest(inputs, subject, identified))
+
+
+def _check_stored(inputs: Inputs, subject: Subject) -> None:
+    """`UserError` where samples that are there are from other data, whatever the manifest says."""
+    for benchmark in inputs.benchmarks:
+        if found := other_data(SampleFiles(subject.out).read(benchmark.name), benchmark):
+            raise UserError(
+                f"--out {subject.out} holds samples of {benchmark.name} from other data: {found}; "
+                "give the data that they are from, name another directory, or give --overwrite"
+            )
 
 
 def sample(
