@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_cli import Finished, ForkedCli
+from forked_cli import ROOT, Finished, ForkedCli
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.evaluate.identity import model_identity
+from megatron_opsft.evaluate.model import open_model
 
 SMALL = ["--samples", "1", "--max-tokens", "40", "--device", "cpu"]
 
@@ -34,6 +38,46 @@ def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
     with pytest.raises(UserError, match=r'data\.mini="d1", not "d2"'):
         open_directory(tmp_path, identity(mini="d2"), overwrite=False)
     enter(tmp_path, identity(mini="d1"))
+
+
+def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
+    """The identity of the shipped model with another value in one of its JSON files."""
+    model = Path(shutil.copytree(ROOT / "megatron_opsft/assets/tiny_reasoner", path))
+    text = (model / file).read_text()
+    (model / file).write_text(json.dumps(json.loads(text) | changes))
+    return model_identity(open_model(str(model))) | {"data": {}}
+
+
+def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
+    """Rotary base and end tokens decide samples, and no weight shows them."""
+    same = edited_model(tmp_path / "same", "config.json")
+    angles = {"rope_type": "default", "rope_theta": 123456.0}
+    rope = edited_model(tmp_path / "rope", "config.json", rope_parameters=angles)
+    out = tmp_path / "out"
+    out.mkdir()
+    enter(out, same)
+    enter(out, same)
+    with pytest.raises(UserError, match=r"shape\.rope_theta=.*, not 123456\.0"):
+        enter(out, rope)
+    (ended, *_) = same["end_tokens"]
+    end = edited_model(tmp_path / "end", "generation_config.json", eos_token_id=[ended, ended + 1])
+    with pytest.raises(UserError, match=r"end_tokens="):
+        enter(out, end)
+
+
+def test_an_evaluation_of_an_earlier_version_still_opens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it did not record is unknown; from then on it is recorded."""
+    enter(tmp_path, identity(mini="d1"))
+    more = identity(mini="d1") | {"shape": {"rope_theta": 1e4}, "end_tokens": [2]}
+    with caplog.at_level(logging.INFO, "megatron_opsft"):
+        enter(tmp_path, more)
+    assert "did not record shape, end_tokens: taken to be as now" in caplog.text
+    with pytest.raises(UserError, match=r"shape\.rope_theta=10000\.0, not 20000\.0"):
+        enter(tmp_path, more | {"shape": {"rope_theta": 2e4}})
+    with pytest.raises(UserError, match=r"temperature=0\.6, not 0\.7"):
+        enter(tmp_path, more | {"temperature": 0.7})
 
 
 def write_problems(path: Path, *answers: str) -> Path:
