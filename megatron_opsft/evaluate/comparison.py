@@ -22,6 +22,7 @@ from megatron_opsft.evaluate.figure_data import (
     scatter_points,
 )
 from megatron_opsft.evaluate.metrics import combine
+from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
 from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
 from megatron_opsft.evaluate.tables import (
     TableRow,
@@ -120,8 +121,7 @@ class Comparison:
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
     """One comparison, rows in the order given.
 
-    baseline: the model that every row's CR refers to. By default a row keeps the baseline of its
-    results; rows without one take the only baseline that others name, or the first row.
+    baseline: the model that every row's CR refers to; by default as in `chosen_references`.
     `UserError` where no benchmark is in all of them.
     """
     if not results:
@@ -132,17 +132,18 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         raise UserError(f"no benchmark is in all results, so nothing can be compared: {sets}")
     everything = ordered({name for result in results for name in result.benchmarks})
     blocks = [_metrics(result, shared) for result in results]
-    references = [baseline or _reference(result, results) for result in results]
-    if baseline not in {None, *(name for r in results for name in (r.model, r.baseline))}:
-        raise UserError(f"baseline {baseline}: there are {', '.join(r.model for r in results)}")
-    by_model = {r.model: own for r, own in zip(reversed(results), reversed(blocks), strict=True)}
+    references = chosen_references(results, baseline)
     rows = [
         TableRow(
             label=label,
-            blocks=_with_ratio(own, reference, by_model, stored=result.baseline == reference),
+            blocks=_with_ratio(
+                own,
+                None if reference is None or reference.row is None else blocks[reference.row],
+                stored=reference is not None and reference == own_reference,
+            ),
         )
-        for label, result, own, reference in zip(
-            _labels(results), results, blocks, references, strict=True
+        for label, own, reference, own_reference in zip(
+            row_labels(results), blocks, references, own_references(results), strict=True
         )
     ]
     return Comparison(
@@ -151,21 +152,10 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         left_out=tuple(name for name in everything if name not in shared),
         differences=tuple(_differences(results, shared)),
         budgets=tuple(_budgets(result, shared) for result in results),
-        references=tuple(references),
+        references=tuple(r.label if r is not None else None for r in references),
         sizes={name: _size(results, name) for name in shared},
         level=results[0].bootstrap.level,
     )
-
-
-def _reference(result: Results, results: Sequence[Results]) -> str | None:
-    named = dict.fromkeys(other.baseline for other in results if other.baseline is not None)
-    if result.baseline is not None:
-        return result.baseline
-    if result.model in named:
-        return result.model
-    if named:
-        return next(iter(named)) if len(named) == 1 else None
-    return results[0].model if len(results) > 1 else None
 
 
 def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
@@ -197,35 +187,22 @@ def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
     return {name: Estimate(value=float(value[0])) for name, value in combine(arrays).items()}
 
 
-def _with_ratio(
-    own: _Blocks, reference: str | None, by_model: Mapping[str, _Blocks], *, stored: bool
-) -> _Blocks:
-    """The blocks with CR against `reference`.
+def _with_ratio(own: _Blocks, reference: _Blocks | None, *, stored: bool) -> _Blocks:
+    """The blocks with CR against the blocks of `reference`, None where it has no row.
 
-    The stored estimate is taken, with its interval, if it is of the same baseline and agrees with
-    the tokens of that baseline's row; without such a row it is all there is.
+    stored: whether the stored estimates are of that baseline. Such a one is taken, with its
+    interval, if it agrees with the tokens of the row; without a row it is all there is.
     """
     blocks: _Blocks = {}
     for block, metrics in own.items():
         ratio = metrics.get("compression_ratio") if stored else None
-        if reference is not None and reference in by_model:
-            tokens = by_model[reference][block]["mean_tokens"].value
-            fresh = metrics["mean_tokens"].value / tokens
+        if reference is not None:
+            fresh = metrics["mean_tokens"].value / reference[block]["mean_tokens"].value
             if ratio is None or not math.isclose(ratio.value, fresh, rel_tol=1e-6):
                 ratio = Estimate(value=fresh)
         rest = {name: value for name, value in metrics.items() if name != "compression_ratio"}
         blocks[block] = rest | ({} if ratio is None else {"compression_ratio": ratio})
     return blocks
-
-
-def _labels(results: Sequence[Results]) -> list[str]:
-    """The models' names; the second one of a name gets (2), and so on."""
-    seen: dict[str, int] = {}
-    labels = []
-    for result in results:
-        number = seen[result.model] = seen.get(result.model, 0) + 1
-        labels.append(result.model if number == 1 else f"{result.model} ({number})")
-    return labels
 
 
 def _size(results: Sequence[Results], name: str) -> str:

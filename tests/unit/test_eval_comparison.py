@@ -87,6 +87,24 @@ def test_compression_ratio_is_against_the_right_baseline() -> None:
         ratios([old, new], "nobody")
 
 
+def test_a_baseline_of_the_same_label_is_another_model() -> None:
+    """Told apart by their roles, in every order and whether or not the baseline has a row."""
+    old, new = build(model("hf", 1000, 6)), build(model("hf", 200, 7), model("hf", 1000, 6))
+    expected = round(301.5 / 1501.5, 3)
+    assert ratios([old, new]) == [1, expected]
+    assert ratios([new, old]) == [expected, 1]
+    assert ratios([new]) == [expected]
+    assert ratios([new, new]) == [expected, expected]
+    assert ratios([build(OLD), new]) == [None, expected]
+    assert ratios([new, old], "hf (2)") == [expected, 1]
+    stranger, third = build(model("hf", 700, 5)), build(model("x", 500, 5))
+    assert ratios([stranger, new, old, third])[1:] == [expected, 1, round(751.5 / 1501.5, 3)]
+    assert "Baseline: hf (2)." in compare([new, old]).markdown()
+    assert "Baseline: hf (not a row)." in compare([new]).markdown()
+    last = build(model("hf", 100, 7), model("hf", 200, 7))  # its baseline has one of its own
+    assert ratios([new, last, old]) == [expected, round(151.5 / 301.5, 3), 1]
+
+
 def test_two_models_keep_their_own_baselines() -> None:
     big, big_new = model("big", 800, 8), model("big new", 400, 8)
     results = [build(OLD), build(NEW, OLD), build(big), build(big_new, big)]
