@@ -131,6 +131,7 @@ def _read_baseline(
 
 
 def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
+    hashes = baseline.results.settings.get("data")
     for benchmark in benchmarks:
         scores = baseline.results.benchmarks.get(benchmark.name)
         if scores is None:
@@ -143,6 +144,13 @@ def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
             raise UserError(
                 f"--baseline {baseline.out}: {scores.num_problems} problems of {benchmark.name}, "
                 f"here are {len(benchmark.problems)}; use the same --limit and data"
+            )
+        own = benchmark.data.sha256
+        if isinstance(hashes, dict) and hashes.get(benchmark.name, own) != own:
+            raise UserError(
+                f"--baseline {baseline.out}: its {benchmark.name} is of other data (hash "
+                f"{str(hashes[benchmark.name])[:12]}, {benchmark.data.name} has {own[:12]}); use "
+                "the same data, or evaluate the baseline on these"
             )
 
 

@@ -1,4 +1,4 @@
-"""Which model the CR of each row refers to, by its role in the results: models may share a label."""
+"""Which model the CR of each row refers to, by its role: models may share a label."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from megatron_opsft.evaluate.results import Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The model that is 100 % of a CR. label: as printed. row: its place, None where it has none."""
+    """The model that is 100 % of a CR.
+
+    label: as printed. row: its place, None where it has none.
+    """
 
     label: str
     row: int | None

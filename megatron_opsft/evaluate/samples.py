@@ -124,6 +124,13 @@ def other_data(samples: Sequence[StoredSample], benchmark: Benchmark) -> str:
     return ""
 
 
+def num_missing(samples: Sequence[StoredSample], benchmark: Benchmark, each: int) -> int:
+    """How many of `each` samples of every problem that the benchmark uses are not there."""
+    there = {(sample.problem_id, sample.sample_index) for sample in samples}
+    wanted = ((problem.id, index) for problem in benchmark.problems for index in range(each))
+    return sum(key not in there for key in wanted)
+
+
 def _to_line(sample: StoredSample) -> str:
     row = {field.name: getattr(sample, field.name) for field in fields(sample)}
     return json.dumps(row, ensure_ascii=False) + "\n"

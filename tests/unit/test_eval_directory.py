@@ -121,3 +121,28 @@ def test_samples_from_other_data_are_refused_by_name(cli: ForkedCli, tmp_path: P
     assert "samples of mini from other data: a sample of problem 1, which is not in" in line
     assert evaluate(cli, out, "--data", f"mini={first}").exit_code == 0
     assert rows_of(out, "mini") == stored
+
+
+def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """By the data's hash; by ids and gold answers where there is none; by what is missing."""
+    first = write_problems(tmp_path / "first.jsonl", "1", "2")
+    second = write_problems(tmp_path / "second.jsonl", "1", "3")
+    base, out = tmp_path / "base", tmp_path / "out"
+    assert evaluate(cli, base, "--data", f"mini={first}").exit_code == 0
+
+    def refusal(data: Path) -> str:
+        line = error_of(evaluate(cli, out, "--data", f"mini={data}", "--baseline", base))
+        assert f"--baseline {base}: " in line
+        assert not (out / "samples").exists()
+        return line
+
+    assert "its mini is of other data (hash " in refusal(second)
+    results = json.loads((base / "results.json").read_text())
+    del results["settings"]["data"]
+    (base / "results.json").write_text(json.dumps(results))
+    assert "the answer of problem 1 is '2', '3' in" in refusal(second)
+    lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
+    (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
+    assert "1 samples of these problems are not there" in refusal(first)
