@@ -15,6 +15,7 @@ from pydantic import JsonValue
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.bootstrap import Estimate
+from megatron_opsft.evaluate.budgets import cut_is_exact
 from megatron_opsft.evaluate.figure_data import (
     BudgetCurve,
     ScatterPoint,
@@ -53,8 +54,9 @@ class Comparison:
     """blocks: the shared benchmarks and OVERALL, or the one shared benchmark alone.
 
     left_out: benchmarks that some results have and others do not. budgets: per row, block -> its
-    points. references: per row the model whose tokens are 100 % of its CR, or None. sizes:
-    benchmark -> its numbers of problems and samples, as text. level: of the intervals.
+    points, none where the method is not `cut_is_exact`: those rows are without_curve. references:
+    per row the model whose tokens are 100 % of its CR, or None. sizes: benchmark -> its numbers of
+    problems and samples, as text. level: of the intervals.
     """
 
     rows: tuple[TableRow, ...]
@@ -62,6 +64,7 @@ class Comparison:
     left_out: tuple[str, ...]
     differences: tuple[SettingDifference, ...]
     budgets: tuple[Mapping[str, tuple[BudgetPoint, ...]], ...]
+    without_curve: tuple[str, ...]
     references: tuple[str | None, ...]
     sizes: Mapping[str, str]
     level: float
@@ -75,6 +78,8 @@ class Comparison:
             lines[-1] += f" Baseline: {', '.join(names)}."
         if self.left_out:
             lines.append(f"\nNot in all results, left out: {', '.join(self.left_out)}.")
+        if self.without_curve:
+            lines.append(f"\n{self.describe_curves()}")
         if self.differences:
             lines.append("\nSettings that differ:\n")
             lines += [f"- {line}" for line in self.describe_differences()]
@@ -83,6 +88,7 @@ class Comparison:
     def text(self) -> str:
         """For a terminal: the table, and the settings that differ."""
         lines = [text_table(self.rows, self.blocks)]
+        lines += [f"{self.describe_curves()}\n"] if self.without_curve else []
         lines += [f"differs: {line}\n" for line in self.describe_differences()]
         return "".join(lines)
 
@@ -95,6 +101,13 @@ class Comparison:
         overall = " Overall: plain mean over benchmarks." if OVERALL in self.blocks else ""
         bootstrap = f" In brackets: {100 * self.level:g} % intervals, bootstrap over problems."
         return _LEGEND + overall + (bootstrap if intervals else "")
+
+    def describe_curves(self) -> str:
+        """Which rows have no budget curve, and why."""
+        return (
+            f"No budget curve: {', '.join(self.without_curve)} (early exit tries answers by the "
+            "room left, so its samples do not tell what a smaller limit gives)."
+        )
 
     def describe_differences(self) -> list[str]:
         """One line per setting: its values, and which rows have each."""
@@ -152,6 +165,11 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         left_out=tuple(name for name in everything if name not in shared),
         differences=tuple(_differences(results, shared)),
         budgets=tuple(_budgets(result, shared) for result in results),
+        without_curve=tuple(
+            label
+            for label, result in zip(row_labels(results), results, strict=True)
+            if not cut_is_exact(result.settings.get("method"))
+        ),
         references=tuple(r.label if r is not None else None for r in references),
         sizes={name: _size(results, name) for name in shared},
         level=results[0].bootstrap.level,
@@ -166,6 +184,8 @@ def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
 
 
 def _budgets(result: Results, shared: Sequence[str]) -> dict[str, tuple[BudgetPoint, ...]]:
+    if not cut_is_exact(result.settings.get("method")):  # an earlier version stored some
+        return {name: () for name in (*shared, OVERALL)}
     blocks = {name: result.benchmarks[name].budgets for name in shared}
     if len(shared) == len(result.benchmarks):
         return blocks | {OVERALL: result.overall.budgets}

@@ -1,5 +1,7 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
+from pathlib import Path
+
 import pytest
 
 from megatron_opsft.errors import UserError
@@ -7,6 +9,7 @@ from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
 from megatron_opsft.evaluate.figure_data import pareto_front
 from megatron_opsft.evaluate.metrics import ScoredSample
+from megatron_opsft.evaluate.outputs import write_comparison
 from megatron_opsft.evaluate.results import OVERALL, ModelSamples, Results, build_results
 
 FAST = Bootstrap(num_resamples=100)
@@ -185,6 +188,27 @@ def test_points_and_curves() -> None:
     assert [estimate.value for estimate in curve.accuracy] == [0, 0.7]
     assert [estimate.value for estimate in curve.tokens] == [64, 201.5]
     assert curve.norm_std[0].value == 0
+
+
+@pytest.mark.parametrize("stored_by_an_earlier_version", [False, True])
+def test_early_exit_has_no_budget_curve(tmp_path: Path, stored_by_an_earlier_version: bool) -> None:
+    """It tries answers by the room left: its samples, cut, are not those of a smaller limit."""
+    early = build(model("early", 300, 6, method="deer"))
+    assert early.overall.budgets == () == early.benchmarks["gsm8k"].budgets
+    if stored_by_an_earlier_version:
+        plain = build(model("early", 300, 6))
+        early = plain.model_copy(update={"settings": plain.settings | {"method": "deer"}})
+        assert early.overall.budgets
+    comparison = compare([build(OLD), early])
+    for block in comparison.blocks:
+        assert [curve.label for curve in comparison.curves(block)] == ["old"]
+    for text in (comparison.markdown(), comparison.text()):
+        assert "No budget curve: early (early exit tries answers by the room left" in text
+    write_comparison(comparison, tmp_path)
+    assert "<!-- overall, without early -->" in (tmp_path / "budgets.svg").read_text()
+    write_comparison(compare([early]), tmp_path)
+    assert not list(tmp_path.glob("budgets.*"))
+    assert "No budget curve" not in compare([build(OLD)]).markdown()
 
 
 def test_pareto_front_matches_its_definition() -> None:
