@@ -1,5 +1,6 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,15 @@ def test_every_setting_that_differs_is_named() -> None:
     assert "temperature: 0.6 (old, old (2)); 1.0 (new)" in comparison.describe_differences()
     assert '- engine: (not set) (old, old (2)); "vllm 1" (new)' in comparison.markdown()
     assert "GSM8K: 10 problems, N = 4 / 2" in comparison.markdown()
+
+
+def test_the_table_says_where_intervals_are_too_narrow() -> None:
+    few = compare([build(OLD)])
+    note = "too narrow for so few problems as 10: at a nominal 95 %, about 84 % hold"
+    assert note in few.markdown(intervals=True)
+    assert note.replace("%", "\\%") in few.latex(intervals=True)
+    assert "too narrow" not in few.markdown()
+    assert "too narrow" not in replace(few, fewest_problems=60).markdown(intervals=True)
 
 
 def test_how_intervals_were_made_is_a_setting() -> None:
