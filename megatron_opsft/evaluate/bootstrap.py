@@ -4,7 +4,8 @@ Problems are what an evaluation samples from a population; the N samples of one 
 independent of each other and stay together. Row 0 of the counts is the data as it is and the other
 R rows are resamples, so a metric, a difference, a ratio or a mean over benchmarks is computed on
 arrays [1 + R] once, and `estimate` reads the value and the interval from it. Two models on the same
-counts are a paired bootstrap. (Efron and Tibshirani 1993, chapters 13 and 8.)
+counts are a paired bootstrap. (Efron and Tibshirani 1993, chapters 13 and 8.) With few problems
+percentile intervals are too narrow: at 95 %, true coverage is 0.82-0.86 of 5 and 0.91-0.93 of 30.
 """
 
 from zlib import crc32
@@ -13,6 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from megatron_opsft.evaluate.metrics import Counts, Floats
+
+FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
 
 
 class Bootstrap(BaseModel):

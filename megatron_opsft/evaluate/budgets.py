@@ -1,8 +1,9 @@
 """What the same samples would have given under smaller token budgets, without a second run.
 
 A response longer than a budget would have been cut off there: it counts as unfinished, wrong and
-`budget` tokens long. One that fits stays as it is. That is exact for sampling from left to right;
-whether a cut response already held its answer is not asked, as in the paper's truncation.
+`budget` tokens long. One that fits stays as it is. That is exact for sampling from left to right
+(`cut_is_exact`); whether a cut response already held its answer is not asked, as in the paper's
+truncation.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,15 @@ from megatron_opsft.evaluate.metrics import (
 )
 
 BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
+
+
+def cut_is_exact(method: object) -> bool:
+    """Whether samples of a method, cut at a budget, are those of a run with that limit.
+
+    Not for `deer`: it tries an answer only where the room left is enough, so under a smaller limit
+    it would exit less often than in the samples, and its curve would be too good.
+    """
+    return method != "deer"
 
 
 def default_budgets(max_tokens: int) -> tuple[int, ...]:

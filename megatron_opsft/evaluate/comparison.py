@@ -14,7 +14,8 @@ import numpy as np
 from pydantic import JsonValue
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Estimate
+from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS, Estimate
+from megatron_opsft.evaluate.budgets import cut_is_exact
 from megatron_opsft.evaluate.figure_data import (
     BudgetCurve,
     ScatterPoint,
@@ -22,6 +23,7 @@ from megatron_opsft.evaluate.figure_data import (
     scatter_points,
 )
 from megatron_opsft.evaluate.metrics import combine
+from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
 from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
 from megatron_opsft.evaluate.tables import (
     TableRow,
@@ -52,8 +54,9 @@ class Comparison:
     """blocks: the shared benchmarks and OVERALL, or the one shared benchmark alone.
 
     left_out: benchmarks that some results have and others do not. budgets: per row, block -> its
-    points. references: per row the model whose tokens are 100 % of its CR, or None. sizes:
-    benchmark -> its numbers of problems and samples, as text. level: of the intervals.
+    points, none where the method is not `cut_is_exact`: those rows are without_curve. references:
+    per row the model whose tokens are 100 % of its CR, or None. sizes: benchmark -> its numbers of
+    problems and samples, as text. fewest_problems: of any benchmark. level: of the intervals.
     """
 
     rows: tuple[TableRow, ...]
@@ -61,8 +64,10 @@ class Comparison:
     left_out: tuple[str, ...]
     differences: tuple[SettingDifference, ...]
     budgets: tuple[Mapping[str, tuple[BudgetPoint, ...]], ...]
+    without_curve: tuple[str, ...]
     references: tuple[str | None, ...]
     sizes: Mapping[str, str]
+    fewest_problems: int
     level: float
 
     def markdown(self, *, intervals: bool = False) -> str:
@@ -74,6 +79,8 @@ class Comparison:
             lines[-1] += f" Baseline: {', '.join(names)}."
         if self.left_out:
             lines.append(f"\nNot in all results, left out: {', '.join(self.left_out)}.")
+        if self.without_curve:
+            lines.append(f"\n{self.describe_curves()}")
         if self.differences:
             lines.append("\nSettings that differ:\n")
             lines += [f"- {line}" for line in self.describe_differences()]
@@ -82,6 +89,7 @@ class Comparison:
     def text(self) -> str:
         """For a terminal: the table, and the settings that differ."""
         lines = [text_table(self.rows, self.blocks)]
+        lines += [f"{self.describe_curves()}\n"] if self.without_curve else []
         lines += [f"differs: {line}\n" for line in self.describe_differences()]
         return "".join(lines)
 
@@ -93,7 +101,19 @@ class Comparison:
     def _legend(self, intervals: bool) -> str:
         overall = " Overall: plain mean over benchmarks." if OVERALL in self.blocks else ""
         bootstrap = f" In brackets: {100 * self.level:g} % intervals, bootstrap over problems."
+        if self.fewest_problems < FEW_PROBLEMS:
+            bootstrap += (
+                f" They are too narrow for so few problems as {self.fewest_problems}: at a nominal"
+                " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
+            )
         return _LEGEND + overall + (bootstrap if intervals else "")
+
+    def describe_curves(self) -> str:
+        """Which rows have no budget curve, and why."""
+        return (
+            f"No budget curve: {', '.join(self.without_curve)} (early exit tries answers by the "
+            "room left, so its samples do not tell what a smaller limit gives)."
+        )
 
     def describe_differences(self) -> list[str]:
         """One line per setting: its values, and which rows have each."""
@@ -120,8 +140,7 @@ class Comparison:
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
     """One comparison, rows in the order given.
 
-    baseline: the model that every row's CR refers to. By default a row keeps the baseline of its
-    results; rows without one take the only baseline that others name, or the first row.
+    baseline: the model that every row's CR refers to; by default as in `chosen_references`.
     `UserError` where no benchmark is in all of them.
     """
     if not results:
@@ -132,17 +151,18 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         raise UserError(f"no benchmark is in all results, so nothing can be compared: {sets}")
     everything = ordered({name for result in results for name in result.benchmarks})
     blocks = [_metrics(result, shared) for result in results]
-    references = [baseline or _reference(result, results) for result in results]
-    if baseline not in {None, *(name for r in results for name in (r.model, r.baseline))}:
-        raise UserError(f"baseline {baseline}: there are {', '.join(r.model for r in results)}")
-    by_model = {r.model: own for r, own in zip(reversed(results), reversed(blocks), strict=True)}
+    references = chosen_references(results, baseline)
     rows = [
         TableRow(
             label=label,
-            blocks=_with_ratio(own, reference, by_model, stored=result.baseline == reference),
+            blocks=_with_ratio(
+                own,
+                None if reference is None or reference.row is None else blocks[reference.row],
+                stored=reference is not None and reference == own_reference,
+            ),
         )
-        for label, result, own, reference in zip(
-            _labels(results), results, blocks, references, strict=True
+        for label, own, reference, own_reference in zip(
+            row_labels(results), blocks, references, own_references(results), strict=True
         )
     ]
     return Comparison(
@@ -151,21 +171,16 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
         left_out=tuple(name for name in everything if name not in shared),
         differences=tuple(_differences(results, shared)),
         budgets=tuple(_budgets(result, shared) for result in results),
-        references=tuple(references),
+        without_curve=tuple(
+            label
+            for label, result in zip(row_labels(results), results, strict=True)
+            if not cut_is_exact(result.settings.get("method"))
+        ),
+        references=tuple(r.label if r is not None else None for r in references),
         sizes={name: _size(results, name) for name in shared},
+        fewest_problems=min(r.benchmarks[name].num_problems for r in results for name in shared),
         level=results[0].bootstrap.level,
     )
-
-
-def _reference(result: Results, results: Sequence[Results]) -> str | None:
-    named = dict.fromkeys(other.baseline for other in results if other.baseline is not None)
-    if result.baseline is not None:
-        return result.baseline
-    if result.model in named:
-        return result.model
-    if named:
-        return next(iter(named)) if len(named) == 1 else None
-    return results[0].model if len(results) > 1 else None
 
 
 def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
@@ -176,6 +191,8 @@ def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
 
 
 def _budgets(result: Results, shared: Sequence[str]) -> dict[str, tuple[BudgetPoint, ...]]:
+    if not cut_is_exact(result.settings.get("method")):  # an earlier version stored some
+        return {name: () for name in (*shared, OVERALL)}
     blocks = {name: result.benchmarks[name].budgets for name in shared}
     if len(shared) == len(result.benchmarks):
         return blocks | {OVERALL: result.overall.budgets}
@@ -197,35 +214,22 @@ def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
     return {name: Estimate(value=float(value[0])) for name, value in combine(arrays).items()}
 
 
-def _with_ratio(
-    own: _Blocks, reference: str | None, by_model: Mapping[str, _Blocks], *, stored: bool
-) -> _Blocks:
-    """The blocks with CR against `reference`.
+def _with_ratio(own: _Blocks, reference: _Blocks | None, *, stored: bool) -> _Blocks:
+    """The blocks with CR against the blocks of `reference`, None where it has no row.
 
-    The stored estimate is taken, with its interval, if it is of the same baseline and agrees with
-    the tokens of that baseline's row; without such a row it is all there is.
+    stored: whether the stored estimates are of that baseline. Such a one is taken, with its
+    interval, if it agrees with the tokens of the row; without a row it is all there is.
     """
     blocks: _Blocks = {}
     for block, metrics in own.items():
         ratio = metrics.get("compression_ratio") if stored else None
-        if reference is not None and reference in by_model:
-            tokens = by_model[reference][block]["mean_tokens"].value
-            fresh = metrics["mean_tokens"].value / tokens
+        if reference is not None:
+            fresh = metrics["mean_tokens"].value / reference[block]["mean_tokens"].value
             if ratio is None or not math.isclose(ratio.value, fresh, rel_tol=1e-6):
                 ratio = Estimate(value=fresh)
         rest = {name: value for name, value in metrics.items() if name != "compression_ratio"}
         blocks[block] = rest | ({} if ratio is None else {"compression_ratio": ratio})
     return blocks
-
-
-def _labels(results: Sequence[Results]) -> list[str]:
-    """The models' names; the second one of a name gets (2), and so on."""
-    seen: dict[str, int] = {}
-    labels = []
-    for result in results:
-        number = seen[result.model] = seen.get(result.model, 0) + 1
-        labels.append(result.model if number == 1 else f"{result.model} ({number})")
-    return labels
 
 
 def _size(results: Sequence[Results], name: str) -> str:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_json
 
+log = logging.getLogger("megatron_opsft")
 MANIFEST = "manifest.json"
 _KIND = "evaluation"
 _WRITTEN = (
@@ -47,7 +49,8 @@ def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: b
     """Make it ready for this evaluation; samples that it holds already must be of the same one.
 
     identity: whatever decides a sample, JSON; below `data` one entry per benchmark, of which new
-    ones may come. Errors: `UserError` naming what differs.
+    ones may come. What an earlier version did not record is taken to be as it is now, and logged.
+    Errors: `UserError` naming what differs.
     """
     path = directory / MANIFEST
     if not path.exists():
@@ -72,6 +75,11 @@ def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: b
             f"--out {directory} holds an evaluation with {name}={json.dumps(old)}, not "
             f"{json.dumps(new)}; set it back, name another directory, or give --overwrite"
         )
+    if unknown := [name for name in identity if name not in before]:
+        log.info(
+            "%s was begun by a version that did not record %s: taken to be as now",
+            *(directory, ", ".join(unknown)),
+        )
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -89,11 +97,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Write manifest.json whole or not at all; starts that it told of before stay in it."""
-    starts = []
+    """Write manifest.json whole or not at all. What it told of before stays in it: starts, and the
+    data of benchmarks that this command leaves out, whose samples are still in the directory.
+    """
+    starts, data = [], manifest["identity"]["data"]
     if (directory / MANIFEST).exists():
-        starts = read_manifest(directory)["starts"]
-    write_json(directory / MANIFEST, {"kind": _KIND, **manifest, "starts": starts})
+        before = read_manifest(directory)
+        starts, data = before["starts"], before["identity"].get("data", {}) | data
+    identity = manifest["identity"] | {"data": data}
+    write_json(
+        directory / MANIFEST, {"kind": _KIND, **manifest, "identity": identity, "starts": starts}
+    )
 
 
 def note_start(directory: Path, start: Mapping[str, Any]) -> None:
@@ -106,13 +120,14 @@ def note_start(directory: Path, start: Mapping[str, Any]) -> None:
 def _differences(
     old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 ) -> Sequence[tuple[str, Any, Any]]:
-    """(dotted name, old, new) of what differs; benchmarks of one side only do not count."""
+    """(dotted name, old, new) of what differs. What `old` has not is unknown and does not count,
+    nor does a benchmark that `new` leaves out.
+    """
     found: list[tuple[str, Any, Any]] = []
-    in_data = prefix == "data."
-    for key in [*old, *(key for key in new if key not in old)]:
-        if in_data and (key not in old or key not in new):
+    for key, a in old.items():
+        if key not in new and prefix == "data.":
             continue
-        a, b = old.get(key), new.get(key)
+        b = new.get(key)
         if isinstance(a, dict) and isinstance(b, dict):
             found += _differences(a, b, f"{prefix}{key}.")
         elif a != b:

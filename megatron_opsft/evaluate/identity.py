@@ -1,9 +1,11 @@
 """What an evaluation is told apart by: settings that decide its samples, and the model itself."""
 
+from dataclasses import asdict
 from typing import Any
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.inputs import Inputs, Subject
+from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.runtime.versions import installed_versions
 
 
@@ -35,10 +37,16 @@ def comparable_settings(inputs: Inputs) -> dict[str, Any]:
 
 def identity(inputs: Inputs, subject: Subject) -> dict[str, Any]:
     """All that decides a sample. Reads the whole model for its hash: rank 0 alone calls it."""
+    return comparable_settings(inputs) | model_identity(subject.model)
+
+
+def model_identity(model: EvalModel) -> dict[str, Any]:
+    """JSON of the model's part: weights, what config.json makes of them, tokenizer, end tokens."""
     return {
-        **comparable_settings(inputs),
-        "model_sha256": subject.model.weights_sha256(),
-        "tokenizer_sha256": subject.model.tokenizer_sha256(),
+        "model_sha256": model.weights_sha256(),
+        "shape": asdict(model.table.shape),
+        "tokenizer_sha256": model.tokenizer_sha256(),
+        "end_tokens": sorted(model.end_tokens),
     }
 
 

@@ -91,6 +91,12 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
             raise UserError(
                 f"--method deer: engines of one rank only, not --tp {settings.tp}; leave --tp out"
             )
+        if settings.budgets:
+            raise UserError(
+                "--budgets: early exit tries answers by the room left, so its samples do not tell "
+                "what a smaller limit gives; leave --budgets out, or evaluate with a smaller "
+                "--max-tokens"
+            )
         for each in subjects:
             DeerTokens.read(settings.deer, each.model.tokenizer)
     max_tokens = _max_tokens(settings.max_tokens, subjects)
@@ -131,6 +137,7 @@ def _read_baseline(
 
 
 def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
+    hashes = baseline.results.settings.get("data")
     for benchmark in benchmarks:
         scores = baseline.results.benchmarks.get(benchmark.name)
         if scores is None:
@@ -143,6 +150,13 @@ def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
             raise UserError(
                 f"--baseline {baseline.out}: {scores.num_problems} problems of {benchmark.name}, "
                 f"here are {len(benchmark.problems)}; use the same --limit and data"
+            )
+        own = benchmark.data.sha256
+        if isinstance(hashes, dict) and hashes.get(benchmark.name, own) != own:
+            raise UserError(
+                f"--baseline {baseline.out}: its {benchmark.name} is of other data (hash "
+                f"{str(hashes[benchmark.name])[:12]}, {benchmark.data.name} has {own[:12]}); use "
+                "the same data, or evaluate the baseline on these"
             )
 
 

@@ -63,13 +63,21 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
 
 
 def write_comparison(comparison: Comparison, out: Path) -> str:
-    """table.md, table.tex, accuracy_length.* and budgets.* in `out`; returns the table as text."""
+    """table.md, table.tex, accuracy_length.* and, where some row has a curve, budgets.* in `out`;
+    returns the table as text.
+    """
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.md", comparison.markdown(intervals=True))
     write_text(out / "table.tex", comparison.latex())
     block = comparison.blocks[-1]
     plot_accuracy_length(comparison.points(block), _figures(out, "accuracy_length"), title=block)
-    plot_budgets(comparison.curves(block), _figures(out, "budgets"), title=block)
+    if curves := comparison.curves(block):
+        without = ", ".join(comparison.without_curve)
+        title = f"{block}, without {without}" if without else block
+        plot_budgets(curves, _figures(out, "budgets"), title=title)
+    else:
+        for path in _figures(out, "budgets"):
+            path.unlink(missing_ok=True)
     return comparison.text()
 
 

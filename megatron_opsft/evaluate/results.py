@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Va
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.bootstrap import Bootstrap, Estimate, draw_counts, estimate
-from megatron_opsft.evaluate.budgets import BUDGET_METRICS, measure_at
+from megatron_opsft.evaluate.budgets import BUDGET_METRICS, cut_is_exact, measure_at
 from megatron_opsft.evaluate.metrics import (
     Counts,
     Floats,
@@ -127,7 +127,8 @@ def build_results(
 ) -> Results:
     """Everything results.json holds.
 
-    budgets: as `check_budgets` gives them. baseline: on the same problems of every benchmark, with
+    budgets: as `check_budgets` gives them; none are kept where the method is not `cut_is_exact`.
+    baseline: on the same problems of every benchmark, with
     any number of samples; it may hold more benchmarks. `UserError` where it does not fit.
     """
     bootstrap = bootstrap or Bootstrap()
@@ -135,6 +136,8 @@ def build_results(
         raise UserError(f"{model.name}: there is no benchmark")
     if OVERALL in model.samples:
         raise UserError(f"benchmark {OVERALL}: that name is taken; choose another")
+    if not cut_is_exact(model.settings.get("method")):
+        budgets = ()
     own, base, benchmarks = [], [], {}
     for name in ordered(model.samples):
         grid = _arrange(model, name)

@@ -8,19 +8,21 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
 from megatron_opsft.config import VerifyConfig
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
 from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, EvalEngine, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
-from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, Subject, read_inputs
+from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
 from megatron_opsft.evaluate.progress import Counted, Progress
-from megatron_opsft.evaluate.samples import SampleFiles
+from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
 from megatron_opsft.evaluate.scoring import Response, Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
@@ -52,6 +54,8 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                 )
             for subject in inputs.subjects:
                 held.enter_context(locked(subject.out))
+            if isinstance(inputs.baseline, Earlier):
+                _check_earlier(inputs.baseline, inputs.benchmarks)
             _open_directories(inputs, overwrite=overwrite)
         # First, so that its processes start while the engine does.
         verifier = held.enter_context(open_verifier(settings))
@@ -77,8 +81,34 @@ def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
     identities = [identity(inputs, subject) for subject in inputs.subjects]
     for subject, identified in zip(inputs.subjects, identities, strict=True):
         open_directory(subject.out, identified, overwrite=overwrite)
+        _check_stored(inputs, subject)
     for subject, identified in zip(inputs.subjects, identities, strict=True):
         write_manifest(subject.out, manifest(inputs, subject, identified))
+
+
+def _check_stored(inputs: Inputs, subject: Subject) -> None:
+    """`UserError` where samples that are there are from other data, whatever the manifest says."""
+    for benchmark in inputs.benchmarks:
+        if found := other_data(SampleFiles(subject.out).read(benchmark.name), benchmark):
+            raise UserError(
+                f"--out {subject.out} holds samples of {benchmark.name} from other data: {found}; "
+                "give the data that they are from, name another directory, or give --overwrite"
+            )
+
+
+def _check_earlier(earlier: Earlier, benchmarks: Sequence[Benchmark]) -> None:
+    """`UserError` where the samples of an earlier baseline are not those of these problems."""
+    for benchmark in benchmarks:
+        samples = SampleFiles(earlier.out).read(benchmark.name)
+        each = earlier.results.benchmarks[benchmark.name].samples_per_problem
+        found = other_data(samples, benchmark)
+        if missing := 0 if found else num_missing(samples, benchmark, each):
+            found = f"{missing} samples of these problems are not there"
+        if found:
+            raise UserError(
+                f"--baseline {earlier.out}: its samples of {benchmark.name} do not fit: {found}; "
+                "use the same --limit and data, or evaluate the baseline on these"
+            )
 
 
 def sample(

@@ -15,6 +15,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.records import FinishReason, Outcome
 from megatron_opsft.runtime.durable import write_bytes
@@ -105,6 +106,29 @@ class SampleFiles:
         # A benchmark's name may be the beginning of another's: the rest has no further dot.
         parts = [p for p in self._parts.glob("*.jsonl") if p.name.rsplit(".", 2)[0] == benchmark]
         return [*([whole] if whole.exists() else []), *sorted(parts)]
+
+
+def other_data(samples: Sequence[StoredSample], benchmark: Benchmark) -> str:
+    """How the first of the samples shows that it is from other data than the benchmark, by its
+    problem's id and gold answer; "" where none does.
+    """
+    gold = {problem.id: problem.answer for problem in benchmark.data.problems}
+    for sample in samples:
+        if sample.problem_id not in gold:
+            return f"a sample of problem {sample.problem_id}, which is not in {benchmark.data.name}"
+        if sample.gold != gold[sample.problem_id]:
+            return (
+                f"the answer of problem {sample.problem_id} is {sample.gold!r}, "
+                f"{gold[sample.problem_id]!r} in {benchmark.data.name}"
+            )
+    return ""
+
+
+def num_missing(samples: Sequence[StoredSample], benchmark: Benchmark, each: int) -> int:
+    """How many of `each` samples of every problem that the benchmark uses are not there."""
+    there = {(sample.problem_id, sample.sample_index) for sample in samples}
+    wanted = ((problem.id, index) for problem in benchmark.problems for index in range(each))
+    return sum(key not in there for key in wanted)
 
 
 def _to_line(sample: StoredSample) -> str:

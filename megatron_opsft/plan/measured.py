@@ -70,7 +70,7 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
         world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         trained = [line for line in lines[WARM_UP_STEPS:] if line["num_accepted"]]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: manifest.json or metrics.jsonl is damaged: {error!r}") from None
     if not trained:
         raise UserError(

@@ -11,20 +11,42 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.lines import read_json_lines
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _TOKENS_COLOR = "#2a6f97"
 _ACCURACY_COLOR = "#c1541c"
+_QUANTITIES = ("accuracy", "mean_response_tokens")
 _Line = Mapping[str, Any]
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """summary.json of a finished run; `UserError` when there is none."""
+    """summary.json of a finished run; `UserError` when there is none, or it is damaged."""
     path = Path(run_dir) / "summary.json"
     if not path.is_file():
         raise UserError(f"{path}: not found; a run writes it when it ends, so finish it (--resume)")
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+        is_whole = _is_summary(summary)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise UserError(
+            f"{path}: not the summary of a run; restore it, or delete it and finish the run again "
+            "(--resume)"
+        )
     return summary
+
+
+def _is_summary(summary: _Line) -> bool:
+    """Whether what the table shows is of the right kinds. Errors: `KeyError`, `TypeError`."""
+    measured = [summary[name][key] for name in ("base", "final") for key in _QUANTITIES]
+    counted = [summary["steps"], summary["seconds"]]
+    return (
+        all(type(value) in (int, float, type(None)) for value in measured)
+        and all(type(value) in (int, float) for value in counted)
+        and isinstance(summary["config_hash"], str)
+    )
 
 
 def before_after_table(summary: _Line) -> str:
@@ -69,9 +91,9 @@ def plot_run(run_dir: Path, out_path: Path) -> None:
     run_dir, out_path = Path(run_dir), Path(out_path)
     if out_path.suffix not in _SUFFIXES:
         raise UserError(f"figure {out_path}: the suffix must be one of {', '.join(_SUFFIXES)}")
-    steps = _read_lines(run_dir / "metrics.jsonl")
+    steps = _read_steps(run_dir / "metrics.jsonl")
     evaluations = [line for line in steps if "eval_accuracy" in line]
-    evaluations = _read_lines(run_dir / "evals.jsonl") or evaluations
+    evaluations = _read_steps(run_dir / "evals.jsonl") or evaluations
     if not steps and not evaluations:
         raise UserError(f"{run_dir}: no metrics.jsonl of a run there, or it holds no step yet")
 
@@ -110,6 +132,7 @@ def _draw(
 ) -> None:
     """One quantity: a line over the training steps, markers at the evaluations."""
     trained = [line for line in steps if line.get(key) is not None]
+    evaluations = [line for line in evaluations if line.get(f"eval_{key}") is not None]
     axes.plot(
         [line["step"] for line in trained],
         [scale * line[key] for line in trained],
@@ -149,10 +172,7 @@ def _draw(
     axes.margins(x=0.02)
 
 
-def _read_lines(path: Path) -> list[_Line]:
-    """JSON lines, by step; a last line that a kill left unfinished is left out."""
-    if not path.is_file():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = [json.loads(line) for line in lines if line.endswith("\n")]
-    return sorted(records, key=lambda record: record["step"])
+def _read_steps(path: Path) -> list[dict[str, Any]]:
+    """Lines of metrics.jsonl or evals.jsonl by step; errors as of `read_json_lines`."""
+    numbers = [prefix + name for name in _QUANTITIES for prefix in ("", "eval_")]
+    return sorted(read_json_lines(path, numbers=numbers), key=lambda line: line["step"])

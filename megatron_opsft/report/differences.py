@@ -1,8 +1,9 @@
 """Whether two runs are the same run: every number and byte that does not depend on the clock."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from megatron_opsft.report.lines import read_json_lines
 
 TIMING_SUFFIX = "_seconds"
 
@@ -22,10 +23,8 @@ def compare_runs(first: Path, second: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON lines file without their timings; none if there is no file."""
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """As `read_json_lines`, without the timings."""
+    rows = read_json_lines(path)
     return [{k: v for k, v in row.items() if not k.endswith(TIMING_SUFFIX)} for row in rows]
 
 

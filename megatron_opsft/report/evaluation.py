@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.labels import shown
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -85,7 +86,7 @@ def plot_accuracy_length(
                 markeredgecolor="white",
                 linestyle="none",
                 zorder=3,
-                label=point.label,
+                label=shown(point.label),
                 **look,
             )
         _draw_front(axes, points)
@@ -97,7 +98,7 @@ def plot_accuracy_length(
         low, high = axes.get_ylim()
         high = max(high, low + 10)  # so that noise of a point looks like noise
         axes.set_ylim(low - max(0.0, high - 101), min(high, 101))
-        axes.set_title(title)
+        axes.set_title(shown(title))
         figure.legend(loc="outside lower center", ncols=min(3, len(points) + 1), frameon=False)
         _save(figure, out_paths)
 
@@ -133,7 +134,7 @@ def plot_budgets(
         panels[1].yaxis.set_major_formatter(_thousands)
         handles, labels = panels[0].get_legend_handles_labels()
         if title:
-            figure.suptitle(title, fontsize=11)
+            figure.suptitle(shown(title), fontsize=11)
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False
         )
@@ -151,7 +152,7 @@ def _draw_curve(
         markeredgecolor="white",
         clip_on=False,
         zorder=3,
-        label=curve.label,
+        label=shown(curve.label),
         **_look(place),
     )
     known = [

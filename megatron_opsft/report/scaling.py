@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.labels import shown
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#2a6f97", "#c1541c", "#4f772d", "#7b2d8b", "#b08900", "#555555")
@@ -87,7 +88,7 @@ def _draw_lines(axes: Any, lines: Sequence[Line], title: str, *, ideal: bool) ->
                 markerfacecolor="white" if hollow else color,
                 linewidth=1.2,
                 linestyle="--" if hollow else "-",
-                label=f"{line.name} ({'simulated' if hollow else 'measured'})",
+                label=shown(f"{line.name} ({'simulated' if hollow else 'measured'})"),
             )
             if ideal and number == 0:
                 first = here[0]
@@ -111,13 +112,13 @@ def _draw_idle(axes: Any, idle: Idle) -> None:
     axes.stackplot(
         idle.ranks,
         [[100 * value for value in shares] for shares in idle.causes.values()],
-        labels=list(idle.causes),
+        labels=[shown(cause) for cause in idle.causes],
         colors=_IDLE_COLORS,
     )
     _ranks_axis(axes, idle.ranks)
     axes.set_ylim(0, 100)
     axes.set_ylabel("% of a step that ranks wait (simulated)")
-    axes.set_title("waiting: " + idle.name.partition(", ")[2], fontsize=8)
+    axes.set_title(shown("waiting: " + idle.name.partition(", ")[2]), fontsize=8)
     _legend(axes)
 
 

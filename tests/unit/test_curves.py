@@ -7,6 +7,7 @@ import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
+from megatron_opsft.report.differences import compare_runs
 
 SUMMARY = {
     "base": {"accuracy": 0.961, "mean_response_tokens": 120.0},
@@ -59,6 +60,57 @@ def test_errors_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"curves\.bmp: the suffix"):
         plot_run(_write_run(tmp_path), tmp_path / "curves.bmp")
     with pytest.raises(UserError, match=r"summary\.json: not found"):
+        read_summary(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("null", "not a JSON object but null"),
+        ('{"step": 41, "accu', "not a line of JSON"),
+        ("\0\0\0\0", "not a line of JSON"),
+        ('{"accuracy": 0.9}', "step is null, no number"),
+        ('{"step": "41"}', 'step is "41", no number'),
+        ('{"step": 41, "accuracy": "high"}', 'accuracy is "high", no number'),
+        ('{"step": 41, "eval_accuracy": [1]}', r"eval_accuracy is \[1\], no number"),
+    ],
+)
+def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, line: str, message: str) -> None:
+    run = _write_run(tmp_path)
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(line + "\n" + '{"step": 42}\n')
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:41: {message}; restore"):
+        plot_run(run, tmp_path / "curves.png")
+
+
+def test_what_a_step_has_no_number_for_is_left_out(tmp_path: Path) -> None:
+    run = _write_run(tmp_path)
+    plot_run(run, tmp_path / "before.svg")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 20, "accuracy": null, "mean_response_tokens": null}\n')
+    with open(run / "evals.jsonl", "a") as file:
+        file.write('{"step": 40, "eval_accuracy": null}\n')
+    plot_run(run, tmp_path / "after.svg")
+    assert (tmp_path / "after.svg").read_bytes() == (tmp_path / "before.svg").read_bytes()
+
+
+def test_two_runs_are_compared_without_what_a_kill_left(tmp_path: Path) -> None:
+    for name, torn in (("one", ""), ("other", '{"step": 41, "mean_resp')):
+        (tmp_path / name).mkdir()
+        with open(_write_run(tmp_path / name) / "metrics.jsonl", "a") as file:
+            file.write(torn)
+    assert compare_runs(tmp_path / "one", tmp_path / "other") == []
+    (tmp_path / "other/evals.jsonl").write_text("null\n")
+    with pytest.raises(UserError, match=r"other/evals\.jsonl:1: not a JSON object but null"):
+        compare_runs(tmp_path / "one", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "{", '{"base": null}', json.dumps(SUMMARY | {"seconds": "x"})]
+)
+def test_a_damaged_summary_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UserError, match=r"summary\.json: not the summary of a run; restore it"):
         read_summary(tmp_path)
 
 

@@ -92,6 +92,23 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     assert 0.925 <= covered[0.95] / 3000 <= 0.96
 
 
+@pytest.mark.parametrize(("problems", "least", "most"), [(5, 0.80, 0.88), (30, 0.90, 0.945)])
+def test_few_problems_have_the_coverage_that_the_documentation_tells(
+    problems: int, least: float, most: float
+) -> None:
+    """Of 95 % intervals, 2,000 evaluations of 8 samples; problems are of uniform difficulty."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for trial in range(2000):
+        correct = rng.random((problems, 8)) < rng.random(problems)[:, None]
+        counts = draw_counts(problems, "x", Bootstrap(num_resamples=400, seed=trial))
+        values = problem_values(grid_of(np.ones_like(correct), correct))
+        interval = estimate(mean_over_problems({"a": values["accuracy"]}, counts)["a"])
+        assert interval.low is not None and interval.high is not None
+        covered += interval.low <= 0.5 <= interval.high
+    assert least <= covered / 2000 <= most
+
+
 def test_pairing_narrows_differences_and_ratios() -> None:
     rng = np.random.default_rng(2)
     difficulty = rng.normal(size=80)

@@ -1,5 +1,8 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from megatron_opsft.errors import UserError
@@ -7,6 +10,7 @@ from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
 from megatron_opsft.evaluate.figure_data import pareto_front
 from megatron_opsft.evaluate.metrics import ScoredSample
+from megatron_opsft.evaluate.outputs import write_comparison
 from megatron_opsft.evaluate.results import OVERALL, ModelSamples, Results, build_results
 
 FAST = Bootstrap(num_resamples=100)
@@ -87,6 +91,24 @@ def test_compression_ratio_is_against_the_right_baseline() -> None:
         ratios([old, new], "nobody")
 
 
+def test_a_baseline_of_the_same_label_is_another_model() -> None:
+    """Told apart by their roles, in every order and whether or not the baseline has a row."""
+    old, new = build(model("hf", 1000, 6)), build(model("hf", 200, 7), model("hf", 1000, 6))
+    expected = round(301.5 / 1501.5, 3)
+    assert ratios([old, new]) == [1, expected]
+    assert ratios([new, old]) == [expected, 1]
+    assert ratios([new]) == [expected]
+    assert ratios([new, new]) == [expected, expected]
+    assert ratios([build(OLD), new]) == [None, expected]
+    assert ratios([new, old], "hf (2)") == [expected, 1]
+    stranger, third = build(model("hf", 700, 5)), build(model("x", 500, 5))
+    assert ratios([stranger, new, old, third])[1:] == [expected, 1, round(751.5 / 1501.5, 3)]
+    assert "Baseline: hf (2)." in compare([new, old]).markdown()
+    assert "Baseline: hf (not a row)." in compare([new]).markdown()
+    last = build(model("hf", 100, 7), model("hf", 200, 7))  # its baseline has one of its own
+    assert ratios([new, last, old]) == [expected, round(151.5 / 301.5, 3), 1]
+
+
 def test_two_models_keep_their_own_baselines() -> None:
     big, big_new = model("big", 800, 8), model("big new", 400, 8)
     results = [build(OLD), build(NEW, OLD), build(big), build(big_new, big)]
@@ -147,6 +169,15 @@ def test_every_setting_that_differs_is_named() -> None:
     assert "GSM8K: 10 problems, N = 4 / 2" in comparison.markdown()
 
 
+def test_the_table_says_where_intervals_are_too_narrow() -> None:
+    few = compare([build(OLD)])
+    note = "too narrow for so few problems as 10: at a nominal 95 %, about 84 % hold"
+    assert note in few.markdown(intervals=True)
+    assert note.replace("%", "\\%") in few.latex(intervals=True)
+    assert "too narrow" not in few.markdown()
+    assert "too narrow" not in replace(few, fewest_problems=60).markdown(intervals=True)
+
+
 def test_how_intervals_were_made_is_a_setting() -> None:
     other = build_results(NEW, budgets=(), bootstrap=Bootstrap(num_resamples=50, seed=3))
     names = [found.name for found in compare([build(OLD), other]).differences]
@@ -167,6 +198,27 @@ def test_points_and_curves() -> None:
     assert [estimate.value for estimate in curve.accuracy] == [0, 0.7]
     assert [estimate.value for estimate in curve.tokens] == [64, 201.5]
     assert curve.norm_std[0].value == 0
+
+
+@pytest.mark.parametrize("stored_by_an_earlier_version", [False, True])
+def test_early_exit_has_no_budget_curve(tmp_path: Path, stored_by_an_earlier_version: bool) -> None:
+    """It tries answers by the room left: its samples, cut, are not those of a smaller limit."""
+    early = build(model("early", 300, 6, method="deer"))
+    assert early.overall.budgets == () == early.benchmarks["gsm8k"].budgets
+    if stored_by_an_earlier_version:
+        plain = build(model("early", 300, 6))
+        early = plain.model_copy(update={"settings": plain.settings | {"method": "deer"}})
+        assert early.overall.budgets
+    comparison = compare([build(OLD), early])
+    for block in comparison.blocks:
+        assert [curve.label for curve in comparison.curves(block)] == ["old"]
+    for text in (comparison.markdown(), comparison.text()):
+        assert "No budget curve: early (early exit tries answers by the room left" in text
+    write_comparison(comparison, tmp_path)
+    assert "<!-- overall, without early -->" in (tmp_path / "budgets.svg").read_text()
+    write_comparison(compare([early]), tmp_path)
+    assert not list(tmp_path.glob("budgets.*"))
+    assert "No budget curve" not in compare([build(OLD)]).markdown()
 
 
 def test_pareto_front_matches_its_definition() -> None:

@@ -105,6 +105,25 @@ def test_many_models_keep_marks_of_their_own(tmp_path: Path) -> None:
     assert "<!-- m13 -->" in svg_text(tmp_path / "a.svg")
 
 
+@pytest.mark.parametrize(
+    ("label", "drawn"),
+    [
+        ("costs $5 or $6", "costs $5 or $6"),
+        ("$\\frac$", "$\\frac$"),
+        ("one \\$ and $", "one \\$ and $"),
+        ("_hidden", " _hidden"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_any_name_of_a_model_is_drawn_as_it_is(tmp_path: Path, label: str, drawn: str) -> None:
+    """Dollars are no mathematics, and no name is left out of the legend."""
+    points, curves = [replace(POINTS[0], label=label)], [replace(CURVES[0], label=label)]
+    plot_accuracy_length(points, [tmp_path / "scatter.svg"], title=label)
+    plot_budgets(curves, [tmp_path / "budgets.svg"], title=label)
+    for name in ("scatter", "budgets"):
+        assert svg_text(tmp_path / f"{name}.svg").count(f"<!-- {drawn} -->") == 2, name
+
+
 def test_bad_input_is_named(tmp_path: Path) -> None:
     for plot, data in ((plot_accuracy_length, POINTS), (plot_budgets, CURVES)):
         with pytest.raises(UserError, match=r"a\.bmp: the suffix must be one of"):

@@ -265,6 +265,7 @@ def error_of(ended: Finished) -> str:
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["--device", "cuda"], "torch sees no GPU"),
         (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
+        (["--method", "deer", "--budgets", "100"], "--budgets: early exit tries answers"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml does not exist"),
     ],
 )

@@ -1,0 +1,148 @@
+"""The directory of an evaluation: what it remembers of its samples, and what it refuses."""
+
+import gzip
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import ROOT, Finished, ForkedCli
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.evaluate.identity import model_identity
+from megatron_opsft.evaluate.model import open_model
+
+SMALL = ["--samples", "1", "--max-tokens", "40", "--device", "cpu"]
+
+
+def identity(**data: str) -> dict[str, Any]:
+    return {"temperature": 0.6, "data": data}
+
+
+def enter(directory: Path, identified: dict[str, Any]) -> None:
+    """As each start of an evaluation does."""
+    open_directory(directory, identified, overwrite=False)
+    write_manifest(directory, {"model": "m", "identity": identified})
+
+
+def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
+    tmp_path: Path,
+) -> None:
+    for data in ({"mini": "d1"}, {"other": "x"}, {"third": "y"}):
+        enter(tmp_path, identity(**data))
+    remembered = read_manifest(tmp_path)["identity"]["data"]
+    assert remembered == {"mini": "d1", "other": "x", "third": "y"}
+    with pytest.raises(UserError, match=r'data\.mini="d1", not "d2"'):
+        open_directory(tmp_path, identity(mini="d2"), overwrite=False)
+    enter(tmp_path, identity(mini="d1"))
+
+
+def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:
+    """The identity of the shipped model with another value in one of its JSON files."""
+    model = Path(shutil.copytree(ROOT / "megatron_opsft/assets/tiny_reasoner", path))
+    text = (model / file).read_text()
+    (model / file).write_text(json.dumps(json.loads(text) | changes))
+    return model_identity(open_model(str(model))) | {"data": {}}
+
+
+def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
+    """Rotary base and end tokens decide samples, and no weight shows them."""
+    same = edited_model(tmp_path / "same", "config.json")
+    angles = {"rope_type": "default", "rope_theta": 123456.0}
+    rope = edited_model(tmp_path / "rope", "config.json", rope_parameters=angles)
+    out = tmp_path / "out"
+    out.mkdir()
+    enter(out, same)
+    enter(out, same)
+    with pytest.raises(UserError, match=r"shape\.rope_theta=.*, not 123456\.0"):
+        enter(out, rope)
+    (ended, *_) = same["end_tokens"]
+    end = edited_model(tmp_path / "end", "generation_config.json", eos_token_id=[ended, ended + 1])
+    with pytest.raises(UserError, match=r"end_tokens="):
+        enter(out, end)
+
+
+def test_an_evaluation_of_an_earlier_version_still_opens(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it did not record is unknown; from then on it is recorded."""
+    enter(tmp_path, identity(mini="d1"))
+    more = identity(mini="d1") | {"shape": {"rope_theta": 1e4}, "end_tokens": [2]}
+    with caplog.at_level(logging.INFO, "megatron_opsft"):
+        enter(tmp_path, more)
+    assert "did not record shape, end_tokens: taken to be as now" in caplog.text
+    with pytest.raises(UserError, match=r"shape\.rope_theta=10000\.0, not 20000\.0"):
+        enter(tmp_path, more | {"shape": {"rope_theta": 2e4}})
+    with pytest.raises(UserError, match=r"temperature=0\.6, not 0\.7"):
+        enter(tmp_path, more | {"temperature": 0.7})
+
+
+def write_problems(path: Path, *answers: str) -> Path:
+    rows = [{"id": str(n), "problem": f"{n} + 1?", "answer": a} for n, a in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def evaluate(cli: ForkedCli, out: Path, *options: object) -> Finished:
+    return cli.run(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *options])
+
+
+def error_of(ended: Finished) -> str:
+    """The one error line."""
+    assert ended.exit_code == 2, ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def rows_of(out: Path, benchmark: str) -> list[dict[str, Any]]:
+    text = gzip.decompress((out / f"samples/{benchmark}.jsonl.gz").read_bytes())
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_samples_from_other_data_are_refused_by_name(cli: ForkedCli, tmp_path: Path) -> None:
+    """By the data's hash; and by each sample's gold answer where a manifest lost the hash."""
+    first = write_problems(tmp_path / "first.jsonl", "1", "2")
+    second = write_problems(tmp_path / "second.jsonl", "1", "3")
+    fewer = write_problems(tmp_path / "fewer.jsonl", "1")
+    out = tmp_path / "out"
+    for name in ("mini", "other"):
+        assert evaluate(cli, out, "--data", f"{name}={first}").exit_code == 0
+    stored = rows_of(out, "mini")
+    assert "data.mini=" in error_of(evaluate(cli, out, "--data", f"mini={second}"))
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["identity"]["data"]["mini"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    line = error_of(evaluate(cli, out, "--data", f"mini={second}"))
+    assert "samples of mini from other data: the answer of problem 1 is '2', '3' in" in line
+    line = error_of(evaluate(cli, out, "--data", f"mini={fewer}"))
+    assert "samples of mini from other data: a sample of problem 1, which is not in" in line
+    assert evaluate(cli, out, "--data", f"mini={first}").exit_code == 0
+    assert rows_of(out, "mini") == stored
+
+
+def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """By the data's hash; by ids and gold answers where there is none; by what is missing."""
+    first = write_problems(tmp_path / "first.jsonl", "1", "2")
+    second = write_problems(tmp_path / "second.jsonl", "1", "3")
+    base, out = tmp_path / "base", tmp_path / "out"
+    assert evaluate(cli, base, "--data", f"mini={first}").exit_code == 0
+
+    def refusal(data: Path) -> str:
+        line = error_of(evaluate(cli, out, "--data", f"mini={data}", "--baseline", base))
+        assert f"--baseline {base}: " in line
+        assert not (out / "samples").exists()
+        return line
+
+    assert "its mini is of other data (hash " in refusal(second)
+    results = json.loads((base / "results.json").read_text())
+    del results["settings"]["data"]
+    (base / "results.json").write_text(json.dumps(results))
+    assert "the answer of problem 1 is '2', '3' in" in refusal(second)
+    lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
+    (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
+    assert "1 samples of these problems are not there" in refusal(first)
