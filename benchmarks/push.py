@@ -54,6 +54,11 @@ class LayoutEngine:
             for part in parameter.parts:
                 self._parts.setdefault(part.hf_name, []).append((part, tensor))
 
+    @property
+    def in_place(self) -> "LayoutEngine":
+        """This process holds the weights."""
+        return self
+
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
         for name, tensor in checked_stream(tensors, self.layout):

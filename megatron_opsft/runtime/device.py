@@ -115,6 +115,11 @@ def peak_flops(device: Device) -> float | None:
     return next((peak for model, peak in _PEAK_FLOPS.items() if model in name), None)
 
 
+def peak_memory_bytes(device: Device) -> int:
+    """Peak bytes of the CUDA allocator on this rank since start; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated() if device.is_cuda else 0
+
+
 def has_transformer_engine(device: Device) -> bool:
     """Whether TransformerEngine can be imported; it cannot work without CUDA and raises there."""
     return transformer_engine_version(device) is not None

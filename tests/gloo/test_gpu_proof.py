@@ -106,6 +106,15 @@ def test_each_result_was_written_before_the_next_stage_began(proof: Any) -> None
     assert [path.name for path in out.glob(".*")] == []
 
 
+def test_the_whole_proof_passes_on_a_cpu(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--device", "cpu")
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    outcomes = {name: stage["outcome"] for name, stage in stages_of(tmp_path).items()}
+    passed = {name for name, outcome in outcomes.items() if outcome == "passed"}
+    assert {"steps", "steps_on_2_ranks", "push_speed", "save_speed", "quickstart"} <= passed
+    assert set(outcomes.values()) == {"passed", "left out"}
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
