@@ -100,7 +100,7 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["hf", "vllm"] = Field(
+    engine: str = Field(
         "hf", description="hf: Hugging Face transformers inside each rank; vllm: vLLM."
     )
     placement: Literal["colocated", "separate"] = Field(

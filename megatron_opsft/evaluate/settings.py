@@ -31,7 +31,7 @@ class EvalSettings(Section):
     out: Annotated[Path, HomeExpanded] = Field(
         ..., description="Directory to write; the same command continues in it."
     )
-    engine: Literal["hf", "vllm"] = Field("hf", description="hf: transformers; vllm: vLLM.")
+    engine: str = Field("hf", description="hf: transformers; vllm: vLLM.")
     method: Literal["sample", "deer"] = Field(
         "sample", description="sample: plain sampling; deer: dynamic early exit."
     )

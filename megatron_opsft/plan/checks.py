@@ -8,10 +8,10 @@ from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.rollout.limits import (
     check_colocated,
-    check_engine_settings,
     check_lengths,
     check_separate,
 )
+from megatron_opsft.rollout.traits import check_engine_settings
 from megatron_opsft.runtime.distributed import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
@@ -24,7 +24,8 @@ def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size:
         raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
-    check_engine_settings(config.rollout)
+    rollout = config.rollout
+    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
     check_world(world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
@@ -35,17 +36,17 @@ def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size:
             "train.cross_entropy=te needs TransformerEngine, on CUDA and in bfloat16; use auto or "
             "fused_linear"
         )
-    if config.rollout.engine == "vllm":
-        _check_vllm(job)
+    _check_engines(job)
     return job
 
 
-def _check_vllm(job: Job) -> None:
+def _check_engines(job: Job) -> None:
     rollout = job.config.rollout
     check_rollout_tp(job.shape, rollout.tp)
-    if job.shape.moe is not None and not job.hardware.is_cuda:
+    if job.shape.moe and not job.hardware.is_cuda and not job.engine.experts_on_cpu:
         raise UserError(
-            "rollout.engine=vllm: on a CPU use rollout.engine=hf for a mixture of experts"
+            f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
+            "experts"
         )
     if rollout.placement == "separate":
         check_separate(rollout.num_engines, job.world_size)
@@ -64,7 +65,7 @@ def notes_of(job: Job) -> list[str]:
         )
     if job.engine_tp > hardware.gpus_per_node:
         notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")
-    if job.num_engines > config.data.prompts_per_step and config.rollout.engine == "vllm":
+    if job.num_engines > config.data.prompts_per_step and job.engine.refills:
         idle = job.num_engines - config.data.prompts_per_step
         notes.append(
             f"{idle} of {job.num_engines} engines get no problem: data.prompts_per_step="
@@ -77,7 +78,7 @@ def notes_of(job: Job) -> list[str]:
         )
     if config.rollout.temperature != 1.0:
         notes.append(f"rollout.temperature={config.rollout.temperature} is not on-policy; use 1.0")
-    if config.rollout.placement == "separate" and config.rollout.engine == "vllm":
+    if config.rollout.placement == "separate":
         notes.append(
             "separate engines never sleep: each is counted on the device of the rank that asks it"
         )

@@ -23,7 +23,7 @@ def num_slots(job: Job, memory: RankMemory, workload: Workload) -> int:
     """
     largest_share = max(len(share) for share in engine_shares(job, workload))
     batch = min(job.config.rollout.batch_size, largest_share)
-    if job.config.rollout.engine == "hf":
+    if not job.engine.refills:
         return batch
     mean = workload.prompt_tokens + workload.sampled_tokens / len(workload.lengths)
     return max(1, min(batch, int(memory.kv_cache / (kv_bytes_per_token(job) * mean))))
@@ -37,7 +37,7 @@ def engine_shares(job: Job, workload: Workload) -> list[tuple[int, ...]]:
     """
     rollout, lengths = job.config.rollout, workload.lengths
     together = rollout.group_size
-    if rollout.engine == "hf":
+    if not job.engine.refills:
         together = dealt_size(len(lengths), rollout.batch_size, job.num_engines)
     parts = [lengths[i : i + together] for i in range(0, len(lengths), together)]
     return [
@@ -50,7 +50,7 @@ def engine_segments(
     job: Job, workload: Workload, share: Sequence[int], slots: int
 ) -> list[Segment]:
     """The decoding steps of an engine that is asked for these lengths."""
-    if job.config.rollout.engine == "hf":
+    if not job.engine.refills:
         return static_segments(share, workload.prompt_tokens, slots, workload.limit)
     return refilled_segments(share, workload.prompt_tokens, slots)
 

@@ -8,6 +8,7 @@ from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
+from megatron_opsft.rollout.traits import EngineTraits, engine_traits
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 Modules = Literal["te", "torch"]
@@ -83,8 +84,13 @@ class Job:
 
     @property
     def engine_tp(self) -> int:
-        """Ranks of one rollout engine; the Hugging Face engine is inside each rank."""
-        return self.config.rollout.tp if self.config.rollout.engine == "vllm" else 1
+        """Ranks of one rollout engine."""
+        return self.config.rollout.tp
+
+    @property
+    def engine(self) -> EngineTraits:
+        """What its rollout engine can do."""
+        return engine_traits(self.config.rollout.engine)
 
     @property
     def num_engines(self) -> int:

@@ -156,9 +156,16 @@ def _loss_bytes(job: Job) -> float:
     )
 
 
+def engine_elements(job: Job) -> int:
+    """Elements of the weights on one rank (the first) of an engine."""
+    if not job.engine.tensor_parallel:
+        return whole_elements(job.shape)
+    return _sharded_elements(job.shape, job.engine_tp)
+
+
 @cache
-def engine_weight_elements(shape: ModelShape, tp: int) -> int:
-    """Elements on one rank of a vLLM engine (rank 0), vocabulary padding included."""
+def _sharded_elements(shape: ModelShape, tp: int) -> int:
+    """As vLLM shards them, vocabulary padding included."""
     return sum(prod(p.shape) for p in vllm_parameters(WeightTable(shape), 0, tp))
 
 
@@ -228,13 +235,12 @@ class _Engine:
     def of(cls, job: Job) -> "_Engine":
         """As `rollout.vllm.core` and `rollout.hf.engine` are started."""
         rollout = job.config.rollout
-        if rollout.engine == "hf":
+        weights = float(engine_elements(job) * job.dtype_bytes)
+        if not job.engine.refills:
             tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
             tokens *= job.max_sequence_tokens
-            weights = float(whole_elements(job.shape) * job.dtype_bytes)
             cache = _HF_CACHE_SLACK * tokens * kv_bytes_per_token(job)
             return cls(weights=weights, extra=0, kv_cache=cache, asleep=weights, can_sleep=False)
-        weights = float(engine_weight_elements(job.shape, rollout.tp) * job.dtype_bytes)
         if not job.hardware.is_cuda:
             cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
             held = weights + cache

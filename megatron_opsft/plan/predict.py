@@ -11,8 +11,7 @@ from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
     Stage,
-    engine_weight_elements,
-    whole_elements,
+    engine_elements,
 )
 from megatron_opsft.plan.seconds import (
     PassSeconds,
@@ -193,10 +192,7 @@ def push_bytes(job: Job) -> tuple[float, float]:
     holds about 1 / (tp x pp) itself; other pipeline stages are on other nodes as soon as one stage
     fills a node.
     """
-    if job.config.rollout.engine == "vllm":
-        wanted = engine_weight_elements(job.shape, job.config.rollout.tp) * job.dtype_bytes
-    else:
-        wanted = whole_elements(job.shape) * job.dtype_bytes
+    wanted = engine_elements(job) * job.dtype_bytes
     model_ranks = job.parallel.tp * job.parallel.pp
     received = wanted * (1 - 1 / model_ranks)
     stage_ranks = job.world_size // job.parallel.pp

@@ -16,6 +16,7 @@ from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.verdict import SAFE_SHARE, Plan, as_json, make_plan
+from megatron_opsft.rollout.traits import engine_traits
 
 _MAX_PIPELINE = 32
 _RECOMPUTE = ("none", "selective", "full")
@@ -79,14 +80,14 @@ def _layouts(
     config: Config, shape: ModelShape, hardware: Hardware, world_size: int
 ) -> Iterator[Change]:
     inside_node = [n for n in range(1, hardware.gpus_per_node + 1) if world_size % n == 0]
-    uses_vllm = config.rollout.engine == "vllm"
+    engine_sizes = inside_node if engine_traits(config.rollout.engine).tensor_parallel else [1]
     offload = config.train.offload_layers
     for tp in inside_node:
         for pp in range(1, min(shape.num_layers, _MAX_PIPELINE) + 1):
             if shape.num_layers % pp or world_size % (tp * pp) or (offload and pp > 1):
                 continue
             for recompute in _RECOMPUTE[: 1 if offload else None]:
-                for rollout_tp in inside_node if uses_vllm else [1]:
+                for rollout_tp in engine_sizes:
                     yield {
                         "parallel.tp": tp,
                         "parallel.pp": pp,
@@ -127,7 +128,7 @@ def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
 def _fraction_that_fits(plan: Plan) -> float | None:
     """Of a device's memory, for vLLM; None where that is not what stands in the way."""
     job = plan.job
-    if not job.hardware.is_cuda or job.config.rollout.engine != "vllm":
+    if not job.hardware.is_cuda or not job.engine.refills:
         return None
     if job.config.rollout.kv_cache_bytes is not None:
         return None

@@ -170,7 +170,7 @@ def _problems(job: Job, memory: list[RankMemory], kv_tokens: int) -> list[str]:
                 f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
                 f"{rank.limit / 1e9:.1f} of a device; {fix}"
             )
-    if job.config.rollout.engine == "vllm" and kv_tokens < job.max_sequence_tokens:
+    if job.engine.refills and kv_tokens < job.max_sequence_tokens:
         problems.append(
             f"rollout: the engine's cache holds {kv_tokens} tokens, fewer than one sequence of "
             f"{job.max_sequence_tokens}; raise rollout.gpu_memory_fraction or rollout.tp"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -54,6 +55,33 @@ class Replica:
     count: int
     answers: bool = True
     batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine is built for.
+
+    tp: ranks that share it. max_tokens: the longest prompt and response together. batch_size:
+    responses decoded at once.
+    under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
+    otherwise the engine starts workers of its own where tp is above 1.
+    gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
+    collective_minutes: after which its own collectives give up, as those of the trainer.
+    job_id: the same on all ranks of a job and no other.
+    """
+
+    model_dir: Path
+    dtype: Literal["float32", "bfloat16"]
+    is_cuda: bool
+    tp: int
+    max_tokens: int
+    batch_size: int
+    gpu_memory_fraction: float
+    kv_cache_bytes: int | None
+    seed: int
+    under_launcher: bool
+    collective_minutes: float
+    job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,23 +2,8 @@
 none.
 """
 
-from megatron_opsft.config import Config, RolloutConfig
+from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
-
-
-def check_engine_settings(rollout: RolloutConfig) -> None:
-    """Errors: `UserError` for settings that contradict each other."""
-    if rollout.engine == "vllm":
-        return
-    for key, value, wanted in (
-        ("placement", rollout.placement, "colocated"),
-        ("tp", rollout.tp, 1),
-    ):
-        if value != wanted:
-            raise UserError(
-                f"rollout.{key}={value} is vLLM's; set rollout.engine=vllm or "
-                f"rollout.{key}={wanted}"
-            )
 
 
 def check_colocated(tp: int, world_size: int) -> None:

@@ -1,34 +1,95 @@
-"""The rollout engine that a configuration asks for."""
+"""The rollout engine that a configuration asks for. A new kind of engine is a row in `traits` and
+one in `_COLOCATED`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 import torch
 
 from megatron_opsft.config import Config
-from megatron_opsft.rollout.engine import Replica, RolloutEngine
-from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.limits import (
-    check_engine_settings,
-    check_separate,
-    max_engine_tokens,
+from megatron_opsft.rollout.engine import (
+    EngineSettings,
+    Replica,
+    RolloutEngine,
+    StreamingEngine,
 )
+from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.limits import check_separate, max_engine_tokens
 from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
 from megatron_opsft.rollout.responses import Decoder
-from megatron_opsft.rollout.vllm.core import VllmSettings, check_installed
+from megatron_opsft.rollout.traits import check_engine_settings, check_installed
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device, num_gpus
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.weights.rules import WeightTable
 
 
+class ColocatedEngine(RolloutEngine, StreamingEngine, Protocol):
+    """An engine inside the training ranks."""
+
+    tokenizer: Decoder
+
+
+def _open_hf(
+    settings: EngineSettings,
+    table: WeightTable,
+    tokenizer: Decoder,
+    device: Device,
+    rank: int,
+    world_size: int,
+) -> ColocatedEngine:
+    return HfEngine.from_config(
+        settings.model_dir,
+        tokenizer,
+        dtype=getattr(torch, settings.dtype),
+        device=device.torch_device,
+        batch_size=settings.batch_size,
+        replica=Replica(index=rank, count=world_size, batch_size=settings.batch_size),
+        # How many ranks share the work decides which responses share a batch.
+        exact=settings.dtype == "float32",
+    )
+
+
+def _open_vllm(
+    settings: EngineSettings,
+    table: WeightTable,
+    tokenizer: Decoder,
+    device: Device,
+    rank: int,
+    world_size: int,
+) -> ColocatedEngine:
+    return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
+
+
+_COLOCATED: dict[str, Callable[..., ColocatedEngine]] = {"hf": _open_hf, "vllm": _open_vllm}
+
+
+def open_colocated(
+    name: str,
+    settings: EngineSettings,
+    table: WeightTable,
+    tokenizer: Decoder,
+    device: Device,
+    *,
+    rank: int,
+    world_size: int,
+) -> ColocatedEngine:
+    """An engine over the ranks of this job, without weights; called by every rank.
+
+    Errors: `UserError` for a model that the engine refuses.
+    """
+    return _COLOCATED[name](settings, table, tokenizer, device, rank, world_size)
+
+
 def check_engine(config: Config) -> None:
-    """Errors: `UserError` for settings that contradict each other and for a missing vLLM."""
-    check_engine_settings(config.rollout)
-    if config.rollout.engine == "vllm":
-        check_installed()
+    """Errors: `UserError` for settings that contradict each other and for a missing engine."""
+    rollout = config.rollout
+    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
+    check_installed(rollout.engine)
 
 
 def check_gpus(config: Config, device: Device) -> None:
@@ -53,45 +114,40 @@ def open_engine(
 
     push_again: gives the engine the current weights once more, where it had to be replaced.
     """
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.model.dtype]
-    if config.rollout.engine == "hf":
-        return HfEngine.from_config(
-            model_dir,
-            tokenizer,
-            dtype=dtype,
-            device=device.torch_device,
-            batch_size=config.rollout.batch_size,
-            replica=Replica(
-                index=layout.rank, count=layout.world_size, batch_size=config.rollout.batch_size
-            ),
-            # How many ranks share the work decides which responses share a batch.
-            exact=config.model.dtype == "float32",
-        )
-    settings = VllmSettings(
+    rollout = config.rollout
+    settings = EngineSettings(
         model_dir=model_dir,
         dtype=config.model.dtype,
         is_cuda=device.is_cuda,
-        tp=config.rollout.tp,
+        tp=rollout.tp,
         max_tokens=max_engine_tokens(config),
-        batch_size=config.rollout.batch_size,
-        gpu_memory_fraction=config.rollout.gpu_memory_fraction,
-        kv_cache_bytes=config.rollout.kv_cache_bytes,
+        batch_size=rollout.batch_size,
+        gpu_memory_fraction=rollout.gpu_memory_fraction,
+        kv_cache_bytes=rollout.kv_cache_bytes,
         seed=config.run.seed,
         collective_minutes=config.run.collective_minutes,
-        under_launcher=config.rollout.placement == "colocated",
+        under_launcher=rollout.placement == "colocated",
         job_id=broadcast_object(uuid4().hex),
     )
-    if config.rollout.placement == "separate":
+    if rollout.placement == "separate":
         return RemoteEngine(
             settings,
             table,
             tokenizer,
             layout,
             device,
-            num_engines=config.rollout.num_engines,
-            timeout_seconds=config.rollout.engine_timeout_seconds,
+            num_engines=rollout.num_engines,
+            timeout_seconds=rollout.engine_timeout_seconds,
             log_dir=config.run.dir,
             bucket_bytes=config.sync.bucket_mb * 2**20,
             push_again=push_again,
         )
-    return VllmEngine(settings, table, tokenizer, rank=layout.rank, world_size=layout.world_size)
+    return open_colocated(
+        rollout.engine,
+        settings,
+        table,
+        tokenizer,
+        device,
+        rank=layout.rank,
+        world_size=layout.world_size,
+    )

@@ -53,7 +53,7 @@ class Stop(Exception):
 
 
 def settings_of(config: Config, table: WeightTable) -> Any:
-    """The `VllmSettings` that the run makes of its configuration."""
+    """The `EngineSettings` that the run makes of its configuration."""
     from megatron_opsft.rollout import open_engine as module
 
     seen: list[Any] = []

@@ -52,6 +52,11 @@ def test_what_only_vllm_has_is_refused_for_hf(override: str) -> None:
         check_engine(config(override))
 
 
+def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UserError, match="rollout.engine=sglang: .* use one of hf, vllm"):
+        check_engine(config("rollout.engine=sglang"))
+
+
 def test_yaml_off_is_off() -> None:
     loaded = config("sync.verify=off", "run.wandb=off")
     assert (loaded.sync.verify, loaded.run.wandb) == ("off", "off")

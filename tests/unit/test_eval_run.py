@@ -261,7 +261,7 @@ def error_of(ended: Finished) -> str:
         (["--budgets", "many"], "budgets"),
         (["--temperature", "0"], "temperature=0"),
         (["--top-p", "1.5"], "top_p=1.5"),
-        (["--tp", "2"], "--tp 2 is vLLM's"),
+        (["--tp", "2"], "tp=2 is vLLM's"),
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["--device", "cuda"], "torch sees no GPU"),
         (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),

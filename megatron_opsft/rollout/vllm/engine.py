@@ -7,6 +7,7 @@ from torch import Tensor
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
+    EngineSettings,
     EngineWeights,
     PromptRequest,
     Replica,
@@ -16,7 +17,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.limits import check_colocated
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.vllm.core import VllmCore, VllmSettings, checked_stream
+from megatron_opsft.rollout.vllm.core import VllmCore, checked_stream
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -27,7 +28,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: EngineSettings,
         table: WeightTable,
         tokenizer: Decoder,
         *,
