@@ -23,9 +23,10 @@ from ranks import join_ranks, measured, run_main, start_ranks
 from shapes import SHAPES
 
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all, stop_distributed
 

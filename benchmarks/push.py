@@ -24,8 +24,9 @@ from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
-from megatron_opsft.model.build import build_model, transformer_config, uses_transformer_engine
+from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.rollout.engine import Checksums, EngineWeights, Replica
 from megatron_opsft.rollout.vllm.core import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device

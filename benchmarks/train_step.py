@@ -30,9 +30,10 @@ from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import choose_cross_entropy
 from megatron_opsft.methods.normalization import normalize
-from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import Device, peak_flops
 from megatron_opsft.runtime.distributed import Layout, stop_distributed

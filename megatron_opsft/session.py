@@ -30,8 +30,8 @@ from megatron_opsft.data.prompts import (
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
-from megatron_opsft.model.build import check_layout
 from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.model.checks import check_layout
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer

@@ -1,8 +1,8 @@
 """Hugging Face `config.json` -> `ModelShape`, refusing whatever would change the mathematics.
 
 Plain JSON: transformers is not needed, and fields it would silently ignore are seen. Both spellings
-of the
-rotary settings are read: `rope_theta` / `rope_scaling`, and `rope_parameters` of transformers 5.
+of the rotary settings are read: `rope_theta` / `rope_scaling`, and transformers 5's
+`rope_parameters`.
 """
 
 import json
@@ -44,7 +44,7 @@ def read_model_shape(model_dir: Path) -> ModelShape:
     path = Path(model_dir) / "config.json"
     config = _read_json(path)
     architecture = _architecture(config, path)
-    for name, value in (*FIXED_FIELDS, *architecture.fixed_fields):
+    for name, value in {**dict(FIXED_FIELDS), **dict(architecture.fixed_fields)}.items():
         _check_fixed(config, name, value, path)
     for name in architecture.null_fields:
         if name not in config:

@@ -70,7 +70,8 @@ class Architecture:
     default_head_dim: None where the class falls back to hidden_size / num_attention_heads.
     default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
     fixed_fields: config fields that may be absent, but must have this value if present and not
-    null.
+    null; before those of `config_from_hf.FIXED_FIELDS`.
+    megatron_options: settings of Megatron's `TransformerConfig` that differ from Llama's.
     null_fields: config fields that must be there and null: the class takes another value for an
     absent one.
     """
@@ -85,3 +86,4 @@ class Architecture:
     fixed_fields: tuple[tuple[str, object], ...] = ()
     null_fields: tuple[str, ...] = ()
     expert_rows: tuple[Template, ...] = ()
+    megatron_options: tuple[tuple[str, object], ...] = ()

@@ -7,18 +7,16 @@ from typing import Literal
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.loss.cross_entropy import choose_cross_entropy
-from megatron_opsft.model.build import (
-    build_model,
-    check_layout,
-    check_offload,
-    describe_parts,
-    transformer_config,
-    uses_transformer_engine,
-    wrap_for_training,
-)
+from megatron_opsft.model.build import build_model, wrap_for_training
+from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
+from megatron_opsft.model.transformer_config import (
+    describe_parts,
+    transformer_config,
+    uses_transformer_engine,
+)
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.storage.opened import open_weights

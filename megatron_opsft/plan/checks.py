@@ -3,7 +3,7 @@
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.build import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.rollout.limits import (

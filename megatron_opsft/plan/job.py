@@ -41,7 +41,7 @@ class Job:
 
     @property
     def modules(self) -> Modules:
-        """Whose layers the model is made of, as `model.build.uses_transformer_engine` decides."""
+        """Whose layers the model is made of, as `uses_transformer_engine` decides."""
         return "te" if self.hardware.is_cuda and self.dtype_bytes == 2 else "torch"
 
     @property

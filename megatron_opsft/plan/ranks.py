@@ -18,8 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from megatron_opsft.architectures.template import Rule
 from megatron_opsft.config import TrainConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.build import build_model, transformer_config, wrap_for_training
+from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.runtime import cpu_compat

@@ -16,7 +16,8 @@ from world import World
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.convert.run import Settings, convert
 from megatron_opsft.convert.source import open_source
-from megatron_opsft.model.build import build_model, transformer_config
+from megatron_opsft.model.build import build_model
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.runtime.distributed import current_layout
 
 LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4

@@ -154,11 +154,12 @@ def first_argument(module: Any, name: str, call: Callable[[], object]) -> Any:
 def read_megatron(path: Path) -> dict[str, Any]:
     """TransformerConfig and the optimizer's and data parallelism's."""
     from megatron_opsft.model import build, optimizer
+    from megatron_opsft.model.transformer_config import transformer_config
     from megatron_opsft.runtime.device import transformer_engine_version
 
     config = load_config(path)
     shape = read_model_shape(resolve_config(config.model.path))
-    megatron = build.transformer_config(
+    megatron = transformer_config(
         shape,
         dtype=config.model.dtype,
         parallel=config.parallel,

@@ -18,15 +18,11 @@ from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
 from megatron_opsft.methods.batch import in_problem_order
 from megatron_opsft.methods.normalization import Mode, normalize
-from megatron_opsft.model.build import (
-    build_model,
-    transformer_config,
-    uses_transformer_engine,
-    wrap_for_training,
-)
+from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer, packed_params
+from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed

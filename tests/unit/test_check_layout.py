@@ -5,7 +5,7 @@ from tiny_models import SHAPES
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.build import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout, check_offload
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hf_reference import hf_gradient, hf_training
 from jobs import NUM_ROLLOUTS, OPTIMIZER, Case, build, gradient, train_steps
 from megatron.core import parallel_state
 
-from megatron_opsft.model.build import uses_transformer_engine
+from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import stop_distributed
 from proof.report import publish

@@ -1,0 +1,52 @@
+"""What a model and its training settings must agree on, checked without Megatron."""
+
+from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.config import ParallelConfig, TrainConfig
+from megatron_opsft.errors import UserError
+
+
+def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
+    """Errors: `UserError` naming the number that the layout does not divide."""
+    for name, value in (
+        ("attention heads", shape.num_heads),
+        ("key/value heads", shape.num_kv_heads),
+        ("feed-forward size", shape.shard_ffn[1]),
+    ):
+        if value % parallel.tp:
+            raise UserError(
+                f"parallel.tp={parallel.tp} does not divide the model's {value} {name}; "
+                f"use a divisor of {value}"
+            )
+    if shape.moe is not None and parallel.tp > 1 and not parallel.sequence_parallel:
+        raise UserError(
+            f"parallel.tp={parallel.tp} with a mixture of experts needs "
+            "parallel.sequence_parallel=true"
+        )
+    stages = parallel.pp * (parallel.vpp or 1)
+    if shape.num_layers % stages:
+        raise UserError(
+            f"parallel.pp={parallel.pp} x vpp={parallel.vpp or 1} does not divide the model's "
+            f"{shape.num_layers} layers"
+        )
+    if parallel.vpp and parallel.pp < 2:
+        raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
+
+
+def check_offload(
+    shape: ModelShape, train: TrainConfig, parallel: ParallelConfig, *, with_te: bool
+) -> None:
+    """Errors: `UserError` where Megatron cannot keep activations in CPU memory as asked."""
+    layers = train.offload_layers
+    problem = (
+        "needs TransformerEngine, on CUDA and in bfloat16"
+        if not with_te
+        else f"needs parallel.pp=1, which is {parallel.pp}"
+        if parallel.pp > 1
+        else f"needs train.recompute=none, which is {train.recompute}"
+        if train.recompute != "none"
+        else f"must be below the model's {shape.num_layers} layers"
+        if layers >= shape.num_layers
+        else ""
+    )
+    if layers and problem:
+        raise UserError(f"train.offload_layers={layers} {problem}; change it or use 0")
