@@ -102,6 +102,27 @@ class Session:
 def open_session(config: Config) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed."""
     enter("start", 0)
+    device = _choose_device(config)
+    given = _read_input(config)
+    layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
+    watchdog = start_watchdog(
+        Limits(
+            hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
+        ),
+        config.run.dir,
+    )
+    _warn(config, given.problems, layout)
+    with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
+        session = _build(config, given, device, layout, verifier)
+        yield session
+        session.sampler.engine.close()
+    # Only after success: a rank that fails must not wait in a collective for the others.
+    stop_distributed()
+    watchdog.leave()
+
+
+def _choose_device(config: Config) -> Device:
+    """The device, this process made ready for it. Errors: `UserError` for what it cannot do."""
     check_engine(config)
     prepare_environment(config)
     device = select_device(config.run.device)
@@ -113,6 +134,21 @@ def open_session(config: Config) -> Iterator[Session]:
 
         cpu_compat.install()
     torch.manual_seed(config.run.seed)
+    return device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input:
+    """What a run reads before it computes anything."""
+
+    model_dir: Path
+    encoder: PromptEncoder
+    end_tokens: tuple[int, ...]
+    problems: ProblemSet
+
+
+def _read_input(config: Config) -> _Input:
+    """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
     model_dir = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
@@ -121,65 +157,59 @@ def open_session(config: Config) -> Iterator[Session]:
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    problems = _load_problems(config, encoder)
-    layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
-    watchdog = start_watchdog(
-        Limits(
-            hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
-        ),
-        config.run.dir,
+    return _Input(
+        model_dir=model_dir,
+        encoder=encoder,
+        end_tokens=end_tokens,
+        problems=_load_problems(config, encoder),
     )
-    _warn(config, problems, layout)
-    with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
-        trainer, shards = build_trainer(config, model_dir, device, layout)
 
-        def push_again() -> None:
-            sync.push(sync.version)
 
-        engine = open_engine(config, model_dir, tokenizer, shards.table, device, layout, push_again)
-        sync = WeightSync(
-            shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights
-        )
-        session = Session(
-            config=config,
-            device=device,
-            layout=layout,
-            model_dir=model_dir,
-            problems=problems,
-            order=ProblemSampler(
-                num_problems=len(problems.problems),
-                batch_size=config.data.prompts_per_step,
-                seed=config.run.seed,
-            ),
-            settings=SamplingSettings(
-                temperature=config.rollout.temperature,
-                top_p=config.rollout.top_p,
-                max_response_tokens=config.rollout.max_response_tokens,
-                end_token_ids=end_tokens,
-            ),
-            held_out=_load_held_out(config, encoder, end_tokens, is_main=layout.is_main),
-            sampler=Sampler(
-                engine=engine,
-                encoder=encoder,
-                layout=layout,
-                seed=config.run.seed,
-            ),
-            verifier=verifier,
-            trainer=trainer,
-            shards=shards,
-            sync=sync,
-            checkpointer=Checkpointer(
-                config.run.dir / "checkpoints",
-                trainer.models,
-                trainer.optimizer,
-                keep=config.checkpoint.keep,
-            ),
-        )
-        yield session
-        engine.close()
-    # Only after success: a rank that fails must not wait in a collective for the others.
-    stop_distributed()
-    watchdog.leave()
+def _build(
+    config: Config, given: _Input, device: Device, layout: Layout, verifier: Verifier
+) -> Session:
+    """Trainer, engine and what lies between them."""
+    trainer, shards = build_trainer(config, given.model_dir, device, layout)
+    engine = open_engine(
+        config,
+        given.model_dir,
+        given.encoder.tokenizer,
+        shards.table,
+        device,
+        layout,
+        push_again=lambda: sync.push(sync.version),
+    )
+    sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
+    return Session(
+        config=config,
+        device=device,
+        layout=layout,
+        model_dir=given.model_dir,
+        problems=given.problems,
+        order=ProblemSampler(
+            num_problems=len(given.problems.problems),
+            batch_size=config.data.prompts_per_step,
+            seed=config.run.seed,
+        ),
+        settings=SamplingSettings(
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            max_response_tokens=config.rollout.max_response_tokens,
+            end_token_ids=given.end_tokens,
+        ),
+        held_out=_load_held_out(config, given.encoder, given.end_tokens, is_main=layout.is_main),
+        sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
+        verifier=verifier,
+        trainer=trainer,
+        shards=shards,
+        sync=sync,
+        checkpointer=Checkpointer(
+            config.run.dir / "checkpoints",
+            trainer.models,
+            trainer.optimizer,
+            keep=config.checkpoint.keep,
+        ),
+    )
 
 
 def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:

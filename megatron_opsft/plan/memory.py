@@ -233,7 +233,7 @@ class _Engine:
 
     @classmethod
     def of(cls, job: Job) -> "_Engine":
-        """As `rollout.vllm.core` and `rollout.hf.engine` are started."""
+        """As `rollout.vllm.options` and `rollout.hf.engine` say."""
         rollout = job.config.rollout
         weights = float(engine_elements(job) * job.dtype_bytes)
         if not job.engine.refills:
@@ -273,7 +273,7 @@ def _profiled_bytes(job: Job) -> float:
 
 
 def _cpu_cache_bytes(job: Job) -> float:
-    """As `rollout.vllm.core` sizes it: a full batch of the longest sequences."""
+    """As `rollout.vllm.options` sizes it: a full batch of the longest sequences."""
     tokens = job.max_sequence_tokens * (job.config.rollout.batch_size + 1)
     return min(tokens * kv_bytes_per_token(job), job.hardware.memory_bytes / 4)
 

@@ -73,13 +73,13 @@ def test_megatron_takes_every_shipped_configuration(
 
 
 def test_sampling_parameters_hold_the_settings() -> None:
-    from megatron_opsft.rollout.vllm.core import _sampling_params
+    from megatron_opsft.rollout.vllm.options import sampling_params
 
     settings = SamplingSettings(
         temperature=0.6, top_p=0.95, max_response_tokens=3500, end_token_ids=(151643, 7)
     )
     for only_final in (False, True):
-        found = _sampling_params(settings, 2**62 + 5, only_final=only_final)
+        found = sampling_params(settings, 2**62 + 5, only_final=only_final)
         assert (found.temperature, found.top_p, found.max_tokens) == (0.6, 0.95, 3500)
         assert found.seed == 2**62 + 5 and found.ignore_eos and not found.detokenize
         assert found.stop_token_ids == [151643, 7]

@@ -9,7 +9,7 @@ import torch
 from tiny_models import SHAPES
 from torch import Tensor
 
-from megatron_opsft.rollout.vllm.core import vllm_layout
+from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.weights import checksum as module
 from megatron_opsft.weights.checksum import checksum, unit_bytes
 from megatron_opsft.weights.layouts import Rect

@@ -29,6 +29,7 @@ HOMES = {
     "math_verify": ["verify/math_verifier.py"],
     "vllm": [
         "rollout/vllm/core.py",
+        "rollout/vllm/options.py",
         "rollout/vllm/worker.py",
         "rollout/vllm/cpu_worker.py",
     ],

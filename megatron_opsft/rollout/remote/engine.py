@@ -34,7 +34,7 @@ from megatron_opsft.rollout.remote.buckets import (
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engine_index
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.vllm.core import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import (
     Layout,

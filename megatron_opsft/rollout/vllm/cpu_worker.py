@@ -9,7 +9,7 @@ import os
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from megatron_opsft.rollout.vllm.core import JOB_ID_VARIABLE
+from megatron_opsft.rollout.vllm.options import JOB_ID_VARIABLE
 
 
 class LaunchedCpuWorker(CPUWorker):

@@ -17,7 +17,8 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.limits import check_colocated
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.rollout.vllm.core import VllmCore, checked_stream
+from megatron_opsft.rollout.vllm.core import VllmCore
+from megatron_opsft.rollout.vllm.layout import checked_stream
 from megatron_opsft.weights.rules import WeightTable
 
 

@@ -1,0 +1,99 @@
+"""What vLLM is started with, and how it is asked to sample."""
+
+import math
+import os
+from typing import Any
+
+from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
+from megatron_opsft.weights.rules import WeightTable
+
+_WORKER = "megatron_opsft.rollout.vllm.worker"
+_CPU_WORKER = "megatron_opsft.rollout.vllm.cpu_worker.LaunchedCpuWorker"
+JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
+_CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
+
+
+def prepare_environment(is_cuda: bool, rank: int) -> None:
+    """Set what vLLM reads from the environment when it is imported or started."""
+    # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if not is_cuda:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    for name in ("RANK", "LOCAL_RANK"):  # torchrun has set them
+        os.environ.setdefault(name, str(rank))
+
+
+def options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM`."""
+    options: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": settings.dtype,
+        "tensor_parallel_size": settings.tp,
+        "max_model_len": settings.max_tokens,
+        "max_num_seqs": settings.batch_size,
+        "enable_prefix_caching": True,
+        "seed": settings.seed,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
+        "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
+        "worker_extension_cls": f"{_WORKER}.OpsftWorker",
+    }
+    if settings.under_launcher:
+        options["distributed_executor_backend"] = "external_launcher"
+        if not settings.is_cuda:
+            os.environ[JOB_ID_VARIABLE] = settings.job_id
+            options["worker_cls"] = _CPU_WORKER
+    else:
+        from vllm.config import WeightTransferConfig
+
+        from megatron_opsft.rollout.vllm.worker import BACKEND
+
+        options["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+    if settings.is_cuda:
+        options["gpu_memory_utilization"] = settings.gpu_memory_fraction
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+        options["enable_sleep_mode"] = settings.under_launcher
+    else:
+        options["enforce_eager"] = True
+        options["block_size"] = _CPU_BLOCK_TOKENS
+        options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(settings, table)
+        # A prompt that is prefilled in parts has its random generator wound back, which generators
+        # on a CPU cannot.
+        options["enable_chunked_prefill"] = False
+        options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
+    return options
+
+
+def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
+    """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
+    shape = table.shape
+    itemsize = 4 if settings.dtype == "float32" else 2
+    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
+    wanted = per_token * tokens * (settings.batch_size + 1)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(min(wanted, memory // 4), 2**24)
+
+
+def sampling_params(sampling: SamplingSettings, seed: int, *, only_final: bool = False) -> Any:
+    """vLLM's `SamplingParams`; only_final: no output before the response has ended."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    kind = RequestOutputKind.FINAL_ONLY if only_final else RequestOutputKind.CUMULATIVE
+    return SamplingParams(
+        output_kind=kind,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_response_tokens,
+        seed=seed,
+        stop_token_ids=list(sampling.end_token_ids),
+        ignore_eos=True,  # the end tokens are ours, not those of the model's files
+        detokenize=False,
+    )
