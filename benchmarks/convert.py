@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.convert.layout import plan_hf
+from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]
@@ -51,20 +51,20 @@ def make_model(directory: Path, config_file: Path | None, shard_bytes: int) -> N
     text = config_file.read_text() if config_file else json.dumps(R1_DISTILL_QWEN_1P5B)
     (directory / "config.json").write_text(text)
     table = WeightTable(read_model_shape(directory))
-    plan = plan_hf(table, torch.bfloat16, shard_bytes)
     shapes = table.hf_shapes()
+    layout = hf_layout(shapes, torch.bfloat16, shard_bytes)
     generator = torch.Generator().manual_seed(0)
     pool = torch.randn(2**24, generator=generator).bfloat16()
-    for file in plan.files:
+    for file in layout.files:
         tensors = {}
-        for number, target in enumerate(plan.targets):
-            if target.file_name == file.name:
+        for number, target in enumerate(layout.targets):
+            if target.region.path.name == file.name:
                 shape = torch.Size(shapes[target.name])
                 turned = pool.roll(number * 7919)
                 flat = turned.repeat(-(-shape.numel() // turned.numel()))[: shape.numel()]
                 tensors[target.name] = flat.view(shape).clone()
         save_file(tensors, directory / file.name, metadata={"format": "pt"})
-    for name, content in plan.small_files.items():
+    for name, content in layout.small_files.items():
         (directory / name).write_bytes(content)
 
 

@@ -32,8 +32,8 @@ from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.sync.weight_sync import WeightSync
-from megatron_opsft.weights.layouts import Part, view
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.rectangles import Copy
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -47,13 +47,13 @@ class LayoutEngine:
         self.replica = Replica(index=layout.rank // tp, count=layout.world_size // tp)
         self._tp_rank = layout.rank % tp
         self._packed = packed
-        self._parts: dict[str, list[tuple[Part, Tensor]]] = {}
+        self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
         self.tensors: dict[str, Tensor] = {}
         for parameter in self.layout.parameters_of(self._tp_rank):
             tensor = torch.zeros(parameter.shape, dtype=like.dtype, device=like.device)
             self.tensors[parameter.name] = tensor
             for part in parameter.parts:
-                self._parts.setdefault(part.hf_name, []).append((part, tensor))
+                self._parts.setdefault(part.source.tensor, []).append((part, tensor))
 
     @property
     def in_place(self) -> "LayoutEngine":
@@ -64,11 +64,7 @@ class LayoutEngine:
         """Cut every whole tensor up and copy what this rank needs."""
         for name, tensor in checked_stream(tensors, self.layout):
             for part, own in self._parts.get(name, ()):
-                rect = part.rect
-                source = tensor[rect.row0 : rect.row1]
-                if tensor.dim() == 2:
-                    source = source[:, rect.col0 : rect.col1]
-                view(own, part, rect).copy_(source)
+                part.target.view(own).copy_(part.source.view(tensor))
 
     def begin_update(self) -> None:
         """Nothing."""

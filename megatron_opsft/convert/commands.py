@@ -98,7 +98,7 @@ def check(
     if lines := differing_tensors(sources[0], sources[1], workers=workers):
         typer.echo("\n".join(lines))
         raise typer.Exit(1)
-    typer.echo(f"equal: {len(list(sources[0].names()))} tensors")
+    typer.echo(f"equal: {len(sources[0].table.hf_shapes())} tensors")
 
 
 def _convert(

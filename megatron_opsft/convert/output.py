@@ -17,12 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from megatron_opsft.convert.layout import OutputPlan, Target
 from megatron_opsft.convert.progress import in_words
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import sync_path, write_bytes
-from megatron_opsft.storage.direct_io import DirectFile
+from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.storage.dist_metadata import RECORD_NAME
+from megatron_opsft.storage.file_layout import FileLayout, Target
 from megatron_opsft.storage.partial import PartialDir
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,22 +30,21 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Output:
     """Context manager of one try. `write` and `done` may be called by several threads."""
 
-    def __init__(self, out_dir: Path, plan: OutputPlan, record: dict[str, object]) -> None:
+    def __init__(self, out_dir: Path, layout: FileLayout, record: dict[str, object]) -> None:
         """record: identifies the conversion; two with equal records write the same bytes.
 
         Errors, when it is entered: `UserError` when another process is writing `out_dir`, or when
         the disk has too little room.
         """
-        self.out_dir, self._plan = Path(out_dir), plan
+        self.out_dir, self._layout = Path(out_dir), layout
         self._record = json.dumps(record, indent=1) + "\n"
         digests = {
-            n: hashlib.sha256(content).hexdigest() for n, content in plan.small_files.items()
+            n: hashlib.sha256(content).hexdigest() for n, content in layout.small_files.items()
         }
         self._final_record = json.dumps(record | {"sha256": digests}, indent=1) + "\n"
         self._partial = PartialDir(self.out_dir)
         self._data = self._partial.data
         self.finished: set[str] = set()
-        self._files: dict[str, DirectFile] = {}
         self._journal_path = self._partial.path / "journal"
         self._journal: int | None = None
 
@@ -75,8 +73,8 @@ class Output:
 
     def _wrong_files(self) -> list[tuple[str, int, int]]:
         """(name, bytes, planned bytes) of files that are missing or have another size."""
-        planned = {file.name: file.num_bytes for file in self._plan.files}
-        planned |= {name: len(content) for name, content in self._plan.small_files.items()}
+        planned = {file.name: file.num_bytes for file in self._layout.files}
+        planned |= {name: len(content) for name, content in self._layout.small_files.items()}
         found = {path.name: path.stat().st_size for path in self.out_dir.iterdir()}
         return [
             (name, found.get(name, 0), size)
@@ -89,7 +87,7 @@ class Output:
             self._partial.lock()
             self._continue_or_begin()
             self._check_room()
-            self._open_files()
+            self._partial.open_files(self._layout.files)
         except OSError as error:
             self._close()
             raise self._unwritable(error) from None
@@ -101,10 +99,11 @@ class Output:
     def write(self, target: Target, row: int, data: memoryview) -> None:
         """Put rows of a target in their place, from `row` on.
 
-        data: bytes of the output's dtype, in `Staging.place_for(target.offset_of(row), ...)`.
+        data: bytes of the output's dtype, in `Staging.place_for` of their offset in the file.
         """
+        region = target.region
         try:
-            self._files[target.file_name].write_staged(data, target.offset_of(row))
+            self._partial.files[str(region.path)].write_staged(data, region.offset_of(row))
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -119,28 +118,20 @@ class Output:
 
         side_files: name -> content of what comes along, such as tokenizer files.
         """
+        record = {RECORD_NAME: self._final_record.encode()}
         try:
-            self._sync(side_files)
-            self._close_files()  # on NFS files that are open cannot be removed
+            self._partial.write_small(side_files | self._layout.small_files | record)
+            try:
+                self._partial.sync()
+            except OSError:
+                # What the kernel could not write it may have dropped, and would not report again.
+                self._journal_path.unlink(missing_ok=True)
+                raise
+            self._close_journal()
             self._partial.publish()
         except OSError as error:
             raise self._unwritable(error) from None
         self._partial.remove()
-
-    def _sync(self, side_files: dict[str, bytes]) -> None:
-        """Return when everything is on disk."""
-        small = side_files | self._plan.small_files | {RECORD_NAME: self._final_record.encode()}
-        for name, content in small.items():
-            (self._data / name).parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(self._data / name, content)
-        try:
-            for file in self._files.values():
-                file.sync()
-            sync_path(self._data)
-        except OSError:
-            # What the kernel could not write it may have dropped, and would not report again.
-            self._journal_path.unlink(missing_ok=True)
-            raise
 
     def __exit__(
         self,
@@ -152,7 +143,7 @@ class Output:
 
     def discard(self) -> None:
         """Remove what was written: it came from a source that turned out to be unusable."""
-        self._close_files()
+        self._close_journal()
         self._partial.remove()
 
     def remove_leftovers(self) -> None:
@@ -165,16 +156,13 @@ class Output:
                 self._partial.lock()
                 self._partial.remove()
 
-    def _close_files(self) -> None:
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+    def _close_journal(self) -> None:
         if self._journal is not None:
             os.close(self._journal)
             self._journal = None
 
     def _close(self) -> None:
-        self._close_files()
+        self._close_journal()
         self._partial.unlock()
 
     def _continue_or_begin(self) -> None:
@@ -195,7 +183,7 @@ class Output:
 
     def _check_room(self) -> None:
         there = sum(p.stat().st_blocks * 512 for p in self._data.glob("[!.]*"))
-        needed = sum(file.num_bytes for file in self._plan.files) - there
+        needed = sum(file.num_bytes for file in self._layout.files) - there
         free = shutil.disk_usage(self._partial.path).free
         if needed > free:
             raise UserError(
@@ -203,16 +191,8 @@ class Output:
                 f"{in_words(free)} left; free some or choose another place"
             )
 
-    def _open_files(self) -> None:
-        """Existing files are kept; sizes and the bytes between the tensors are written again."""
-        for planned in self._plan.files:
-            file = DirectFile(self._data / planned.name, planned.num_bytes)
-            self._files[planned.name] = file
-            for offset, content in planned.constants:
-                file.write(content, offset)
-
     def _unwritable(self, error: OSError) -> UserError:
         return UserError(
-            f"{self.out_dir} could not be written: {error.strerror or error}; mend it and give the "
-            f"same command to go on (what is done is kept in {self._partial.path})"
+            f"{self.out_dir} could not be written: {error.strerror or error}; fix it and give the "
+            f"same command to continue (what is done is kept in {self._partial.path})"
         )

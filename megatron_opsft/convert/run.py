@@ -10,15 +10,17 @@ from typing import Literal
 
 import torch
 
-from megatron_opsft.convert.layout import OutputPlan, Target, plan_hf, plan_megatron
+from megatron_opsft.convert.megatron_layout import megatron_layout
 from megatron_opsft.convert.output import Output
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
+from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout
 from megatron_opsft.storage.hf_writer import side_files
 from megatron_opsft.storage.regions import row_chunks
 from megatron_opsft.storage.replacing import check_out
+from megatron_opsft.weights.rectangles import Rect
 
 Format = Literal["megatron", "hf"]
 
@@ -64,8 +66,8 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
         "max_shard_bytes": settings.max_shard_bytes,
         "source": source.identity(),
     }
-    plan = _plan(source, to, dtype, settings.max_shard_bytes)
-    output = Output(out_dir, plan, record)
+    layout = _layout(source, to, dtype, settings.max_shard_bytes)
+    output = Output(out_dir, layout, record)
     complete = output.is_complete() and not settings.overwrite
     resumed = 0
     if complete:
@@ -75,19 +77,19 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
             output.explain_existing()
         check_out(out_dir, source.paths(), overwrite=settings.overwrite)
         with output:
-            resumed = sum(t.num_bytes for t in plan.targets if t.name in output.finished)
+            resumed = sum(t.region.num_bytes for t in layout.targets if t.name in output.finished)
             try:
-                _copy_all(source, plan, output, dtype, settings.workers, resumed)
+                _copy_all(source, layout, output, dtype, settings.workers, resumed)
             except SourceError:
                 output.discard()
                 raise
             output.finish(side_files(source.config_dir, dtype))
     seconds = time.monotonic() - started
-    written = 0 if complete else plan.num_bytes - resumed
+    written = 0 if complete else layout.num_bytes - resumed
     return Figures(
         out=str(out_dir),
-        tensors=len(plan.targets),
-        bytes=plan.num_bytes,
+        tensors=len(layout.targets),
+        bytes=layout.num_bytes,
         resumed_bytes=resumed,
         seconds=round(seconds, 3),
         bytes_per_second=round(written / seconds),
@@ -108,27 +110,27 @@ def peak_rss_mb() -> float:
     return next((int(x.split()[1]) / 1024 for x in lines if x.startswith("VmHWM")), 0.0)
 
 
-def _plan(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> OutputPlan:
+def _layout(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> FileLayout:
     if to == "hf":
-        return plan_hf(source.table, dtype, max_bytes)
+        return hf_layout(source.table.hf_shapes(), dtype, max_bytes)
     scratch = Path(tempfile.mkdtemp(prefix="megatron-opsft-"))
     try:
-        return plan_megatron(source.table, dtype, max_bytes, scratch)
+        return megatron_layout(source.table, dtype, max_bytes, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _copy_all(
     source: Source,
-    plan: OutputPlan,
+    layout: FileLayout,
     output: Output,
     dtype: torch.dtype,
     workers: int,
     resumed: int,
 ) -> None:
-    pending = [target for target in plan.targets if target.name not in output.finished]
+    pending = [target for target in layout.targets if target.name not in output.finished]
     staging = StagingOfThread()
-    with Progress("converting", plan.num_bytes, done=resumed) as progress:
+    with Progress("converting", layout.num_bytes, done=resumed) as progress:
 
         def copy(target: Target) -> None:
             copy_target(source, target, output, dtype, progress, staging.mine)
@@ -156,23 +158,23 @@ def copy_target(
     staging: Staging,
 ) -> None:
     """All rows of one tensor, a chunk at a time: put together in memory, then written."""
-    for first, last in row_chunks(0, target.num_filled, target.row_bytes):
-        data = staging.place_for(target.offset_of(first), (last - first) * target.row_bytes)
-        rows = torch.frombuffer(data, dtype=dtype).view(last - first, *target.row_shape)
-        for step in target.steps:
-            start, stop = max(first, step.row), min(last, step.row + step.stop - step.start)
-            if start < stop:
-                shift = step.start - step.row
-                part = rows[start - first : stop - first]
-                _read(source, step.hf_name, start + shift, stop + shift, part)
+    region, width = target.region, target.parts[0].target.col1
+    for first, last in row_chunks(0, target.num_filled, region.row_bytes):
+        data = staging.place_for(region.offset_of(first), (last - first) * region.row_bytes)
+        rows = torch.frombuffer(data, dtype=dtype).view(last - first, *region.shape[1:])
+        window = Rect(target.name, first, last, 0, width)
+        for part in target.parts:
+            cut = part.inverse.cut(window)
+            if cut is not None:
+                _read(source, cut.target, cut.source.relative_to(window).view(rows))
         output.write(target, first, data)
         progress.advance(len(data))
-    progress.advance(target.num_bytes - target.num_filled * target.row_bytes)
+    progress.advance(region.num_bytes - target.num_filled * region.row_bytes)
     output.done(target)
 
 
-def _read(source: Source, name: str, start: int, stop: int, out: torch.Tensor) -> None:
+def _read(source: Source, rows: Rect, out: torch.Tensor) -> None:
     try:
-        source.copy_rows(name, start, stop, out)
+        source.copy_rows(rows.tensor, rows.row0, rows.row1, out)
     except UserError as error:
         raise SourceError(str(error)) from None

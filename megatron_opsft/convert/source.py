@@ -1,7 +1,6 @@
 """A model on disk in either format: its weights under HF names, and the small files around them."""
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -41,17 +40,13 @@ class Source:
         """`tensor[start:stop]`, read from disk and cast into `out`. Errors: `UserError`."""
         self.tensors.copy_rows(name, start, stop, out)
 
-    def names(self) -> Iterable[str]:
-        """HF names, in the order of the model."""
-        return self.table.hf_shapes()
-
     def paths(self) -> tuple[Path, ...]:
         """Everything that is read: directories, and the weight files, which links may lead to."""
         return (self.directory, self.config_dir, *self.tensors.files())
 
     def only_dtype(self) -> torch.dtype:
         """The dtype of all weights. Errors: `UserError` naming one that has another."""
-        names = list(self.names())
+        names = list(self.table.hf_shapes())
         first = self.tensors.dtype(names[0])
         for name in names:
             if self.tensors.dtype(name) is not first:

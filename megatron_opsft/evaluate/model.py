@@ -15,6 +15,7 @@ from megatron_opsft.data.prompts import check_vocabulary, end_token_ids, load_to
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_files import TINY_REASONER, resolve_model
 from megatron_opsft.storage.opened import open_weights
+from megatron_opsft.weights.rectangles import whole
 from megatron_opsft.weights.rules import WeightTable
 
 _HASH_THREADS = 8
@@ -39,7 +40,7 @@ class EvalModel:
         """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
         opened = open_weights(self.directory, self.table, check=False)
         for name, shape in self.table.hf_shapes().items():
-            yield name, opened.read(name, 0, 0, shape[0])
+            yield name, opened.read(whole(name, shape))
 
     def weights_sha256(self) -> str:
         """Of names, dtypes, shapes and values: the same however the files are cut or converted."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.weights.rules import Rule, WeightTable, local_to_global
-from megatron_opsft.weights.slicing import ReadHfSlice, fill_shard
+from megatron_opsft.weights.slicing import ReadRect, fill_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ModelShards:
         """Of the whole Hugging Face model, in this dtype."""
         return sum(prod(shape) for shape in self.table.hf_shapes().values()) * self.dtype.itemsize
 
-    def fill(self, read: ReadHfSlice) -> None:
+    def fill(self, read: ReadRect) -> None:
         """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a
         time.
         """

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.sampling import response_seed
-from megatron_opsft.weights.layouts import Parameter
+from megatron_opsft.weights.rectangles import Parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

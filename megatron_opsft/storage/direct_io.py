@@ -79,8 +79,8 @@ class DirectFile:
                 self.close()
                 raise
 
-    def write(self, data: bytes, offset: int) -> None:
-        """Put a few bytes in their place."""
+    def write(self, data: bytes | memoryview, offset: int) -> None:
+        """Put bytes in their place, by way of the page cache."""
         write_at(self._file, memoryview(data), offset)
 
     def write_staged(self, data: memoryview, offset: int) -> None:

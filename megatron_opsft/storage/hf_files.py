@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_shards import read_regions
 from megatron_opsft.storage.regions import Region
+from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -173,16 +175,14 @@ class HfTensors:
             raise UserError(f"{self.model_dir} holds no tensor {name}")
         return self._regions[name]
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
-        """`tensor[start:stop]` along axis 0 or 1, whole along the other; file's dtype, CPU.
+    def read(self, rect: Rect) -> Tensor:
+        """A rectangle of a tensor; file's dtype, CPU.
 
-        The result is a view of the mapped file (not contiguous for axis 1): copy it, do not write
-        to it. Only what is touched gets into memory.
+        The result is a view of the mapped file (not contiguous where columns are cut): copy it, do
+        not write to it. Only what is touched gets into memory.
         """
-        region = self.region(name)
-        if axis == 0:
-            return region.rows(start, min(stop, region.shape[0]))
-        return region.rows(0, region.shape[0])[:, start:stop]
+        rows = self.region(rect.tensor).rows(rect.row0, rect.row1)
+        return rows if rows.dim() == 1 else rows[:, rect.col0 : rect.col1]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
@@ -227,14 +227,13 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
     if not (table.shape.tied_embeddings and TIED_HEAD in tensors.names()):
         return
-    embedding = EMBEDDING.hf_tensors[0][0]
-    for start in range(0, table.shape.vocab_size, COMPARED_ROWS):
-        stop = min(start + COMPARED_ROWS, table.shape.vocab_size)
-        if not torch.equal(
-            tensors.read(TIED_HEAD, 0, start, stop), tensors.read(embedding, 0, start, stop)
-        ):
+    embedding = whole(EMBEDDING.hf_tensors[0][0], tensors.shape(EMBEDDING.hf_tensors[0][0]))
+    for start in range(0, embedding.row1, COMPARED_ROWS):
+        stop = min(start + COMPARED_ROWS, embedding.row1)
+        rows = replace(embedding, row0=start, row1=stop)
+        if not torch.equal(tensors.read(replace(rows, tensor=TIED_HEAD)), tensors.read(rows)):
             raise UserError(
                 f"{tensors.model_dir}: config.json says tie_word_embeddings=true, but {TIED_HEAD} "
-                "differs "
-                f"from {embedding}; set tie_word_embeddings to false if the head is meant to differ"
+                f"differs from {embedding.tensor}; set tie_word_embeddings to false if the head is "
+                "meant to differ"
             )

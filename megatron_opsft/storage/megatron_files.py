@@ -4,7 +4,7 @@ The same methods as `HfTensors`, so whatever loads from a Hugging Face directory
 checkpoint too: any that Megatron-Core wrote, at any TP x PP x VPP x EP, with or without optimizer.
 """
 
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, product
 from pathlib import Path
@@ -28,8 +28,9 @@ from megatron_opsft.weights.checkpoint_keys import (
     other_places,
     place_of,
 )
+from megatron_opsft.weights.rectangles import Copy, Rect
 from megatron_opsft.weights.rules import Rule, WeightTable
-from megatron_opsft.weights.slicing import shard_blocks
+from megatron_opsft.weights.slicing import shard_parameter
 
 _NOT_WEIGHTS = ("optimizer", "rng_state", "rerun_state", "opt_param_scheduler")
 
@@ -67,26 +68,22 @@ class MegatronTensors:
         """Names, files, offsets, shapes and dtypes of all that is stored."""
         return (self.model_dir / METADATA_NAME).read_bytes()
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> Tensor:
-        """`tensor[start:stop]` along axis 0 or 1 of the HF tensor; stored dtype, CPU."""
-        shape = self._hf_shape(name)
-        if axis == 1:
-            return self.read(name, 0, 0, shape[0])[:, start:stop]
-        out = torch.empty((min(stop, shape[0]) - start, *shape[1:]), dtype=self.dtype(name))
-        self.copy_rows(name, start, min(stop, shape[0]), out)
-        return out
+    def read(self, rect: Rect) -> Tensor:
+        """A rectangle of an HF tensor; stored dtype, CPU."""
+        rule = self._table.by_hf_name(rect.tensor)
+        shape = rule.hf_shapes[rule.hf_names.index(rect.tensor)]
+        out = torch.empty((rect.row1 - rect.row0, *shape[1:]), dtype=self.dtype(rect.tensor))
+        self.copy_rows(rect.tensor, rect.row0, rect.row1, out)
+        return out if out.dim() == 1 else out[:, rect.col0 : rect.col1]
 
     def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """`tensor[start:stop]`, read from disk and cast into `out`, which has that shape."""
         rule = self._table.by_hf_name(name)
-        done = 0
-        for first, last in _shard_rows(rule, name, start, stop):
-            self._copy(rule, name, first, last, out[done : done + last - first])
-            done += last - first
-
-    def _hf_shape(self, name: str) -> tuple[int, ...]:
-        rule = self._table.by_hf_name(name)
-        return rule.hf_shapes[rule.hf_names.index(name)]
+        wanted = Rect(name, start, stop, 0, out.shape[1] if out.dim() == 2 else 1)
+        for part in shard_parameter(rule, 0, 1).parts:
+            rows = part.cut(wanted)
+            if rows is not None:
+                self._copy(rule, rows, out, wanted)
 
     def _match(self) -> None:
         """Give every parameter its place; strict both ways."""
@@ -142,51 +139,31 @@ class MegatronTensors:
                 f"means {list(rule.mcore_shape)} for each layer"
             )
 
-    def _copy(self, rule: Rule, name: str, start: int, stop: int, out: Tensor) -> None:
-        """Rows of the whole Megatron parameter, from all chunks that hold some of them."""
-        place = self._places[rule.mcore_name]
-        key, lead = place.key, len(place.lead)
-        for chunk, first, last in _parts(self._chunks[place], lead, start, stop):
-            target = out[first - start : last - start]
-            if target.ndim > 1:
-                column = chunk.offsets[-1]
-                target = target[:, column : column + chunk.sizes[-1]]
-            row = chunk.offsets[lead]
-            self._region(key, chunk, place).copy_rows(first - row, last - row, target, name)
+    def _copy(self, rule: Rule, part: Copy, out: Tensor, wanted: Rect) -> None:
+        """Part of an HF tensor, from all chunks that hold some of it in the Megatron parameter.
 
-    def _region(self, key: str, chunk: Chunk, place: Place) -> Region:
+        out: what `wanted` holds, a rectangle around the part.
+        """
+        place = self._places[rule.mcore_name]
+        for chunk in self._chunks[place]:
+            offsets, sizes = (values[len(place.lead) :] for values in (chunk.offsets, chunk.sizes))
+            height, width = (*sizes, 1)[:2]
+            row, column = (*offsets, 0)[:2]
+            in_parameter = Rect(rule.mcore_name, row, row + height, column, column + width)
+            copy = part.then(Copy(in_parameter, Rect("", 0, height, 0, width)))
+            if copy is not None:
+                region, target = self._region(chunk, place), copy.source.relative_to(wanted)
+                rows = copy.target.row0, copy.target.row1
+                region.copy_rows(*rows, target.view(out), part.source.tensor)
+
+    def _region(self, chunk: Chunk, place: Place) -> Region:
         """The part of a chunk that belongs to one layer (and expert)."""
-        whole, lead = self._locate(key, chunk), len(place.lead)
+        region = self._locate(place.key, chunk)
         index = 0
         for position, offset, size in zip(place.lead, chunk.offsets, chunk.sizes, strict=False):
             index = index * size + position - offset
-        inner = Region(whole.path, whole.offset, chunk.sizes[lead:], whole.dtype)
-        return Region(inner.path, inner.offset + index * inner.num_bytes, inner.shape, inner.dtype)
+        one = replace(region, shape=chunk.sizes[len(place.lead) :])
+        return replace(one, offset=one.offset + index * one.num_bytes)
 
     def _locate_chunk(self, key: str, chunk: Chunk) -> Region:
         return locate(self._stored[key], chunk)
-
-
-def _shard_rows(rule: Rule, name: str, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Ranges of rows of the Megatron parameter that hold HF rows [start, stop), in their order."""
-    if len(rule.hf_names) == 1:
-        yield start, stop
-        return
-    for block in shard_blocks(rule, 0, 1):
-        if block.hf_name != name:
-            continue
-        first, last = max(start, block.hf_start), min(stop, block.hf_stop)
-        if first < last:
-            shift = block.shard_start - block.hf_start
-            yield first + shift, last + shift
-
-
-def _parts(
-    chunks: list[Chunk], axis: int, start: int, stop: int
-) -> Iterator[tuple[Chunk, int, int]]:
-    """The chunks that hold some of the rows [start, stop) on `axis`, and which."""
-    for chunk in chunks:
-        first = max(start, chunk.offsets[axis])
-        last = min(stop, chunk.offsets[axis] + chunk.sizes[axis])
-        if first < last:
-            yield chunk, first, last

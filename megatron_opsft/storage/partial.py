@@ -7,11 +7,14 @@ it, `replaced/` is what had the name before, for the moment between two renames.
 import fcntl
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import sync_path
+from megatron_opsft.runtime.durable import sync_path, write_bytes
+from megatron_opsft.storage.direct_io import DirectFile
+from megatron_opsft.storage.file_layout import PlannedFile
 
 
 def partial_dir(out_dir: Path) -> Path:
@@ -20,7 +23,10 @@ def partial_dir(out_dir: Path) -> Path:
 
 
 class PartialDir:
-    """`partial_dir` of an output; nothing of it may be touched but between lock and unlock."""
+    """`partial_dir` of an output; nothing of it may be touched but between lock and unlock.
+
+    files: the large files of the output while they are open, by name.
+    """
 
     def __init__(self, out_dir: Path) -> None:
         self.out_dir = Path(out_dir)
@@ -29,6 +35,7 @@ class PartialDir:
         self._lock_path = self.path / "lock"
         self._replaced = self.path / "replaced"
         self._lock: int | None = None
+        self.files: dict[str, DirectFile] = {}
 
     def lock(self) -> None:
         """Make the directory and hold it; a kill lets go of it.
@@ -67,8 +74,29 @@ class PartialDir:
             if entry != self._lock_path:
                 _remove(entry)
 
+    def open_files(self, planned: Sequence[PlannedFile]) -> None:
+        """Make the large files; those of an earlier try keep their tensors. `OSError`."""
+        self.data.mkdir(exist_ok=True)
+        for each in planned:
+            file = self.files[each.name] = DirectFile(self.data / each.name, each.num_bytes)
+            for offset, content in each.constants:
+                file.write(content, offset)
+
+    def write_small(self, files: Mapping[str, bytes]) -> None:
+        """Files of the given relative names and contents. `OSError`, `FullDiskError`."""
+        for name, content in files.items():
+            (self.data / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(self.data / name, content)
+
+    def sync(self) -> None:
+        """Return when all of `data` is on disk. `OSError`."""
+        for file in self.files.values():
+            file.sync()
+        sync_path(self.data)
+
     def publish(self) -> None:
-        """Give `data` its name, in the place of what has it. No file of it is open. `OSError`."""
+        """Give `data` its name, in the place of what has it. `OSError`."""
+        self.close_files()  # on NFS files that are open cannot be removed
         _remove(self._replaced)
         if self.out_dir.exists():
             self.out_dir.rename(self._replaced)
@@ -79,8 +107,14 @@ class PartialDir:
             raise
         sync_path(self.out_dir.parent)
 
+    def close_files(self) -> None:
+        """Without a sync."""
+        while self.files:
+            self.files.popitem()[1].close()
+
     def remove(self) -> None:
         """Remove it all and let go of the lock; what cannot be removed stays."""
+        self.close_files()
         with suppress(OSError):
             self.clear()
             # Still held, so that nobody else begins to use it; on NFS it goes when it is closed.
@@ -91,6 +125,7 @@ class PartialDir:
 
     def unlock(self) -> None:
         """Leave everything as it is for the next try."""
+        self.close_files()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

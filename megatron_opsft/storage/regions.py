@@ -36,13 +36,17 @@ class Region:
     def row_bytes(self) -> int:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
+    def offset_of(self, row: int) -> int:
+        """Where a row begins in the file."""
+        return self.offset + row * self.row_bytes
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows along axis 0: a view of a mapping that lives as long as the tensor.
 
         Errors: `UserError` when the file cannot be opened or has become shorter.
         """
         shape = (stop - start, *self.shape[1:])
-        first, num_bytes = self.offset + start * self.row_bytes, (stop - start) * self.row_bytes
+        first, num_bytes = self.offset_of(start), (stop - start) * self.row_bytes
         if num_bytes == 0:
             return torch.empty(shape, dtype=self.dtype)
         aligned = first - first % mmap.ALLOCATIONGRANULARITY
@@ -67,10 +71,7 @@ class Region:
         or when a value is too large for the dtype of `out`.
         """
         for first, last in row_chunks(start, stop, self.row_bytes):
-            offset, num_bytes = (
-                self.offset + first * self.row_bytes,
-                (last - first) * self.row_bytes,
-            )
+            offset, num_bytes = self.offset_of(first), (last - first) * self.row_bytes
             if num_bytes == 0:
                 continue
             try:

@@ -8,8 +8,8 @@ from torch import Tensor
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.weights.layouts import Part, megatron_parameters, view
-from megatron_opsft.weights.slicing import padding_start
+from megatron_opsft.weights.rectangles import Copy
+from megatron_opsft.weights.slicing import shard_parameter
 
 
 class Readable(Protocol):
@@ -24,18 +24,18 @@ class Readable(Protocol):
 def broadcast_pull(engine: Readable, shards: ModelShards) -> None:
     """Fill every shard; collective over the world. A rank holds one engine parameter at a time."""
     layout = shards.layout
-    wanted: dict[str, list[tuple[Part, Tensor]]] = {}
+    wanted: dict[str, list[tuple[Copy, Tensor]]] = {}
     for rule, tensor in shards.parameters:
-        (parameter,) = megatron_parameters([rule], layout.tp_rank, layout.tp_size)
+        parameter = shard_parameter(rule, layout.tp_rank, layout.tp_size)
         for part in parameter.parts:
-            wanted.setdefault(part.hf_name, []).append((part, tensor))
-        tensor[padding_start(rule, layout.tp_rank, layout.tp_size) :].zero_()
+            wanted.setdefault(part.source.tensor, []).append((part, tensor))
+        tensor[parameter.padding_row :].zero_()
     of_rank = [engine.layout.parameters_of(tp_rank) for tp_rank in range(engine.layout.tp_size)]
     for position, parameter in enumerate(of_rank[0]):
         values = broadcast_object(engine.parameters(parameter.name))
         for tp_rank, value in enumerate(values):
-            for source in of_rank[tp_rank][position].parts:
-                for part, tensor in wanted.get(source.hf_name, ()):
-                    rect = part.rect.intersect(source.rect)
-                    if rect is not None:
-                        view(tensor, part, rect).copy_(view(value, source, rect))
+            for held in of_rank[tp_rank][position].parts:
+                for part, tensor in wanted.get(held.source.tensor, ()):
+                    copy = held.inverse.then(part)
+                    if copy is not None:
+                        copy.target.view(tensor).copy_(copy.source.view(value))

@@ -1,4 +1,4 @@
-"""Carries out one rank's part of a reshard plan: packs, sends, receives, unpacks.
+"""Carries out one rank's part of a transfer schedule: packs, sends, receives, unpacks.
 
 Two rounds are on their way at a time: while one travels, the next is packed, and the one before is
 unpacked.
@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_opsft.weights.plan import Program, Round, Slice
+from megatron_opsft.weights.rectangles import Rect
+from megatron_opsft.weights.schedule import Program, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,14 @@ class _Posted:
 class Transfer:
     """Fills the targets of all ranks from their sources; made once, run for every push or pull.
 
-    Over the default process group; every rank has its own program of the same plan.
+    Over the default process group; every rank has its own program of the same schedule.
     """
 
     def __init__(
         self, program: Program, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
     ) -> None:
-        """sources, targets: this rank's live parameters under the plan's names, looked up anew at
-        every run.
+        """sources, targets: this rank's live parameters under the schedule's names, looked up anew
+        at every run.
 
         Errors: ValueError for a parameter that is missing or not of the others' dtype.
         """
@@ -69,15 +70,15 @@ class Transfer:
 
     def _post(self, current: Round, number: int) -> _Posted:
         sent, received = (
-            self._empty.new_empty(sum(s.num_elements for slices in by_peer for s in slices))
+            self._empty.new_empty(sum(rect.num_elements for rects in by_peer for rect in rects))
             for by_peer in (current.sends.values(), current.receives.values())
         )
         operations = [
             dist.P2POp(dist.irecv, message, peer, tag=number)
             for peer, _, message in _messages(current.receives, received)
         ]
-        for peer, slices, message in _messages(current.sends, sent):
-            for source, place in _places(slices, message, self._sources):
+        for peer, rects, message in _messages(current.sends, sent):
+            for source, place in _places(rects, message, self._sources):
                 place.copy_(source)
             operations.append(dist.P2POp(dist.isend, message, peer, tag=number))
         works = dist.batch_isend_irecv(operations) if operations else []
@@ -86,35 +87,36 @@ class Transfer:
     def _finish(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
-        for _, slices, message in _messages(posted.current.receives, posted.received):
-            for target, place in _places(slices, message, self._targets):
+        for _, rects, message in _messages(posted.current.receives, posted.received):
+            for target, place in _places(rects, message, self._targets):
                 target.copy_(place)
 
     def _fill_locally(self) -> None:
-        for source, target in self._program.copies:
-            target.of(self._targets).copy_(source.of(self._sources))
+        for copy in self._program.copies:
+            source = copy.source.view(self._sources[copy.source.tensor])
+            copy.target.view(self._targets[copy.target.tensor]).copy_(source)
         for padding in self._program.zeros:
-            padding.of(self._targets).zero_()
+            padding.view(self._targets[padding.tensor]).zero_()
 
 
 def _messages(
-    by_peer: Mapping[int, tuple[Slice, ...]], buffer: Tensor
-) -> Iterator[tuple[int, tuple[Slice, ...], Tensor]]:
-    """Each peer with its slices and its part of the buffer."""
+    by_peer: Mapping[int, tuple[Rect, ...]], buffer: Tensor
+) -> Iterator[tuple[int, tuple[Rect, ...], Tensor]]:
+    """Each peer with its rectangles and its part of the buffer."""
     start = 0
-    for peer, slices in by_peer.items():
-        stop = start + sum(s.num_elements for s in slices)
-        yield peer, slices, buffer[start:stop]
+    for peer, rects in by_peer.items():
+        stop = start + sum(rect.num_elements for rect in rects)
+        yield peer, rects, buffer[start:stop]
         start = stop
 
 
 def _places(
-    slices: Sequence[Slice], message: Tensor, parameters: Mapping[str, Tensor]
+    rects: Sequence[Rect], message: Tensor, parameters: Mapping[str, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The view of each slice in its parameter, and in the message."""
+    """The view of each rectangle in its parameter, and in the message."""
     start = 0
-    for piece in slices:
-        inside = piece.of(parameters)
+    for rect in rects:
+        inside = rect.view(parameters[rect.tensor])
         yield inside, message[start : start + inside.numel()].view(inside.shape)
         start += inside.numel()
 
@@ -123,15 +125,15 @@ def _check_parameters(
     program: Program, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> Tensor:
     """An empty tensor of the parameters' dtype and device."""
-    sent = [s for r in program.rounds for slices in r.sends.values() for s in slices]
-    received = [s for r in program.rounds for slices in r.receives.values() for s in slices]
-    sent += [source for source, _ in program.copies]
-    received += [target for _, target in program.copies]
+    sent = [rect for r in program.rounds for rects in r.sends.values() for rect in rects]
+    received = [rect for r in program.rounds for rects in r.receives.values() for rect in rects]
+    sent += [copy.source for copy in program.copies]
+    received += [copy.target for copy in program.copies]
     first: Tensor | None = None
-    for slices, tensors in ((sent, sources), ([*received, *program.zeros], targets)):
-        for name in dict.fromkeys(piece.parameter for piece in slices):
+    for rects, tensors in ((sent, sources), ([*received, *program.zeros], targets)):
+        for name in dict.fromkeys(rect.tensor for rect in rects):
             if name not in tensors:
-                raise ValueError(f"the plan names a parameter that is not here: {name}")
+                raise ValueError(f"the schedule names a parameter that is not here: {name}")
             tensor = tensors[name]
             first = tensor if first is None else first
             if tensor.dtype != first.dtype:

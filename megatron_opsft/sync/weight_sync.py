@@ -2,32 +2,27 @@
 the same.
 
 A push takes one of two ways. In place: slices of the shards travel to the ranks that need them and
-are written into the engine's own parameters, by a plan that is made once. As a stream: every rank
-gets every whole HF tensor in turn and the engine loads them its own way. The first push is always a
-stream: its checksums show whether the engine's layout is the one that the plan assumes.
+are written into the engine's own parameters, by a schedule that is made once. As a stream: every
+rank gets every whole HF tensor in turn and the engine loads them its own way. The first push is
+always a stream: its checksums show whether the engine's layout is as the schedule assumes.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from math import lcm
 from typing import cast
 
-from torch import Tensor
-
-from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.records import Sample, SyncResult
-from megatron_opsft.rollout.engine import EngineWeights, RolloutEngine
-from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
+from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
+from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
 from megatron_opsft.sync.pull import Readable, broadcast_pull
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.layouts import Holding, Part, megatron_parameters
-from megatron_opsft.weights.parameter_checksums import expected_checksums
-from megatron_opsft.weights.plan import Plan, make_plan
 
 log = logging.getLogger("megatron_opsft")
 
@@ -59,7 +54,8 @@ class WeightSync:
         self._config = config
         self._score = score
         self._wait_for_weights = wait_for_weights
-        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
+        self._bucket_bytes = config.bucket_mb * 2**20
+        self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
@@ -128,10 +124,7 @@ class WeightSync:
         in_place = self._engine.in_place
         own = None if in_place is None else in_place.weights()
         if own is not None and self._back is None:
-            plan = self._plan(self._engine_holdings(own.tp_rank), self._holdings())
-            self._back = Transfer(
-                plan.program(self._shards.layout.rank), own.tensors, self._shards.by_name
-            )
+            self._back = pull_transfer(self._shards, self._engine.layout, own, self._bucket_bytes)
         if self._back is not None:
             self._back.run()
         else:
@@ -153,59 +146,18 @@ class WeightSync:
         if not reason and self.unverified:
             reason = f"the engine's layout of {min(self.unverified)} is unknown"
         if own is not None and not reason:
-            reason = self._other_dtype(own)
+            reason = other_dtype(self._shards, self._engine.layout, own)
         reasons = [reason for reason in gather_from_all([reason]) if reason]
         if own is None or reasons:
             self._say(f"weights go to the engine as a stream of whole tensors: {reasons[0]}")
             return None
-        plan = self._plan(self._holdings(), self._engine_holdings(own.tp_rank))
+        transfer, num_bytes = push_transfer(
+            self._shards, self._engine.layout, own, self._bucket_bytes
+        )
         self._say(
-            "weights go to the engine in place: at most "
-            f"{max(plan.bytes_sent) / 2**20:.1f} MiB sent by a rank"
+            f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
         )
-        return Transfer(plan.program(self._shards.layout.rank), self._shards.by_name, own.tensors)
-
-    def _other_dtype(self, own: EngineWeights) -> str:
-        for parameter in self._engine.layout.parameters_of(own.tp_rank):
-            dtype = own.tensors[parameter.name].dtype
-            if dtype != self._shards.dtype:
-                return f"the engine holds {parameter.name} in {dtype}, not in {self._shards.dtype}"
-        return ""
-
-    def _plan(self, sources: Sequence[Holding], targets: Sequence[Holding]) -> Plan:
-        return make_plan(
-            sources,
-            targets,
-            itemsize=self._shards.dtype.itemsize,
-            world_size=self._shards.layout.world_size,
-            bucket_bytes=self._config.bucket_mb * 2**20,
-        )
-
-    def _holdings(self) -> list[Holding]:
-        """What every training rank holds, exchanged by name."""
-        layout, table = self._shards.layout, self._shards.table
-        names = tuple(rule.mcore_name for rule, _ in self._shards.parameters)
-        ranks: dict[tuple[int, tuple[str, ...]], list[int]] = {}
-        for rank, key in enumerate(gather_from_all([(layout.tp_rank, names)])):
-            ranks.setdefault(key, []).append(rank)
-        return [
-            Holding(
-                ranks=tuple(own),
-                parameters=megatron_parameters(
-                    [table.by_mcore_name(name) for name in held], tp_rank, layout.tp_size
-                ),
-            )
-            for (tp_rank, held), own in ranks.items()
-        ]
-
-    def _engine_holdings(self, tp_rank: int) -> list[Holding]:
-        ranks: dict[int, list[int]] = {}
-        for rank, own in enumerate(gather_from_all([tp_rank])):
-            ranks.setdefault(own, []).append(rank)
-        return [
-            Holding(ranks=tuple(own), parameters=self._engine.layout.parameters_of(tp))
-            for tp, own in ranks.items()
-        ]
+        return transfer
 
     def compare_checksums(self, *, first: bool = False) -> None:
         """Trainer's and engine's checksums of every engine parameter.
@@ -213,32 +165,11 @@ class WeightSync:
         first: what differs among the parameters whose layout is uncertain becomes `unverified`.
         Errors: `SyncError` on every rank for any other difference.
         """
-        engine, layout = self._engine.layout, self._shards.layout
-        cuts = lcm(layout.tp_size, engine.tp_size)
-        found = self._engine.checksums(cuts)
-        # Engines are alike: all can tell zeros apart, or none.
-        signed_zeros = all(gather_from_all([found.signed_zeros]))
-        pieces = self._pieces()
-        wrong: list[str] = []
-        for tp_rank in range(engine.tp_size):
-            parameters = engine.parameters_of(tp_rank)
-            mine = expected_checksums(
-                parameters,
-                pieces,
-                hf_columns=engine.hf_columns,
-                cuts=cuts,
-                signed_zeros=signed_zeros,
-            )
-            expected = sum_integers_over_world(mine).tolist()
-            have = found.of_rank.get(tp_rank, expected)
-            wrong += [
-                parameter.name
-                for parameter, a, b in zip(parameters, have, expected, strict=True)
-                if a != b and parameter.name not in self.unverified
-            ]
-        reports = gather_from_all([wrong])
+        reports = differing_parameters(self._shards, self._engine, self.unverified)
         if first:
-            self.unverified = frozenset(n for r in reports for n in r) & engine.uncertain
+            self.unverified = (
+                frozenset(n for r in reports for n in r) & self._engine.layout.uncertain
+            )
             reports = [[name for name in r if name not in self.unverified] for r in reports]
         if bad := {rank: names for rank, names in enumerate(reports) if names}:
             rank, names = next(iter(bad.items()))
@@ -248,20 +179,6 @@ class WeightSync:
                 f"the trainer's {', '.join(names[:3])}{more} (checksums differ, {len(bad)} of "
                 f"{len(reports)} ranks); nothing was sampled from them"
             )
-
-    def _pieces(self) -> dict[str, list[tuple[Part, Tensor]]]:
-        """HF name -> what this rank answers for: replicas share the work, each piece has one."""
-        layout = self._shards.layout
-        pieces: dict[str, list[tuple[Part, Tensor]]] = {}
-        for number, (rule, tensor) in enumerate(self._shards.parameters):
-            if rule.replica or number % layout.dp_size != layout.dp_rank:
-                continue
-            if rule.kind is ShardKind.COPY and layout.tp_rank:
-                continue
-            (parameter,) = megatron_parameters([rule], layout.tp_rank, layout.tp_size)
-            for part in parameter.parts:
-                pieces.setdefault(part.hf_name, []).append((part, tensor))
-        return pieces
 
     def _compare_log_probs(self, samples: Sequence[Sample]) -> list[float]:
         """Absolute differences over all scored tokens of all ranks."""

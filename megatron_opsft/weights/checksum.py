@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from megatron_opsft.weights.layouts import Rect
+from megatron_opsft.weights.rectangles import Rect
 
 _CHUNK_BYTES = 2**24  # of temporaries, which a GPU's cache holds
 _CPU_CHUNK_BYTES = 2**21

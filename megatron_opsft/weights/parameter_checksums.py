@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.weights.checksum import checksum, unit_bytes
-from megatron_opsft.weights.layouts import Parameter, Part, view
+from megatron_opsft.weights.rectangles import Copy, Parameter
 
 
 def parameter_checksums(
@@ -34,25 +34,18 @@ def parameter_checksums(
     sums = []
     for parameter in parameters:
         tensor = tensors[parameter.name]
-        if tuple(tensor.shape) != parameter.shape:
-            sums.append(torch.zeros((), dtype=torch.int64, device=tensor.device))
-            continue
         total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        for number, part in enumerate(parameter.parts):
-            total += checksum(
-                view(tensor, part, part.rect),
-                part.rect,
-                salt=number,
-                unit_bytes=unit_bytes(hf_columns[part.hf_name], tensor.itemsize, cuts),
-                signed_zeros=signed_zeros,
-            )
+        is_described = tuple(tensor.shape) == parameter.shape
+        for number, part in enumerate(parameter.parts if is_described else ()):
+            total += _checksum(part, tensor, number, hf_columns, cuts, signed_zeros)
         sums.append(total)
     return torch.stack(sums).tolist() if sums else []
 
 
 def expected_checksums(
     parameters: Sequence[Parameter],
-    pieces: Mapping[str, Sequence[tuple[Part, Tensor]]],
+    held: Mapping[str, Sequence[Copy]],
+    tensors: Mapping[str, Tensor],
     *,
     hf_columns: Mapping[str, int],
     cuts: int,
@@ -60,29 +53,34 @@ def expected_checksums(
 ) -> Tensor:
     """This trainer rank's contribution to the checksum of each engine parameter, int64 [P] on CPU.
 
-    pieces: HF name -> the rectangles that this rank answers for, each with the tensor that holds
-    it. Over all ranks they must cover every HF tensor once.
+    held: HF name -> the parts that this rank answers for, of the parameters `tensors`. Over all
+    ranks they must cover every HF tensor once.
     """
-    total: list[Tensor] = []
+    found: list[Tensor] = []
     owners: list[int] = []
     for position, parameter in enumerate(parameters):
         for number, wanted in enumerate(parameter.parts):
-            for part, tensor in pieces.get(wanted.hf_name, ()):
-                rect = part.rect.intersect(wanted.rect)
-                if rect is None:
-                    continue
-                unit = unit_bytes(hf_columns[wanted.hf_name], tensor.itemsize, cuts)
-                total.append(
-                    checksum(
-                        view(tensor, part, rect),
-                        rect,
-                        salt=number,
-                        unit_bytes=unit,
-                        signed_zeros=signed_zeros,
-                    )
-                )
-                owners.append(position)
+            for part in held.get(wanted.source.tensor, ()):
+                cut = part.cut(wanted.source)
+                if cut is not None:
+                    tensor = tensors[cut.target.tensor]
+                    found.append(_checksum(cut, tensor, number, hf_columns, cuts, signed_zeros))
+                    owners.append(position)
     sums = torch.zeros(len(parameters), dtype=torch.int64)
-    if total:
-        sums.index_add_(0, torch.tensor(owners), torch.stack(total).cpu())
+    if found:
+        sums.index_add_(0, torch.tensor(owners), torch.stack(found).cpu())
     return sums
+
+
+def _checksum(
+    part: Copy,
+    tensor: Tensor,
+    number: int,
+    hf_columns: Mapping[str, int],
+    cuts: int,
+    signed_zeros: bool,
+) -> Tensor:
+    """Of the part of an HF tensor that `tensor` holds; number: of the engine's part around it."""
+    unit = unit_bytes(hf_columns[part.source.tensor], tensor.itemsize, cuts)
+    view = part.target.view(tensor)
+    return checksum(view, part.source, salt=number, unit_bytes=unit, signed_zeros=signed_zeros)

@@ -1,13 +1,13 @@
-"""Which slice of which HF tensor sits where in which tensor-parallel shard; no process group.
+"""Which rectangle of which HF tensor sits where in which tensor-parallel shard; no process group.
 
-`shard_blocks` is the one definition of Megatron's layout. Filling a shard from HF tensors,
-scattering it back, and the transfer plans all follow from it, so the two directions cannot
+`shard_parameter` is the one definition of Megatron's layout. Filling a shard from HF tensors,
+scattering it back, and the transfer schedules all follow from it, so the two directions cannot
 disagree. TP size 1 gives the whole Megatron parameter, which is what a checkpoint converter works
 on.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import lcm
 
 import torch
@@ -15,24 +15,10 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
-ReadHfSlice = Callable[[str, int, int, int], Tensor]
-"""(hf_name, axis, start, stop) -> that slice, whole along the other axis, like `HfTensors.read`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Along `axis`, `hf_tensor[hf_start:hf_stop]` is `shard[shard_start:shard_stop]`."""
-
-    hf_name: str
-    axis: int
-    hf_start: int
-    hf_stop: int
-    shard_start: int
-
-    @property
-    def shard_stop(self) -> int:
-        return self.shard_start + self.hf_stop - self.hf_start
+ReadRect = Callable[[Rect], Tensor]
+"""The values of a rectangle of an HF tensor, like `HfTensors.read`."""
 
 
 def padded_vocab_size(vocab_size: int, tp_size: int = 1, divisible_by: int = 128) -> int:
@@ -54,88 +40,72 @@ def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def shard_blocks(rule: Rule, tp_rank: int, tp_size: int) -> tuple[Block, ...]:
-    """The blocks of one TP rank's shard, in the shard's order; together they cover it exactly once.
+def shard_parameter(rule: Rule, tp_rank: int, tp_size: int) -> Parameter:
+    """One TP rank's shard, its parts in the shard's order.
 
-    Rows of the shard that no block covers are vocabulary padding (`padding_start`). A parameter
-    that is not cut (COPY) gives every rank the same block.
+    A parameter that is not cut (COPY) is the same on every rank. Errors: `UserError` for a tp_size
+    that cannot cut the model.
     """
     if not 0 <= tp_rank < tp_size:
         raise ValueError(f"tp_rank {tp_rank} is not below tp_size {tp_size}")
-    if rule.kind is ShardKind.COPY:
-        return (Block(rule.hf_names[0], 0, 0, rule.hf_shapes[0][0], 0),)
     if rule.kind is ShardKind.VOCABULARY:
-        rows = shard_shape(rule, tp_size)[0]
-        start = tp_rank * rows
-        stop = min(start + rows, rule.hf_shapes[0][0])
-        return (Block(rule.hf_names[0], 0, start, stop, 0),) if start < stop else ()
-    if rule.kind is ShardKind.ROW:
-        return _interleaved(rule, axis=1, units=range(tp_rank, tp_rank + 1), num_units=tp_size)
-    if rule.kind is ShardKind.QKV:
-        per_rank = _divide(rule.num_groups, tp_size, "num_key_value_heads")
+        shape = shard_shape(rule, tp_size)
+        start, vocab_size = tp_rank * shape[0], rule.hf_shapes[0][0]
+        stop = min(start + shape[0], vocab_size)
+        held = (_copy(rule, 0, 0, start, stop, 0),) if start < stop else ()
+        return Parameter(rule.mcore_name, shape, held, max(0, stop - start))
+    # Unit u is the u-th of `num_units` equal parts of each HF tensor in turn.
+    axis, units, num_units = 0, range(tp_rank, tp_rank + 1), tp_size
+    if rule.kind is ShardKind.COPY:
+        units, num_units = range(1), 1
+    elif rule.kind is ShardKind.ROW:
+        axis = 1
+    elif rule.kind is ShardKind.QKV:
+        num_units = rule.num_groups
+        per_rank = _divide(num_units, tp_size, "num_key_value_heads")
         units = range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
-        return _interleaved(rule, axis=0, units=units, num_units=rule.num_groups)
-    return _interleaved(rule, axis=0, units=range(tp_rank, tp_rank + 1), num_units=tp_size)
-
-
-def _interleaved(rule: Rule, *, axis: int, units: range, num_units: int) -> tuple[Block, ...]:
-    """Units in a row; unit u is the u-th of `num_units` equal parts of each HF tensor in turn."""
-    blocks = []
+    parts: list[Copy] = []
     position = 0
     for unit in units:
-        for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True):
-            size = _divide(shape[axis], num_units, f"axis {axis} of {name}")
-            blocks.append(Block(name, axis, unit * size, (unit + 1) * size, position))
+        for number, hf_shape in enumerate(rule.hf_shapes):
+            size = _divide(hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[number]}")
+            parts.append(_copy(rule, number, axis, unit * size, (unit + 1) * size, position))
             position += size
-    return tuple(blocks)
+    shape = shard_shape(rule, tp_size)
+    return Parameter(rule.mcore_name, shape, tuple(parts), shape[0])
 
 
-def padding_start(rule: Rule, tp_rank: int, tp_size: int) -> int:
-    """First row of the shard that is vocabulary padding; its row count where there is none."""
-    if rule.kind is not ShardKind.VOCABULARY:
-        return shard_shape(rule, tp_size)[0]
-    blocks = shard_blocks(rule, tp_rank, tp_size)
-    return blocks[-1].shard_stop if blocks else 0
+def _copy(rule: Rule, number: int, axis: int, start: int, stop: int, position: int) -> Copy:
+    """[start, stop) of an HF tensor along `axis`, whole along the other, to `position` onwards."""
+    across = (*rule.hf_shapes[number], 1)[1 - axis]
+    position_stop = position + stop - start
+    if axis == 0:
+        source = Rect(rule.hf_names[number], start, stop, 0, across)
+        return Copy(source, Rect(rule.mcore_name, position, position_stop, 0, across))
+    source = Rect(rule.hf_names[number], 0, across, start, stop)
+    return Copy(source, Rect(rule.mcore_name, 0, across, position, position_stop))
 
 
 @torch.no_grad()
-def fill_shard(rule: Rule, read: ReadHfSlice, shard: Tensor, *, tp_rank: int, tp_size: int) -> None:
+def fill_shard(rule: Rule, read: ReadRect, shard: Tensor, *, tp_rank: int, tp_size: int) -> None:
     """HF -> Megatron, in place: fills `shard` (any dtype or device), padding rows with zeros.
 
-    From each HF tensor one contiguous slice is read, the part this rank needs, one tensor at a
-    time.
+    From each HF tensor one rectangle is read, around the parts that this rank needs, one tensor at
+    a time.
     """
     _check_shard(rule, shard, tp_size)
-    blocks = shard_blocks(rule, tp_rank, tp_size)
-    for hf_name in dict.fromkeys(block.hf_name for block in blocks):
-        own = [block for block in blocks if block.hf_name == hf_name]
-        start, stop = own[0].hf_start, own[-1].hf_stop
-        source = read(hf_name, own[0].axis, start, stop)
-        for block in own:
-            part = source.narrow(block.axis, block.hf_start - start, block.hf_stop - block.hf_start)
-            _shard_view(shard, block).copy_(part)
-    shard[padding_start(rule, tp_rank, tp_size) :].zero_()
-
-
-def shard_slices(
-    rule: Rule, shard: Tensor, *, tp_rank: int, tp_size: int
-) -> Iterator[tuple[Block, Tensor]]:
-    """Megatron -> HF: each block with its view into `shard`; padding is left out."""
-    _check_shard(rule, shard, tp_size)
-    for block in shard_blocks(rule, tp_rank, tp_size):
-        yield block, _shard_view(shard, block)
+    parameter = shard_parameter(rule, tp_rank, tp_size)
+    for hf_name in dict.fromkeys(part.source.tensor for part in parameter.parts):
+        own = [part for part in parameter.parts if part.source.tensor == hf_name]
+        last = own[-1].source
+        around = replace(own[0].source, row1=last.row1, col1=last.col1)
+        values = read(around)
+        for part in own:
+            part.target.view(shard).copy_(part.source.relative_to(around).view(values))
+    shard[parameter.padding_row :].zero_()
 
 
 @torch.no_grad()
-def scatter_shard(
-    rule: Rule, shard: Tensor, targets: Mapping[str, Tensor], *, tp_rank: int, tp_size: int
-) -> None:
-    """Megatron -> HF, in place: writes this rank's part of the whole HF tensors, given by name."""
-    for block, part in shard_slices(rule, shard, tp_rank=tp_rank, tp_size=tp_size):
-        target = targets[block.hf_name]
-        target.narrow(block.axis, block.hf_start, block.hf_stop - block.hf_start).copy_(part)
-
-
 def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     """The HF tensors of a rule from the shards of all TP ranks in order.
 
@@ -146,25 +116,23 @@ def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
         name: torch.empty(shape, dtype=shards[0].dtype, device=shards[0].device)
         for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
     }
-    ranks: Iterable[int] = (0,) if rule.kind is ShardKind.COPY else range(len(shards))
-    for tp_rank in ranks:
-        scatter_shard(rule, shards[tp_rank], targets, tp_rank=tp_rank, tp_size=len(shards))
+    for tp_rank, shard in enumerate(shards[:1] if rule.kind is ShardKind.COPY else shards):
+        _check_shard(rule, shard, len(shards))
+        for part in shard_parameter(rule, tp_rank, len(shards)).parts:
+            part.source.view(targets[part.source.tensor]).copy_(part.target.view(shard))
     return targets
 
 
 def whole_tensors(rule: Rule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The HF tensors of a whole parameter (TP size 1): views where each is one block of it, new
+    """The HF tensors of a whole parameter (TP size 1): views where each is one rectangle of it, new
     tensors where they are interleaved.
     """
-    slices = list(shard_slices(rule, parameter, tp_rank=0, tp_size=1))
-    if len(slices) == len(rule.hf_names):
-        yield from ((block.hf_name, part) for block, part in slices)
+    _check_shard(rule, parameter, 1)
+    parts = shard_parameter(rule, 0, 1).parts
+    if len(parts) == len(rule.hf_names):
+        yield from ((part.source.tensor, part.target.view(parameter)) for part in parts)
     else:
         yield from merge_shards(rule, [parameter]).items()
-
-
-def _shard_view(shard: Tensor, block: Block) -> Tensor:
-    return shard.narrow(block.axis, block.shard_start, block.shard_stop - block.shard_start)
 
 
 def _check_shard(rule: Rule, shard: Tensor, tp_size: int) -> None:

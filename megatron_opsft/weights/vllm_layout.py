@@ -12,7 +12,7 @@ from enum import Enum
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.layouts import Parameter, Part, Rect, whole
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
 _VOCABULARY_MULTIPLE = 64
@@ -81,8 +81,11 @@ def vllm_parameters(table: WeightTable, tp_rank: int, tp_size: int) -> tuple[Par
 
 def tied_head(parameters: Iterable[Parameter]) -> Parameter:
     """A second copy of a tied embedding under the head's name; parameters: of the same rank."""
-    embedding = EMBEDDING.hf_tensors[0][0]
-    return next(replace(p, name=TIED_HEAD) for p in parameters if p.name == embedding)
+    embedding = next(p for p in parameters if p.name == EMBEDDING.hf_tensors[0][0])
+    parts = tuple(
+        Copy(part.source, replace(part.target, tensor=TIED_HEAD)) for part in embedding.parts
+    )
+    return replace(embedding, name=TIED_HEAD, parts=parts)
 
 
 def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
@@ -139,34 +142,34 @@ def _parameter(
     parts = []
     heights: dict[int | None, int] = {}
     for hf_name, expert in members:
-        rect = _rank_rect(hf_name, shapes[hf_name], shape, tp_rank, tp_size)
-        row = heights.get(expert, 0)
-        parts.append(Part(hf_name, rect, row, 0, expert))
-        heights[expert] = row + rect.row1 - rect.row0
+        held = _held_rect(hf_name, shapes[hf_name], shape, tp_rank, tp_size)
+        columns, row = held.col1 - held.col0, heights.get(expert, 0)
+        heights[expert] = row + held.row1 - held.row0
+        parts.append(Copy(held, Rect(name, row, heights[expert], 0, columns, expert)))
     first = members[0][0]
     rows = padding_row = next(iter(heights.values()))
     if _cut_of(first) is _Cut.VOCABULARY:
         rows = _padded_vocabulary(shape) // tp_size
-    columns = (parts[0].rect.col1 - parts[0].rect.col0,) * (len(shapes[first]) - 1)
+    matrix = (rows, columns)[: len(shapes[first])]
     experts = () if None in heights else (len(heights),)
-    held = tuple(part for part in parts if part.rect.num_elements)
-    return Parameter(name, (*experts, rows, *columns), held, padding_row)
+    filled = tuple(part for part in parts if part.source.num_elements)
+    return Parameter(name, (*experts, *matrix), filled, padding_row)
 
 
-def _rank_rect(
+def _held_rect(
     hf_name: str, hf_shape: tuple[int, ...], shape: ModelShape, tp_rank: int, tp_size: int
 ) -> Rect:
     """What a rank holds of an HF tensor; no rows where its vocabulary is all padding."""
-    cut, rect = _cut_of(hf_name), whole(hf_shape)
+    cut, rect = _cut_of(hf_name), whole(hf_name, hf_shape)
     if cut is _Cut.WHOLE:
         return rect
     if cut is _Cut.COLUMNS:
         size = rect.col1 // tp_size
-        return Rect(0, rect.row1, tp_rank * size, (tp_rank + 1) * size)
+        return replace(rect, col0=tp_rank * size, col1=(tp_rank + 1) * size)
     size, number = rect.row1 // tp_size, tp_rank
     if cut is _Cut.VOCABULARY:
         size = _padded_vocabulary(shape) // tp_size
     elif cut is _Cut.KV_HEADS and tp_size > shape.num_kv_heads:
         size, number = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
     start, stop = (min(edge * size, rect.row1) for edge in (number, number + 1))
-    return Rect(start, stop, 0, rect.col1)
+    return replace(rect, row0=start, row1=stop)

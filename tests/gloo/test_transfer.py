@@ -9,31 +9,28 @@ import pytest
 import torch
 import torch.distributed as dist
 from jobs import Case, build
+from placements import engine_placements, megatron_placements
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
 from world import World
 
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.layouts import (
-    Holding,
-    engine_holdings,
-    hf_parameters,
-    megatron_holdings,
-)
-from megatron_opsft.weights.plan import Program, Round, Slice, make_plan
+from megatron_opsft.weights.rectangles import Copy, Rect, hf_parameters
+from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.schedule import Program, Round, make_schedule
 from megatron_opsft.weights.slicing import fill_shard
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 
-def spoiled(holdings: Sequence[Holding], dtype: torch.dtype) -> dict[str, Tensor]:
+def spoiled(placements: Sequence[Placement], dtype: torch.dtype) -> dict[str, Tensor]:
     """This rank's parameters, full of NaN."""
     return {
         parameter.name: torch.full(parameter.shape, torch.nan, dtype=dtype)
-        for holding in holdings
-        if dist.get_rank() in holding.ranks
-        for parameter in holding.parameters
+        for placement in placements
+        if dist.get_rank() in placement.ranks
+        for parameter in placement.parameters
     }
 
 
@@ -53,14 +50,16 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     """
     built, shape, size = build(case), SHAPES[case.model], dist.get_world_size()
     table = built.shards.table
-    trainer = megatron_holdings(table, tp=case.tp, pp=case.pp, dp=case.dp, vpp=case.vpp)
-    engine = engine_holdings(partial(vllm_parameters, table, tp_size=engine_tp), engine_tp, size)
+    trainer = megatron_placements(table, tp=case.tp, pp=case.pp, dp=case.dp, vpp=case.vpp)
+    engine = engine_placements(partial(vllm_parameters, table, tp_size=engine_tp), engine_tp, size)
     shards = {rule.mcore_name: tensor for rule, tensor in built.shards.parameters}
     dtype = next(iter(shards.values())).dtype
-    plan = partial(make_plan, itemsize=dtype.itemsize, world_size=size, bucket_bytes=bucket_bytes)
+    schedule = partial(
+        make_schedule, itemsize=dtype.itemsize, world_size=size, bucket_bytes=bucket_bytes
+    )
     pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
-    push = Transfer(plan(trainer, engine).program(dist.get_rank()), shards, pushed)
-    pull = Transfer(plan(engine, trainer).program(dist.get_rank()), pushed, pulled)
+    push = Transfer(schedule(trainer, engine).program(dist.get_rank()), shards, pushed)
+    pull = Transfer(schedule(engine, trainer).program(dist.get_rank()), pushed, pulled)
     wrong = []
     for factor in (1, -2):
         for name, shard in shards.items():
@@ -74,7 +73,7 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     pull.run()
     # Padding comes back as +0.0, whatever its sign was.
     wrong += differing(pulled, {name: shard + 0 for name, shard in shards.items()})
-    return plan(trainer, engine).num_rounds, wrong
+    return schedule(trainer, engine).num_rounds, wrong
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -112,19 +111,19 @@ def test_any_size_of_the_bucket_gives_the_same(world: World, bucket_bytes: int) 
 def gather_on_rank_2() -> list[str]:
     """Ranks 0 and 1 train, rank 2 wants whole HF tensors, rank 3 nothing; names of wrong ones."""
     table, hf = WeightTable(SHAPES["qwen2"], tp_size=2), weights("qwen2")
-    trainer = megatron_holdings(table, tp=2, pp=1, dp=1)
-    engine = [Holding((2,), hf_parameters(table.hf_shapes()))]
-    plan = make_plan(trainer, engine, itemsize=2, world_size=4, bucket_bytes=30_000)
+    trainer = megatron_placements(table, tp=2, pp=1, dp=1)
+    engine = [Placement((2,), hf_parameters(table.hf_shapes()))]
+    schedule = make_schedule(trainer, engine, itemsize=2, world_size=4, bucket_bytes=30_000)
     sources, targets = (spoiled(side, torch.bfloat16) for side in (trainer, engine))
     for name, shard in sources.items():
         fill_shard(
             table.by_mcore_name(name),
-            lambda name, axis, start, stop: hf[name].narrow(axis, start, stop - start),
+            lambda rect: rect.view(hf[rect.tensor]),
             shard,
             tp_rank=dist.get_rank(),
             tp_size=2,
         )
-    Transfer(plan.program(dist.get_rank()), sources, targets).run()
+    Transfer(schedule.program(dist.get_rank()), sources, targets).run()
     return differing(targets, {name: hf[name].bfloat16() for name in targets})
 
 
@@ -134,7 +133,7 @@ def test_ranks_that_hold_nothing_take_part(world: World) -> None:
 
 def calls_of_four_rounds() -> tuple[list[str], int]:
     """What `run` calls, in order, and how many rounds' buffers were ever alive together."""
-    row = Slice("a", None, 0, 1, 0, 1)
+    row = Rect("a", 0, 1, 0, 1)
     peer = 1 - dist.get_rank()
     rounds = tuple(Round({peer: (row,)}, {peer: (row,)}) for _ in range(4))
     transfer = Transfer(Program((), rounds, ()), {"a": torch.ones(1, 1)}, {"a": torch.zeros(1, 1)})
@@ -169,11 +168,11 @@ def test_a_round_is_posted_before_the_one_before_is_unpacked(world: World) -> No
         assert most == 2
 
 
-def test_parameters_that_do_not_fit_the_plan_are_named() -> None:
-    def row(name: str) -> Slice:
-        return Slice(name, None, 0, 1, 0, 1)
+def test_parameters_that_do_not_fit_the_schedule_are_named() -> None:
+    def row(name: str) -> Rect:
+        return Rect(name, 0, 1, 0, 1)
 
-    copied = Program(((row("a"), row("b")),), (), ())
+    copied = Program((Copy(row("a"), row("b")),), (), ())
     sent = Program((), (Round({1: (row("a"),)}, {2: (row("c"),)}),), ())
     single, half = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bfloat16)
     for program, name in ((copied, "b"), (sent, "c")):

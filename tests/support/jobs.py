@@ -28,7 +28,7 @@ from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 from megatron_opsft.sync.export import BUCKET_BYTES, Exporter
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import merge_shards, padding_start
+from megatron_opsft.weights.slicing import merge_shards, shard_parameter
 
 NUM_ROLLOUTS = 32
 # Clipping is always at work. A larger epsilon keeps entries without gradient from being noise.
@@ -108,9 +108,7 @@ def build(case: Case) -> Built:
     table = WeightTable(shape, names, case.tp)
     models = build_model(shape, config, case.device)
     values = weights(case.model)
-    ModelShards.of(models, table, layout).fill(
-        lambda name, axis, start, stop: values[name].narrow(axis, start, stop - start)
-    )
+    ModelShards.of(models, table, layout).fill(lambda rect: rect.view(values[rect.tensor]))
     chunks = wrap_for_training(models, config, case.parallel)
     trainer = Trainer(
         chunks,
@@ -277,7 +275,7 @@ def whole_gradient(built: Built) -> dict[str, Any]:
         for (_, tp_rank, _), copy in copies.items():
             torch.testing.assert_close(copy, parts[tp_rank], rtol=0, atol=0)
         for tp_rank, part in enumerate(parts):
-            assert not part[padding_start(rule, tp_rank, layout.tp_size) :].any()
+            assert not part[shard_parameter(rule, tp_rank, layout.tp_size).padding_row :].any()
         if rule.kind.value == "copy":
             for part in parts[1:]:
                 torch.testing.assert_close(part, parts[0], rtol=0, atol=0)

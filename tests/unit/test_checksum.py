@@ -12,8 +12,8 @@ from torch import Tensor
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.weights import checksum as module
 from megatron_opsft.weights.checksum import checksum, unit_bytes
-from megatron_opsft.weights.layouts import Rect
 from megatron_opsft.weights.parameter_checksums import expected_checksums, parameter_checksums
+from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 
 INTEGERS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -26,7 +26,7 @@ def values(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Tens
 
 def of(tensor: Tensor, rect: Rect | None = None, unit: int = 8, salt: int = 0) -> int:
     """Of a rectangle of a whole HF tensor."""
-    rect = rect or Rect(0, tensor.shape[0], 0, tensor.shape[1])
+    rect = rect or Rect("x", 0, tensor.shape[0], 0, tensor.shape[1])
     part = tensor[rect.row0 : rect.row1, rect.col0 : rect.col1]
     return int(checksum(part, rect, salt=salt, unit_bytes=unit))
 
@@ -46,13 +46,13 @@ def test_the_formula_in_whole_numbers() -> None:
     total = sum(
         h[r] * g[c] * (words[r][c] + (words[r][c] >> 29)) for r in range(5) for c in range(4)
     )
-    found = checksum(tensor, Rect(3, 8, 8, 24), salt=7, unit_bytes=8)
+    found = checksum(tensor, Rect("x", 3, 8, 8, 24), salt=7, unit_bytes=8)
     assert (found.dtype, found.shape) == (torch.int64, ())
     assert int(found) == wrapped(s * total)
     h, g = numbers(1, 3, 8), numbers(2, 8, 24)
     bits = tensor.view(torch.int16).tolist()
     total = sum(h[r] * g[c] * bits[r][c] for r in range(5) for c in range(16))
-    found = checksum(tensor, Rect(3, 8, 8, 24), salt=7, unit_bytes=2)
+    found = checksum(tensor, Rect("x", 3, 8, 8, 24), salt=7, unit_bytes=2)
     assert int(found) == wrapped(s * total)
 
 
@@ -76,9 +76,13 @@ def test_pieces_add_up_to_the_whole(dtype: torch.dtype, columns: int, cuts: int)
     unit = unit_bytes(columns, dtype.itemsize, cuts)
     whole = of(tensor, unit=unit)
     width = columns // cuts
-    by_columns = [Rect(0, 23, n * width, (n + 1) * width) for n in range(cuts)]
-    by_rows = [Rect(0, 1, 0, columns), Rect(1, 17, 0, columns), Rect(17, 23, 0, columns)]
-    both = [Rect(r.row0, r.row1, c.col0, c.col1) for r in by_rows for c in by_columns]
+    by_columns = [Rect("x", 0, 23, n * width, (n + 1) * width) for n in range(cuts)]
+    by_rows = [
+        Rect("x", 0, 1, 0, columns),
+        Rect("x", 1, 17, 0, columns),
+        Rect("x", 17, 23, 0, columns),
+    ]
+    both = [Rect("x", r.row0, r.row1, c.col0, c.col1) for r in by_rows for c in by_columns]
     for pieces in (by_columns, by_rows, both):
         assert wrapped(sum(of(tensor, rect, unit) for rect in pieces)) == whole
     assert wrapped(sum(of(tensor, rect, unit) for rect in both[1:])) != whole
@@ -87,10 +91,10 @@ def test_pieces_add_up_to_the_whole(dtype: torch.dtype, columns: int, cuts: int)
 def test_vectors_add_up_and_equal_matrices_of_one_column() -> None:
     vector = values(37, 1)[:, 0]
     of_vector = partial(checksum, salt=2, unit_bytes=unit_bytes(1, 2, 1))
-    whole = int(of_vector(vector, Rect(0, 37, 0, 1)))
-    pieces = [int(of_vector(vector[a:b], Rect(a, b, 0, 1))) for a, b in ((0, 20), (20, 37))]
+    whole = int(of_vector(vector, Rect("x", 0, 37, 0, 1)))
+    pieces = [int(of_vector(vector[a:b], Rect("x", a, b, 0, 1))) for a, b in ((0, 20), (20, 37))]
     assert wrapped(sum(pieces)) == whole
-    assert int(of_vector(vector[:, None], Rect(0, 37, 0, 1))) == whole
+    assert int(of_vector(vector[:, None], Rect("x", 0, 37, 0, 1))) == whole
 
 
 def test_a_unit_is_a_word_only_where_every_piece_is_made_of_words() -> None:
@@ -146,7 +150,12 @@ def test_changes_of_many_elements_are_noticed(unit: int) -> None:
 
 def test_place_and_salt_count() -> None:
     tensor = values(4, 8)
-    rects = [Rect(0, 4, 0, 8), Rect(1, 5, 0, 8), Rect(0, 4, 4, 12), Rect(4, 8, 0, 8)]
+    rects = [
+        Rect("x", 0, 4, 0, 8),
+        Rect("x", 1, 5, 0, 8),
+        Rect("x", 0, 4, 4, 12),
+        Rect("x", 4, 8, 0, 8),
+    ]
     sums = {
         int(checksum(tensor, rect, salt=salt, unit_bytes=8)) for rect in rects for salt in range(5)
     }
@@ -158,7 +167,7 @@ def test_place_and_salt_count() -> None:
 def test_views_and_chunks_do_not_matter(
     unit: int, signed_zeros: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tensor, rect = values(50, 24), Rect(0, 50, 0, 24)
+    tensor, rect = values(50, 24), Rect("x", 0, 50, 0, 24)
     found = partial(checksum, rect=rect, salt=0, unit_bytes=unit, signed_zeros=signed_zeros)
     expected = int(found(tensor))
     shifted = torch.zeros(50, 27, dtype=torch.bfloat16)  # rows do not start at whole words
@@ -195,7 +204,7 @@ def test_signs_of_zeros_count_only_if_asked_for(dtype: torch.dtype, columns: int
             int(
                 checksum(
                     tensor,
-                    Rect(0, 6, 0, columns),
+                    Rect("x", 0, 6, 0, columns),
                     salt=0,
                     unit_bytes=unit_bytes(columns, dtype.itemsize, 1),
                     signed_zeros=signed_zeros,
@@ -209,10 +218,10 @@ def test_signs_of_zeros_count_only_if_asked_for(dtype: torch.dtype, columns: int
 
 
 def test_a_rectangle_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"shape \[4, 8\] is not Rect"):
-        checksum(values(4, 8), Rect(0, 4, 0, 9), salt=0, unit_bytes=2)
+    with pytest.raises(ValueError, match=r"shape \[4, 8\] is not x\[0:4, 0:9\]"):
+        checksum(values(4, 8), Rect("x", 0, 4, 0, 9), salt=0, unit_bytes=2)
     with pytest.raises(ValueError, match="not whole units of 8 bytes"):
-        checksum(values(4, 8), Rect(0, 4, 2, 10), salt=0, unit_bytes=8)
+        checksum(values(4, 8), Rect("x", 0, 4, 2, 10), salt=0, unit_bytes=8)
 
 
 def test_a_shard_of_the_vocabulary_that_is_all_padding_counts_as_zero() -> None:
@@ -224,6 +233,6 @@ def test_a_shard_of_the_vocabulary_that_is_all_padding_counts_as_zero() -> None:
     found = parameter_checksums(
         [last], {last.name: torch.zeros(last.shape)}, hf_columns=layout.hf_columns, cuts=4
     )
-    expected = expected_checksums([last], {}, hf_columns=layout.hf_columns, cuts=4)
+    expected = expected_checksums([last], {}, {}, hf_columns=layout.hf_columns, cuts=4)
     assert found == expected.tolist() == [0]
     assert parameter_checksums([], {}, hf_columns={}, cuts=4) == []

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,9 @@ from megatron_opsft.convert.progress import in_words
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
+from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
-from megatron_opsft.storage.hf_writer import HfWriter
+from megatron_opsft.storage.hf_writer import write_hf_model
 from megatron_opsft.storage.partial import PartialDir, partial_dir
 
 INDEX = "model.safetensors.index.json"
@@ -438,12 +440,12 @@ def test_a_failed_sync_makes_the_next_try_write_everything_again(
     """Pages that could not be written may be gone, though the kernel reports them only once."""
     out = tmp_path / "out"
 
-    def failing(self: output_module.DirectFile) -> None:
+    def failing(self: DirectFile) -> None:
         os.ftruncate(self._file, 0)  # the pages are lost
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(output_module.DirectFile, "sync", failing)
+        patched.setattr(DirectFile, "sync", failing)
         with pytest.raises(UserError, match="could not be written: Input/output error"):
             run(hf, out, "megatron")
     assert not out.exists()
@@ -521,14 +523,15 @@ def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path)
     out = tmp_path / "out"
     tensors = {"a": torch.ones(3)}
 
-    def writer() -> HfWriter:
-        return HfWriter(out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
+    write = partial(write_hf_model, out, shapes={"a": (3,)}, dtype=torch.float32, source_dir=hf)
 
-    with writer() as first:
-        for other in (lambda: writer().__enter__(), lambda: run(hf, out, "megatron")):
+    def stream() -> Iterator[tuple[str, Tensor]]:
+        for other in (lambda: write([]), lambda: run(hf, out, "megatron")):
             with pytest.raises(UserError, match="is being written by another process"):
                 other()
-        first.write("a", tensors["a"])
+        yield "a", tensors["a"]
+
+    write(stream())
     assert torch.equal(load_file(out / "model.safetensors")["a"], tensors["a"])
     assert not partial_dir(out).exists()
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
+from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint, resolve_model
-from megatron_opsft.storage.hf_writer import HfWriter, plan_shards, side_files, write_hf_model
+from megatron_opsft.storage.hf_writer import side_files, write_hf_model
+from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import fill_shard, merge_shards, shard_shape
 
@@ -68,10 +71,10 @@ def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
     assert set(tensors.names()) == set(expected)
     name = "model.layers.1.mlp.down_proj.weight"
     assert tensors.shape(name) == (32, 48) and tensors.dtype(name) is torch.float32
-    assert torch.equal(tensors.read(name, 0, 3, 9), expected[name][3:9])
-    assert torch.equal(tensors.read(name, 1, 3, 9), expected[name][:, 3:9])
+    assert torch.equal(tensors.read(Rect(name, 3, 9, 0, 48)), expected[name][3:9])
+    assert torch.equal(tensors.read(Rect(name, 0, 32, 3, 9)), expected[name][:, 3:9])
     bias = "model.layers.0.self_attn.q_proj.bias"
-    assert torch.equal(tensors.read(bias, 0, 8, 16), expected[bias][8:16])
+    assert torch.equal(tensors.read(Rect(bias, 8, 16, 0, 1)), expected[bias][8:16])
     with pytest.raises(UserError, match="holds no tensor nothing"):
         tensors.shape("nothing")
     check_checkpoint(tensors, WeightTable(read_model_shape(model_dir)))
@@ -79,7 +82,8 @@ def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
 
 def test_a_repeated_tied_head_must_equal_the_embedding(tmp_path: Path, model_dir: Path) -> None:
     state = {
-        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+        name: HfTensors(model_dir).read(whole(name, shape))
+        for name, shape in HfTensors(model_dir).shapes().items()
     }
     table = WeightTable(read_model_shape(model_dir))
     state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
@@ -126,7 +130,8 @@ def test_the_weights_chosen_are_those_that_transformers_loads(
 ) -> None:
     """Four different models in one directory; the first in transformers' order is taken away."""
     state = {
-        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+        name: HfTensors(model_dir).read(whole(name, shape))
+        for name, shape in HfTensors(model_dir).shapes().items()
     }
     norm = "model.norm.weight"
     model = tmp_path / "several"
@@ -148,7 +153,7 @@ def test_the_weights_chosen_are_those_that_transformers_loads(
     for number, (file, index) in enumerate(groups):
         loaded = AutoModelForCausalLM.from_pretrained(model).state_dict()[norm]
         assert torch.equal(loaded, torch.full((32,), float(number)))
-        assert torch.equal(HfTensors(model).read(norm, 0, 0, 32), loaded)
+        assert torch.equal(HfTensors(model).read(Rect(norm, 0, 32, 0, 1)), loaded)
         (model / (index or file)).unlink()
     with pytest.raises(UserError, match=r"holds no weights: neither model\.safetensors nor"):
         HfTensors(model)
@@ -158,7 +163,8 @@ def test_weights_that_the_config_names_are_chosen_and_missing_ones_refused(
     model_dir: Path,
 ) -> None:
     state = {
-        name: HfTensors(model_dir).read(name, 0, 0, 999) for name in HfTensors(model_dir).names()
+        name: HfTensors(model_dir).read(whole(name, shape))
+        for name, shape in HfTensors(model_dir).shapes().items()
     }
     state["model.norm.weight"] = torch.full((32,), 7.0)
     save_file(state, model_dir / "named.safetensors")
@@ -166,7 +172,7 @@ def test_weights_that_the_config_names_are_chosen_and_missing_ones_refused(
     text = json.dumps(config | {"transformers_weights": "named.safetensors"})
     (model_dir / "config.json").write_text(text)
     loaded = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()["model.norm.weight"]
-    found = HfTensors(model_dir).read("model.norm.weight", 0, 0, 32)
+    found = HfTensors(model_dir).read(Rect("model.norm.weight", 0, 32, 0, 1))
     assert torch.equal(loaded, torch.full((32,), 7.0)) and torch.equal(found, loaded)
     (model_dir / "named.safetensors").unlink()
     with pytest.raises(UserError, match="transformers_weights is 'named.safetensors'"):
@@ -282,13 +288,11 @@ def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
     tensors = random_tensors()
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     for out, names in (("one", "abcd"), ("two", "dbca")):
-        with HfWriter(
-            tmp_path / out, shapes=shapes, dtype=torch.bfloat16, source_dir=model_dir
-        ) as writer:
-            for name in names:
-                writer.write(
-                    name, tensors[name].t().contiguous().t() if name == "c" else tensors[name]
-                )
+        stream = [(name, tensors[name]) for name in names]
+        spread = [(n, t.t().contiguous().t() if n == "c" else t) for n, t in stream]
+        write_hf_model(
+            tmp_path / out, spread, shapes=shapes, dtype=torch.bfloat16, source_dir=model_dir
+        )
     one, two = (tmp_path / out / "model.safetensors" for out in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     loaded = load_file(one)
@@ -298,10 +302,12 @@ def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(
 
 def test_shards_keep_the_limit_and_large_tensors_get_their_own() -> None:
     shapes = {"a": (100,), "b": (10,), "c": (10,), "d": (30,)}
-    plan = plan_shards(shapes, torch.float32, 160)
-    assert [list(shard.offsets) for shard in plan] == [["a"], ["b", "c"], ["d"]]
-    assert [shard.file_name[:20] for shard in plan][0] == "model-00001-of-00003"
-    assert all(len(shard.header) % 8 == 0 for shard in plan)
+    layout = hf_layout(shapes, torch.float32, 160)
+    files = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert [file.name for file in layout.files] == files
+    places = {target.name: str(target.region.path) for target in layout.targets}
+    assert places == dict(zip("abcd", [files[0], files[1], files[1], files[2]], strict=True))
+    assert all(len(header) % 8 == 0 for file in layout.files for _, header in file.constants)
 
 
 def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None:
@@ -340,17 +346,19 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None
 def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
     tmp_path: Path, model_dir: Path
 ) -> None:
-    shapes = {"a": (2, 2), "b": (3,)}
-    with HfWriter(
-        tmp_path / "out", shapes=shapes, dtype=torch.float16, source_dir=model_dir
-    ) as writer:
-        with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
-            writer.write("a", torch.full((2, 2), 1e30))
-        writer.write("a", torch.ones(2, 2))
-        for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
-            with pytest.raises(ValueError, match=f"tensor {name} "):
-                writer.write(name, tensor)
-        writer.write("b", torch.ones(3))
+    write = partial(
+        write_hf_model,
+        tmp_path / "out",
+        shapes={"a": (2, 2), "b": (3,)},
+        dtype=torch.float16,
+        source_dir=model_dir,
+    )
+    with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
+        write([("a", torch.full((2, 2), 1e30))])
+    for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
+        with pytest.raises(ValueError, match=f"tensor {name} "):
+            write([("a", torch.ones(2, 2)), (name, tensor)])
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
 def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,6 @@ HOMES = {
         "loss/cross_entropy.py",
         "loss/output_head.py",
         "sync/export.py",
-        "sync/weight_sync.py",
     ],
     "torch.distributed": [
         "runtime/",
@@ -66,7 +65,7 @@ HOMES = {
         "sync/export.py",
         "sync/transfer.py",
         "storage/dist_metadata.py",
-        "convert/layout.py",
+        "convert/megatron_layout.py",
         "launch/torchrun.py",
     ],
 }

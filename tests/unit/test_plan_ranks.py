@@ -6,6 +6,7 @@ from math import prod
 
 import pytest
 from jobs import Case
+from placements import megatron_placements
 from plan_jobs import planned_job, planned_ranks, planned_stages, updated_elements
 from real_shapes import REAL_SHAPES
 from tiny_models import SHAPES
@@ -15,7 +16,6 @@ from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.weights.layouts import megatron_holdings
 from megatron_opsft.weights.rules import WeightTable
 
 # Model, ranks, tp, pp, vpp; then the parameters of its published weights.
@@ -60,9 +60,11 @@ def test_parameters_add_up_to_the_hugging_face_model(
     assert sum(stage.whole_parameters for stage in stages) == published
     assert sum(prod(s) for s in WeightTable(job.shape).hf_shapes().values()) == published
     # By the names and cuts of the weight table, which every load and push relies on.
-    holdings = megatron_holdings(WeightTable(job.shape, tp_size=tp), tp=tp, pp=pp, dp=1, vpp=vpp)
+    placements = megatron_placements(
+        WeightTable(job.shape, tp_size=tp), tp=tp, pp=pp, dp=1, vpp=vpp
+    )
     assert [stage.num_parameters for stage in stages for _ in range(tp)] == [
-        sum(prod(parameter.shape) for parameter in holding.parameters) for holding in holdings
+        sum(prod(parameter.shape) for parameter in placement.parameters) for placement in placements
     ]
     for stage, counted in zip(stages, count_stages(job), strict=True):
         assert stage.num_parameters == counted.num_parameters

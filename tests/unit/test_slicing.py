@@ -9,13 +9,13 @@ from torch import Tensor
 from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.errors import UserError
+from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import (
     fill_shard,
     merge_shards,
     padded_vocab_size,
-    padding_start,
-    shard_blocks,
+    shard_parameter,
     shard_shape,
 )
 
@@ -65,7 +65,7 @@ def shards_of(
         shard = torch.full(shard_shape(rule, tp), torch.nan, dtype=dtype)
         fill_shard(
             rule,
-            lambda name, axis, start, stop: state[name].narrow(axis, start, stop - start),
+            lambda rect: rect.view(state[rect.tensor]),
             shard,
             tp_rank=tp_rank,
             tp_size=tp,
@@ -140,7 +140,7 @@ def test_vocabulary_shards_are_the_padded_embedding_with_zero_rows(tp: int) -> N
         assert torch.equal(torch.cat(shards), expected)
     rows = 384 // tp
     real = [min(max(VOCAB - r * rows, 0), rows) for r in range(tp)]
-    assert [padding_start(rule, r, tp) for r in range(tp)] == real
+    assert [shard_parameter(rule, r, tp).padding_row for r in range(tp)] == real
     assert torch.equal(merge_shards(rule, shards)["model.embed_tokens.weight"], embedding)
 
 
@@ -153,7 +153,7 @@ def test_padded_vocab_size_is_the_same_for_every_power_of_two() -> None:
 
 
 @pytest.mark.parametrize("tp", TP_SIZES)
-def test_blocks_of_all_ranks_cover_every_hf_row_and_every_shard_row_once(tp: int) -> None:
+def test_parts_of_all_ranks_cover_every_hf_row_and_every_shard_row_once(tp: int) -> None:
     table = make_table("Qwen3ForCausalLM")
     for rule in table.rules:
         seen = {
@@ -162,11 +162,12 @@ def test_blocks_of_all_ranks_cover_every_hf_row_and_every_shard_row_once(tp: int
         }
         for tp_rank in range(tp):
             shard = torch.zeros(shard_shape(rule, tp))
-            for block in shard_blocks(rule, tp_rank, tp):
-                size = block.hf_stop - block.hf_start
-                seen[block.hf_name].narrow(block.axis, block.hf_start, size).add_(1)
-                shard.narrow(block.axis, block.shard_start, size).add_(1)
-            assert shard[: padding_start(rule, tp_rank, tp)].eq(1).all()
+            parameter = shard_parameter(rule, tp_rank, tp)
+            for part in parameter.parts:
+                part.source.view(seen[part.source.tensor]).add_(1)
+                part.target.view(shard).add_(1)
+            assert parameter.shape == tuple(shard.shape)
+            assert shard[: parameter.padding_row].eq(1).all()
         copies = tp if rule.kind.value == "copy" else 1
         assert all(count.eq(copies).all() for count in seen.values()), rule.mcore_name
 
@@ -175,14 +176,18 @@ def test_fill_reads_only_the_ranks_own_slice_once_per_tensor() -> None:
     table = make_table()
     state = random_state(table)
     rule = table.by_mcore_name("decoder.layers.0.self_attention.linear_qkv.weight")
-    calls: list[tuple[str, int, int, int]] = []
+    calls: list[str] = []
 
-    def read(name: str, axis: int, start: int, stop: int) -> Tensor:
-        calls.append((name.rsplit(".")[-2], axis, start, stop))
-        return state[name].narrow(axis, start, stop - start)
+    def read(rect: Rect) -> Tensor:
+        calls.append(str(rect).removeprefix("model.layers.0.self_attn."))
+        return rect.view(state[rect.tensor])
 
     fill_shard(rule, read, torch.empty(shard_shape(rule, 2)), tp_rank=1, tp_size=2)
-    assert calls == [("q_proj", 0, 64, 128), ("k_proj", 0, 32, 64), ("v_proj", 0, 32, 64)]
+    assert calls == [
+        "q_proj.weight[64:128, 0:24]",
+        "k_proj.weight[32:64, 0:24]",
+        "v_proj.weight[32:64, 0:24]",
+    ]
 
 
 def test_fill_converts_dtype_and_ignores_autograd() -> None:
@@ -190,7 +195,7 @@ def test_fill_converts_dtype_and_ignores_autograd() -> None:
     state = random_state(table)
     rule = table.by_mcore_name("decoder.final_layernorm.weight")
     shard = torch.nn.Parameter(torch.empty(HIDDEN, dtype=torch.bfloat16))
-    fill_shard(rule, lambda name, *_: state[name], shard, tp_rank=0, tp_size=1)
+    fill_shard(rule, lambda rect: state[rect.tensor], shard, tp_rank=0, tp_size=1)
     assert torch.equal(shard.detach(), state["model.norm.weight"].bfloat16())
 
 
@@ -198,10 +203,10 @@ def test_tp_that_does_not_divide_is_named() -> None:
     table = make_table(groups=2)
     rule = table.by_mcore_name("decoder.layers.0.self_attention.linear_qkv.weight")
     with pytest.raises(UserError, match=r"parallel\.tp=4 .*num_key_value_heads=2"):
-        shard_blocks(rule, 0, 4)
+        shard_parameter(rule, 0, 4)
     odd_ffn = WeightTable(replace(table.shape, ffn_size=36))
     with pytest.raises(UserError, match=r"parallel\.tp=8 .*gate_proj.weight=36"):
-        shard_blocks(odd_ffn.by_mcore_name("decoder.layers.0.mlp.linear_fc1.weight"), 0, 8)
+        shard_parameter(odd_ffn.by_mcore_name("decoder.layers.0.mlp.linear_fc1.weight"), 0, 8)
 
 
 def test_shard_of_the_wrong_shape_is_refused() -> None:

@@ -27,8 +27,8 @@ from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
-from megatron_opsft.weights.layouts import hf_columns, hf_parameters
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
 _ALONE = Replica(index=0, count=1)
 

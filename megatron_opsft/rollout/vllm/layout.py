@@ -6,7 +6,7 @@ from functools import cache
 from torch import Tensor
 
 from megatron_opsft.rollout.engine import EngineLayout
-from megatron_opsft.weights.layouts import Parameter, hf_columns
+from megatron_opsft.weights.rectangles import Parameter, hf_columns
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 

@@ -25,8 +25,8 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from megatron_opsft.runtime.shared_memory import Address, open_shared
-from megatron_opsft.weights.layouts import Parameter
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.rectangles import Parameter
 from megatron_opsft.weights.rules import TIED_HEAD
 
 BACKEND = "megatron_opsft_shared_memory"

@@ -1,4 +1,4 @@
-"""Reshard plans: on shapes of published models, and carried out on small ones in one process."""
+"""Transfer schedules: on shapes of published models, and carried out on small ones."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,25 +6,19 @@ from functools import partial
 
 import pytest
 import torch
-from plan_checks import by_rank, check_plan, shorter
+from placements import engine_placements, lower_bound, megatron_placements
 from real_shapes import REAL_SHAPES
+from schedule_checks import by_rank, check_schedule, shorter
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.weights.dealing import Stock, deal, fill_evenly, lower_bound, split_rows
-from megatron_opsft.weights.layouts import (
-    Holding,
-    Parameter,
-    Part,
-    Rect,
-    engine_holdings,
-    hf_parameters,
-    megatron_holdings,
-)
-from megatron_opsft.weights.plan import Plan, make_plan
+from megatron_opsft.weights.balance import assign_senders, fill_evenly, split_rows
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, hf_parameters
+from megatron_opsft.weights.reshard import Placement, Route, find_routes
 from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.schedule import Schedule, make_schedule
 from megatron_opsft.weights.slicing import fill_shard
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
@@ -41,13 +35,13 @@ REAL = [
 
 def both_sides(
     shape: ModelShape, tp: int, pp: int, dp: int, engine_tp: int, vpp: int | None = None
-) -> tuple[Sequence[Holding], Sequence[Holding]]:
+) -> tuple[Sequence[Placement], Sequence[Placement]]:
     """Who holds what in the trainer, and in the engines on the same ranks."""
     table = WeightTable(shape, tp_size=tp)
     engine = partial(vllm_parameters, table, tp_size=engine_tp)
     return (
-        megatron_holdings(table, tp=tp, pp=pp, dp=dp, vpp=vpp),
-        engine_holdings(engine, engine_tp, tp * pp * dp),
+        megatron_placements(table, tp=tp, pp=pp, dp=dp, vpp=vpp),
+        engine_placements(engine, engine_tp, tp * pp * dp),
     )
 
 
@@ -63,8 +57,12 @@ def test_every_byte_is_written_once_on_every_rank(
     trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 64 * MIB
-    plan = make_plan(sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket)
-    check_plan(plan, sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket)
+    schedule = make_schedule(
+        sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket
+    )
+    check_schedule(
+        schedule, sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
+    )
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
@@ -75,33 +73,42 @@ def test_no_rank_sends_much_more_than_some_rank_must(
     trainer, engine = both_sides(REAL_SHAPES[model], tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
-    plan = make_plan(sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket)
-    assert plan.lower_bound_bytes <= max(plan.bytes_sent) <= 1.10 * plan.lower_bound_bytes
-    busiest = max(a + b for a, b in zip(plan.bytes_sent, plan.bytes_received, strict=True))
-    assert plan.num_rounds <= 1.25 * busiest / bucket + 1
-    assert sum(plan.bytes_sent) == sum(plan.bytes_received)
+    schedule = make_schedule(
+        sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket
+    )
+    least = least_bytes(sources, targets)
+    assert least <= max(schedule.bytes_sent) <= 1.10 * least
+    busiest = max(a + b for a, b in zip(schedule.bytes_sent, schedule.bytes_received, strict=True))
+    assert schedule.num_rounds <= 1.25 * busiest / bucket + 1
+    assert sum(schedule.bytes_sent) == sum(schedule.bytes_received)
     needed = sum(_held_bytes(h) * len(h.ranks) for h in targets)
-    assert sum(plan.bytes_received) + sum(plan.bytes_local) == needed
+    assert sum(schedule.bytes_received) + sum(schedule.bytes_local) == needed
 
 
-def _held_bytes(holding: Holding) -> int:
-    return 2 * sum(part.rect.num_elements for p in holding.parameters for part in p.parts)
+def least_bytes(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
+    """Of two-byte values that some rank must send."""
+    routes = find_routes(sources, targets)
+    return lower_bound(routes, [2 * route.num_elements for route in routes])
+
+
+def _held_bytes(placement: Placement) -> int:
+    return 2 * sum(part.source.num_elements for p in placement.parameters for part in p.parts)
 
 
 def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     trainer, engine = both_sides(REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"], 2, 1, 4, 2)
-    plan = make_plan(trainer, engine, itemsize=2, world_size=8, bucket_bytes=MIB)
-    assert plan.bytes_sent == (0,) * 8
-    assert plan.lower_bound_bytes == plan.num_rounds == 0
-    assert plan.bytes_local[5] == _held_bytes(engine[1])
+    schedule = make_schedule(trainer, engine, itemsize=2, world_size=8, bucket_bytes=MIB)
+    assert schedule.bytes_sent == (0,) * 8
+    assert least_bytes(trainer, engine) == schedule.num_rounds == 0
+    assert schedule.bytes_local[5] == _held_bytes(engine[1])
 
 
 def test_the_plan_is_the_same_every_time() -> None:
     trainer, engine = both_sides(SHAPES["qwen3_moe"], 2, 2, 2, 4)
     programs = [
-        [plan.program(rank) for rank in range(8)]
-        for plan in (
-            make_plan(trainer, engine, itemsize=2, world_size=8, bucket_bytes=10_000)
+        [schedule.program(rank) for rank in range(8)]
+        for schedule in (
+            make_schedule(trainer, engine, itemsize=2, world_size=8, bucket_bytes=10_000)
             for _ in range(2)
         )
     ]
@@ -112,25 +119,29 @@ def test_the_plan_is_the_same_every_time() -> None:
 Tensors = list[dict[str, Tensor]]  # by rank
 
 
-def carry_out(plan: Plan, sources: Tensors, targets: Tensors) -> None:
+def carry_out(schedule: Schedule, sources: Tensors, targets: Tensors) -> None:
     """What `Transfer` does on all ranks, without a process group."""
-    programs = [plan.program(rank) for rank in range(len(sources))]
+    programs = [schedule.program(rank) for rank in range(len(sources))]
     for rank, program in enumerate(programs):
-        for source, target in program.copies:
-            target.of(targets[rank]).copy_(source.of(sources[rank]))
+        for copy in program.copies:
+            _view(copy.target, targets[rank]).copy_(_view(copy.source, sources[rank]))
         for padding in program.zeros:
-            padding.of(targets[rank]).zero_()
-    for number in range(plan.num_rounds):
+            _view(padding, targets[rank]).zero_()
+    for number in range(schedule.num_rounds):
         for rank, program in enumerate(programs):
-            for peer, slices in program.rounds[number].sends.items():
+            for peer, rects in program.rounds[number].sends.items():
                 places = programs[peer].rounds[number].receives[rank]
-                for source, target in zip(slices, places, strict=True):
-                    target.of(targets[peer]).copy_(source.of(sources[rank]))
+                for source, target in zip(rects, places, strict=True):
+                    _view(target, targets[peer]).copy_(_view(source, sources[rank]))
 
 
-def spoiled(holdings: Sequence[Holding], world_size: int) -> Tensors:
+def _view(rect: Rect, tensors: dict[str, Tensor]) -> Tensor:
+    return rect.view(tensors[rect.tensor])
+
+
+def spoiled(placements: Sequence[Placement], world_size: int) -> Tensors:
     """Parameters full of NaN."""
-    named = by_rank(holdings)
+    named = by_rank(placements)
     return [
         {name: torch.full(p.shape, torch.nan) for name, p in named[rank].items()}
         for rank in range(world_size)
@@ -162,32 +173,32 @@ def test_push_makes_vllms_tensors_and_pull_brings_the_shards_back(
         for name, shard in own.items():
             fill_shard(
                 table.by_mcore_name(name),
-                lambda name, axis, start, stop: hf[name].narrow(axis, start, stop - start),
+                lambda rect: rect.view(hf[rect.tensor]),
                 shard,
                 tp_rank=rank % tp,
                 tp_size=tp,
             )
-    plan = partial(make_plan, itemsize=4, world_size=world_size, bucket_bytes=20_000)
+    schedule = partial(make_schedule, itemsize=4, world_size=world_size, bucket_bytes=20_000)
     pushed, pulled = spoiled(engine, world_size), spoiled(trainer, world_size)
-    carry_out(plan(trainer, engine), shards, pushed)
+    carry_out(schedule(trainer, engine), shards, pushed)
     for rank, own in enumerate(pushed):
         expected = vllm_weights(shape, hf, rank % engine_tp, engine_tp)
         assert own.keys() == expected.keys()
         assert [name for name in own if not torch.equal(own[name], expected[name])] == []
-    carry_out(plan(engine, trainer), pushed, pulled)
+    carry_out(schedule(engine, trainer), pushed, pulled)
     for own, expected in zip(pulled, shards, strict=True):
         assert [name for name in own if not torch.equal(own[name], expected[name])] == []
 
 
 def test_whole_hf_tensors_are_gathered_on_ranks_that_do_not_train() -> None:
     table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
-    trainer = megatron_holdings(table, tp=2, pp=2, dp=1)
-    engine = [Holding((4, 5), hf_parameters(table.hf_shapes()))]
-    plan = make_plan(trainer, engine, itemsize=2, world_size=6, bucket_bytes=30_000)
-    check_plan(plan, trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
+    trainer = megatron_placements(table, tp=2, pp=2, dp=1)
+    engine = [Placement((4, 5), hf_parameters(table.hf_shapes()))]
+    schedule = make_schedule(trainer, engine, itemsize=2, world_size=6, bucket_bytes=30_000)
+    check_schedule(schedule, trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
     # Either stage can send the tied embedding: the load evens out.
-    assert max(plan.bytes_sent[:4]) <= 1.10 * plan.lower_bound_bytes
-    assert plan.bytes_local == plan.bytes_sent[4:] + (0, 0, 0, 0)
+    assert max(schedule.bytes_sent[:4]) <= 1.10 * least_bytes(trainer, engine)
+    assert schedule.bytes_local == schedule.bytes_sent[4:] + (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
@@ -195,65 +206,71 @@ def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
     trainer, engine = both_sides(SHAPES["qwen2_tied"], 1, 2, 2, 2)
     twice = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
     sources, targets = (twice, trainer) if pull else (trainer, twice)
-    plan = make_plan(sources, targets, itemsize=2, world_size=4, bucket_bytes=30_000)
-    check_plan(plan, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
+    schedule = make_schedule(sources, targets, itemsize=2, world_size=4, bucket_bytes=30_000)
+    check_schedule(schedule, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
 
 
-def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Holding:
-    """A holding of one parameter that is one rectangle of HF tensor `x`."""
+def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Placement:
+    """A placement of one parameter that is one rectangle of HF tensor `x`."""
     shape = (rect.row1 - rect.row0, rect.col1 - rect.col0)
-    return Holding(ranks, (Parameter(name, shape, (Part("x", rect, 0, 0),), shape[0]),))
+    part = Copy(rect, Rect(name, 0, shape[0], 0, shape[1]))
+    return Placement(ranks, (Parameter(name, shape, (part,), shape[0]),))
 
 
 def test_a_row_larger_than_a_bucket_has_a_round_of_its_own() -> None:
-    sources, targets = [one("a", Rect(0, 3, 0, 100), (0,))], [one("b", Rect(0, 3, 0, 100), (1,))]
-    plan = make_plan(sources, targets, itemsize=4, world_size=2, bucket_bytes=399)
-    check_plan(plan, sources, targets, world_size=2, itemsize=4, bucket_bytes=400)
-    assert plan.num_rounds == 3
-    plan = make_plan(sources, targets, itemsize=4, world_size=2, bucket_bytes=1200)
-    assert plan.num_rounds == 1
+    sources, targets = (
+        [one("a", Rect("x", 0, 3, 0, 100), (0,))],
+        [one("b", Rect("x", 0, 3, 0, 100), (1,))],
+    )
+    schedule = make_schedule(sources, targets, itemsize=4, world_size=2, bucket_bytes=399)
+    check_schedule(schedule, sources, targets, world_size=2, itemsize=4, bucket_bytes=400)
+    assert schedule.num_rounds == 3
+    schedule = make_schedule(sources, targets, itemsize=4, world_size=2, bucket_bytes=1200)
+    assert schedule.num_rounds == 1
 
 
 def test_what_the_sources_lack_is_named() -> None:
     trainer, engine = both_sides(SHAPES["qwen2"], 2, 1, 1, 1)
-    plan = partial(make_plan, itemsize=2, world_size=2, bucket_bytes=MIB)
+    schedule = partial(make_schedule, itemsize=2, world_size=2, bucket_bytes=MIB)
     lost = next(
         n for n, p in enumerate(trainer[0].parameters) if p.name.endswith("0.mlp.linear_fc2.weight")
     )
     with pytest.raises(ValueError, match=r"do not hold all of model\.layers\.0\.mlp\.down_proj"):
-        plan(shorter(trainer, lost), engine)
+        schedule(shorter(trainer, lost), engine)
     with pytest.raises(ValueError, match=r"do not hold all of lm_head\.weight"):
-        plan(shorter(trainer, len(trainer[0].parameters) - 1), engine)
+        schedule(shorter(trainer, len(trainer[0].parameters) - 1), engine)
 
 
 def test_unsound_layouts_are_refused() -> None:
-    plan = partial(make_plan, itemsize=2, world_size=3, bucket_bytes=MIB)
-    target = [one("b", Rect(0, 4, 0, 8), (2,))]
+    schedule = partial(make_schedule, itemsize=2, world_size=3, bucket_bytes=MIB)
+    target = [one("b", Rect("x", 0, 4, 0, 8), (2,))]
     # As many elements as wanted, but some twice and some not at all.
-    overlapping = [one("a", Rect(0, 3, 0, 8), (0,)), one("a", Rect(2, 3, 0, 8), (1,))]
+    overlapping = [one("a", Rect("x", 0, 3, 0, 8), (0,)), one("a", Rect("x", 2, 3, 0, 8), (1,))]
     with pytest.raises(ValueError, match="overlapping parts of x"):
-        plan(overlapping, target)
+        schedule(overlapping, target)
     with pytest.raises(ValueError, match="listed twice"):
-        plan([one("a", Rect(0, 4, 0, 8), (0,)), one("a", Rect(0, 4, 0, 8), (0,))], target)
+        schedule(
+            [one("a", Rect("x", 0, 4, 0, 8), (0,)), one("a", Rect("x", 0, 4, 0, 8), (0,))], target
+        )
     with pytest.raises(ValueError, match="or not of 3"):
-        plan([one("a", Rect(0, 4, 0, 8), (3,))], target)
+        schedule([one("a", Rect("x", 0, 4, 0, 8), (3,))], target)
     hole = replace(target[0].parameters[0], shape=(5, 8), padding_row=5)
     with pytest.raises(ValueError, match="the parts of b do not fill it"):
-        plan([one("a", Rect(0, 4, 0, 8), (0,))], [Holding((2,), (hole,))])
+        schedule([one("a", Rect("x", 0, 4, 0, 8), (0,))], [Placement((2,), (hole,))])
 
 
-def stock(holders: tuple[int, ...], receivers: tuple[int, ...], *sizes: int) -> Stock:
-    return Stock(holders, receivers, 0, torch.tensor(sizes).numpy())
+def route(holders: tuple[int, ...], receivers: tuple[int, ...]) -> Route:
+    return Route(holders, receivers, ())
 
 
 def test_what_many_hold_evens_out_what_few_hold() -> None:
-    stocks = [stock((0, 1, 2, 3), (4, 5), *[1] * 12), stock((0,), (4,), *[1] * 7)]
-    deliveries = deal(stocks, 6, 10**9)
-    sent = [int((deliveries.senders == rank).sum()) for rank in range(6)]
+    routes = [route((0, 1, 2, 3), (4, 5)), route((0,), (4,))]
+    sends = assign_senders(routes, [torch.ones(n).long().numpy() for n in (12, 7)], 6, 10**9)
+    sent = [int((sends.senders == rank).sum()) for rank in range(6)]
     assert sorted(sent) == [0, 0, 7, 8, 8, 8]
     # Of 31 pieces, seven only rank 0 can send; a fourth of all is more than that.
-    assert lower_bound(stocks) == 8
-    assert lower_bound([*stocks, stock((0, 1), (4, 5), *[1] * 20)]) == 24
+    assert lower_bound(routes, [12, 7]) == 8
+    assert lower_bound([*routes, route((0, 1), (4, 5))], [12, 7, 20]) == 24
 
 
 def test_fill_evenly() -> None:
@@ -265,8 +282,8 @@ def test_fill_evenly() -> None:
 
 def test_pieces_cover_their_rectangle_by_rows() -> None:
     bounds = torch.tensor([[3, 103, 0, 10], [0, 2, 5, 6]]).numpy()
-    cell, row0, row1 = split_rows(bounds, 2, 32 * 7 * 20)
-    assert cell.tolist() == [0] * 15 + [1]
+    number, row0, row1 = split_rows(bounds, 2, 32 * 7 * 20)
+    assert number.tolist() == [0] * 15 + [1]
     assert row0.tolist()[0] == 3 and row1.tolist()[14] == 103
     assert row0.tolist()[1:15] == row1.tolist()[:14]
     assert max((row1 - row0).tolist()) <= 7

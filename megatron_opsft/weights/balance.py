@@ -1,6 +1,6 @@
 """Who sends which piece to whom in which round, so that all ranks have equally much to do.
 
-Numbers only, in arrays: a large model at many ranks has millions of deliveries. Pure, and the same
+Numbers only, in arrays: a large model at many ranks has millions of sends. Pure, and the same
 on every rank.
 """
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron_opsft.weights.reshard import Route
+
 Integers = NDArray[np.int64]
 
 _PIECES_PER_BUCKET = 32
@@ -17,24 +19,10 @@ _GOLDEN = 0.6180339887498949  # its multiples, modulo 1, lie evenly however many
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
-    """Pieces that the same ranks hold and the same other ranks want.
-
-    holders, receivers: global ranks, ascending. first: number of the first piece; sizes: bytes of
-    each, [P].
-    """
-
-    holders: tuple[int, ...]
-    receivers: tuple[int, ...]
-    first: int
-    sizes: Integers
-
-
-@dataclass(frozen=True, slots=True)
-class Deliveries:
+class Sends:
     """Which piece goes from whom to whom, [D] each, in the order in which it travels.
 
-    round_starts: [R + 1]; round r is deliveries round_starts[r] to round_starts[r + 1] - 1.
+    round_starts: [R + 1]; round r is sends round_starts[r] to round_starts[r + 1] - 1.
     """
 
     pieces: NDArray[np.int32]
@@ -54,57 +42,66 @@ def split_rows(
     row_bytes = (bounds[:, 3] - bounds[:, 2]) * itemsize
     rows = np.maximum(1, bucket_bytes // _PIECES_PER_BUCKET // row_bytes)
     count = -(-height // rows)
-    cell = np.repeat(np.arange(len(bounds)), count)
-    number = np.arange(len(cell)) - np.repeat(np.cumsum(count) - count, count)
-    edges = [bounds[cell, 0] + n * height[cell] // count[cell] for n in (number, number + 1)]
-    return cell, edges[0], edges[1]
+    rect = np.repeat(np.arange(len(bounds)), count)
+    number = np.arange(len(rect)) - np.repeat(np.cumsum(count) - count, count)
+    edges = [bounds[rect, 0] + n * height[rect] // count[rect] for n in (number, number + 1)]
+    return rect, edges[0], edges[1]
 
 
-def deal(stocks: Sequence[Stock], world_size: int, bucket_bytes: int) -> Deliveries:
+def assign_senders(
+    routes: Sequence[Route], sizes: Sequence[Integers], world_size: int, bucket_bytes: int
+) -> Sends:
     """A sender for every piece and receiver, and rounds.
 
-    Stocks that few ranks hold are dealt first, so that what many ranks hold can even out the load.
-    A receiver gets a stock's pieces from as few holders as an even load allows. Every stock is
-    spread evenly over the whole transfer, which keeps all senders and receivers busy all the time.
+    sizes: bytes of each route's pieces, which are numbered from one route to the next. Every route
+    has pieces and receivers.
+
+    Routes with few holders come first, so that what many ranks hold can even out the load. A
+    receiver gets a route's pieces from as few holders as an even load allows. Every route is spread
+    evenly over the whole transfer, which keeps all senders and receivers busy all the time.
     """
     loads = [0] * world_size
     columns: list[tuple[Integers, Integers, Integers, NDArray[np.float64], Integers]] = []
     num_streams = 0
-    for stock in sorted(stocks, key=lambda stock: len(stock.holders)):
-        senders = _choose_senders(stock, loads)
-        starts = np.cumsum(stock.sizes) - stock.sizes
-        phases = np.arange(num_streams, num_streams + len(stock.receivers)) * _GOLDEN % 1.0
-        num_streams += len(stock.receivers)
-        times = (starts + phases[:, None] * stock.sizes) / stock.sizes.sum()
-        pieces = stock.first + np.arange(len(stock.sizes))
+    firsts = np.cumsum([0, *map(len, sizes)])
+    for number in sorted(range(len(routes)), key=lambda number: len(routes[number].holders)):
+        own, receivers = sizes[number], routes[number].receivers
+        senders = _choose_senders(routes[number].holders, len(receivers), own, loads)
+        starts = np.cumsum(own) - own
+        phases = np.arange(num_streams, num_streams + len(receivers)) * _GOLDEN % 1.0
+        num_streams += len(receivers)
+        times = (starts + phases[:, None] * own) / own.sum()
+        pieces = firsts[number] + np.arange(len(own))
         columns.append(
             (
                 np.broadcast_to(pieces, senders.shape).ravel(),
                 senders.ravel(),
-                np.repeat(np.array(stock.receivers), len(pieces)),
+                np.repeat(np.array(receivers), len(pieces)),
                 times.ravel(),
-                np.broadcast_to(stock.sizes, senders.shape).ravel(),
+                np.broadcast_to(own, senders.shape).ravel(),
             )
         )
     if not columns:
         none = np.zeros(0, np.int32)
-        return Deliveries(none, none, none, np.zeros(1, np.int64))
-    pieces, senders, receivers, times, sizes = map(np.concatenate, zip(*columns, strict=True))
+        return Sends(none, none, none, np.zeros(1, np.int64))
+    pieces, senders, to, times, num_bytes = map(np.concatenate, zip(*columns, strict=True))
     order = np.argsort(times, kind="stable")
-    senders, receivers = senders[order], receivers[order]
-    return Deliveries(
+    senders, to = senders[order], to[order]
+    return Sends(
         pieces[order].astype(np.int32),
         senders.astype(np.int32),
-        receivers.astype(np.int32),
-        _cut_rounds(senders, receivers, sizes[order], world_size, bucket_bytes),
+        to.astype(np.int32),
+        _cut_rounds(senders, to, num_bytes[order], world_size, bucket_bytes),
     )
 
 
-def _choose_senders(stock: Stock, loads: list[int]) -> Integers:
+def _choose_senders(
+    holders: Sequence[int], num_receivers: int, sizes: Integers, loads: list[int]
+) -> Integers:
     """[receivers, P]: who sends each piece to each receiver; adds what they send to `loads`."""
-    total = int(stock.sizes.sum())
-    shares = fill_evenly([loads[rank] for rank in stock.holders], total * len(stock.receivers))
-    senders = np.empty((len(stock.receivers), len(stock.sizes)), np.int64)
+    total = int(sizes.sum())
+    shares = fill_evenly([loads[rank] for rank in holders], total * num_receivers)
+    senders = np.empty((num_receivers, len(sizes)), np.int64)
     number = 0
     for row in senders:
         # The holders' shares, one behind the other, are laid along the receivers' demands.
@@ -112,7 +109,7 @@ def _choose_senders(stock: Stock, loads: list[int]) -> Integers:
         while missing:
             part = min(shares[number], missing)
             if part:
-                taken.append((stock.holders[number], part))
+                taken.append((holders[number], part))
             shares[number] -= part
             missing -= part
             number += shares[number] == 0 and missing > 0
@@ -120,7 +117,7 @@ def _choose_senders(stock: Stock, loads: list[int]) -> Integers:
             row[:] = taken[0][0]
             loads[taken[0][0]] += total
         else:
-            _mix(row, stock.sizes, taken, loads)
+            _mix(row, sizes, taken, loads)
     return senders
 
 
@@ -153,39 +150,22 @@ def fill_evenly(loads: Sequence[int], amount: int) -> list[int]:
     return shares
 
 
-def lower_bound(stocks: Sequence[Stock]) -> int:
-    """Bytes that some rank must send, however the pieces are dealt.
-
-    For a set S of ranks let B(S) be the bytes of all stocks whose holders are in S, once for each
-    receiver: nobody else can send them, so some rank of S sends B(S) / |S| or more. The result is
-    the largest such quotient over the holder sets of all stocks and over all holders together.
-    Where holder sets are nested or disjoint, dealing in fractions of a byte would reach it.
-    """
-    needs: dict[frozenset[int], int] = {}
-    for stock in stocks:
-        holders = frozenset(stock.holders)
-        size = int(stock.sizes.sum()) * len(stock.receivers)
-        needs[holders] = needs.get(holders, 0) + size
-    sets = [*needs, frozenset[int]().union(*needs)] if needs else []
-    return max((-(-sum(b for o, b in needs.items() if o <= s) // len(s)) for s in sets), default=0)
-
-
 def _cut_rounds(
     senders: Integers, receivers: Integers, sizes: Integers, world_size: int, bucket_bytes: int
 ) -> Integers:
-    """A round is as many deliveries in a row as fit the buckets of all ranks, but at least one."""
-    num_deliveries = len(sizes)
+    """A round is as many sends in a row as fit the buckets of all ranks, but at least one."""
+    num_sends = len(sizes)
     ranks = np.arange(world_size)
-    # Every delivery is two events, one for each side; below they are sorted by rank, then in order.
+    # Every send is two events, one for each side; below they are sorted by rank, then in order.
     sides = np.stack([senders, receivers], axis=1).ravel()
     order = np.argsort(sides, kind="stable")
-    positions = np.append(order // 2, num_deliveries)
-    keys = sides[order] * num_deliveries + positions[:-1]
+    positions = np.append(order // 2, num_sends)
+    keys = sides[order] * num_sends + positions[:-1]
     before = np.concatenate([[0], np.cumsum(np.repeat(sizes, 2)[order])])
     stops = np.searchsorted(sides[order], ranks, side="right")
     starts = [0]
-    while starts[-1] < num_deliveries:
-        first = np.searchsorted(keys, ranks * num_deliveries + starts[-1])
+    while starts[-1] < num_sends:
+        first = np.searchsorted(keys, ranks * num_sends + starts[-1])
         full = np.searchsorted(before, before[first] + bucket_bytes, side="right") - 1
         cut = positions[np.where(full < stops, full, -1)].min()
         starts.append(max(int(cut), starts[-1] + 1))

@@ -1,29 +1,25 @@
-"""Layouts against tensors that were put together without them, and against names written out."""
+"""Parameters against tensors that were put together without them, and against names written out."""
 
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from placements import engine_placements, megatron_placements
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.layouts import (
+from megatron_opsft.weights.rectangles import (
+    Copy,
     Parameter,
-    Part,
     Rect,
-    Slice,
-    engine_holdings,
     hf_columns,
     hf_parameters,
-    megatron_holdings,
-    megatron_parameters,
-    view,
 )
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import fill_shard, shard_shape
+from megatron_opsft.weights.slicing import fill_shard, shard_parameter, shard_shape
 from megatron_opsft.weights.vllm_layout import check_rollout_tp, tied_head, vllm_parameters
 
 
@@ -31,12 +27,8 @@ def filled(parameter: Parameter, hf: dict[str, Tensor]) -> Tensor:
     """The parameter as its description says: every element written once, padding zero."""
     tensor, written = torch.full(parameter.shape, torch.nan), torch.zeros(parameter.shape)
     for part in parameter.parts:
-        rect, source = part.rect, hf[part.hf_name]
-        source = source[rect.row0 : rect.row1]
-        view(tensor, part, rect).copy_(
-            source if source.dim() == 1 else source[:, rect.col0 : rect.col1]
-        )
-        view(written, part, rect).add_(1)
+        part.target.view(tensor).copy_(part.source.view(hf[part.source.tensor]))
+        part.target.view(written).add_(1)
     if len(parameter.shape) < 3:
         tensor[parameter.padding_row :] = 0
         written[parameter.padding_row :] += 1
@@ -83,15 +75,15 @@ def test_scarce_kv_heads_are_held_by_several_vllm_ranks() -> None:
     name = "model.layers.0.self_attn.k_proj.bias"
     found = [
         next(
-            part.rect
+            part.source
             for p in vllm_parameters(table, rank, 4)
             for part in p.parts
-            if part.hf_name == name
+            if part.source.tensor == name
         )
         for table in [WeightTable(SHAPES["qwen2"])]
         for rank in range(4)
     ]
-    first, second = Rect(0, 16, 0, 1), Rect(16, 32, 0, 1)
+    first, second = Rect(name, 0, 16, 0, 1), Rect(name, 16, 32, 0, 1)
     assert found == [first, first, second, second]
 
 
@@ -131,17 +123,16 @@ def test_a_tp_that_vllm_cannot_use_for_experts_is_named() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("model", ["qwen2", "llama_mha", "qwen3_moe"])
-def test_megatron_parameters_equal_filled_shards(model: str, tp: int) -> None:
+def test_shard_parameters_equal_filled_shards(model: str, tp: int) -> None:
     tp = min(tp, SHAPES[model].num_kv_heads)
     hf, table = weights(model), WeightTable(SHAPES[model], tp_size=tp)
     for rank in range(tp):
-        for rule, parameter in zip(
-            table.rules, megatron_parameters(table.rules, rank, tp), strict=True
-        ):
+        for rule in table.rules:
+            parameter = shard_parameter(rule, rank, tp)
             shard = torch.empty(shard_shape(rule, tp))
             fill_shard(
                 rule,
-                lambda name, axis, start, stop: hf[name].narrow(axis, start, stop - start),
+                lambda rect: rect.view(hf[rect.tensor]),
                 shard,
                 tp_rank=rank,
                 tp_size=tp,
@@ -150,11 +141,11 @@ def test_megatron_parameters_equal_filled_shards(model: str, tp: int) -> None:
             assert torch.equal(filled(parameter, hf), shard), rule.mcore_name
 
 
-def test_megatron_holdings_follow_megatrons_rank_order() -> None:
+def test_megatron_placements_follow_megatrons_rank_order() -> None:
     table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
-    holdings = megatron_holdings(table, tp=2, pp=2, dp=2)
-    assert [holding.ranks for holding in holdings] == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    first, last = ({p.name for p in holdings[n].parameters} for n in (1, 3))
+    placements = megatron_placements(table, tp=2, pp=2, dp=2)
+    assert [placement.ranks for placement in placements] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    first, last = ({p.name for p in placements[n].parameters} for n in (1, 3))
     assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
     assert {name.split(".")[2] for name in last if ".layers." in name} == {"2", "3"}
     assert {name for name in first | last if ".layers." not in name} == {
@@ -164,13 +155,14 @@ def test_megatron_holdings_follow_megatrons_rank_order() -> None:
     }
     assert "embedding.word_embeddings.weight" in first
     assert "output_layer.weight" in last  # the replica of the tied embedding
-    assert holdings[3].parameters[-1].parts[0].hf_name == "model.embed_tokens.weight"
-    assert holdings[1].parameters[0].parts == holdings[3].parameters[-1].parts
+    assert placements[3].parameters[-1].parts[0].source.tensor == "model.embed_tokens.weight"
+    embedding, head = (p.parts for p in (placements[1].parameters[0], placements[3].parameters[-1]))
+    assert [part.source for part in embedding] == [part.source for part in head]
 
 
 def test_virtual_stages_hold_every_other_block() -> None:
     table = WeightTable(SHAPES["qwen2"])
-    stages = megatron_holdings(table, tp=1, pp=2, dp=1, vpp=2)
+    stages = megatron_placements(table, tp=1, pp=2, dp=1, vpp=2)
     layers = [
         sorted({p.name.split(".")[2] for p in stage.parameters if ".layers." in p.name})
         for stage in stages
@@ -178,46 +170,63 @@ def test_virtual_stages_hold_every_other_block() -> None:
     assert layers == [["0", "2"], ["1", "3"]]
     assert stages[0].parameters[0].name == "embedding.word_embeddings.weight"
     assert stages[1].parameters[-1].name == "output_layer.weight"
-    with pytest.raises(ValueError, match="4 layers cannot be cut into 6 blocks"):
-        megatron_holdings(table, tp=1, pp=2, dp=1, vpp=3)
 
 
 def test_engines_are_blocks_of_consecutive_ranks() -> None:
     table = WeightTable(SHAPES["qwen2"])
-    holdings = engine_holdings(partial(vllm_parameters, table, tp_size=2), 2, 6)
-    assert [holding.ranks for holding in holdings] == [(0, 2, 4), (1, 3, 5)]
-    assert holdings[1].parameters == vllm_parameters(table, 1, 2)
-    with pytest.raises(UserError, match="rollout.tp=4 does not divide the number of ranks, 6"):
-        engine_holdings(partial(vllm_parameters, table, tp_size=4), 4, 6)
+    placements = engine_placements(partial(vllm_parameters, table, tp_size=2), 2, 6)
+    assert [placement.ranks for placement in placements] == [(0, 2, 4), (1, 3, 5)]
+    assert placements[1].parameters == vllm_parameters(table, 1, 2)
 
 
 def test_whole_hf_tensors() -> None:
     shapes = {"a": (3, 5), "b": (7,)}
     assert hf_columns(shapes) == {"a": 5, "b": 1}
+    a, b = Rect("a", 0, 3, 0, 5), Rect("b", 0, 7, 0, 1)
     assert hf_parameters(shapes) == (
-        Parameter("a", (3, 5), (Part("a", Rect(0, 3, 0, 5), 0, 0),), 3),
-        Parameter("b", (7,), (Part("b", Rect(0, 7, 0, 1), 0, 0),), 7),
+        Parameter("a", (3, 5), (Copy(a, a),), 3),
+        Parameter("b", (7,), (Copy(b, b),), 7),
     )
 
 
 def test_tied_head_is_a_second_embedding() -> None:
     parameters = vllm_parameters(WeightTable(SHAPES["qwen2_tied"]), 1, 2)
-    assert tied_head(parameters) == replace(parameters[0], name="lm_head.weight")
+    (part,) = parameters[0].parts
+    renamed = Copy(part.source, replace(part.target, tensor="lm_head.weight"))
+    head = replace(parameters[0], name="lm_head.weight", parts=(renamed,))
+    assert tied_head(parameters) == head
 
 
-def test_rectangles_and_slices() -> None:
-    rect = Rect(2, 6, 10, 20)
+def test_rectangles() -> None:
+    rect = Rect("x", 2, 6, 10, 20)
     assert rect.num_elements == 40
-    assert rect.intersect(Rect(4, 9, 0, 12)) == Rect(4, 6, 10, 12)
-    assert rect.intersect(Rect(6, 9, 10, 20)) is None
-    assert rect.intersect(Rect(2, 6, 20, 21)) is None
-    tensors = {
-        "v": torch.arange(6),
-        "m": torch.arange(24).view(4, 6),
-        "e": torch.arange(24).view(2, 3, 4),
-    }
-    assert Slice("v", None, 1, 4, 0, 1).of(tensors).tolist() == [1, 2, 3]
-    assert Slice("m", None, 2, 4, 1, 3).of(tensors).tolist() == [[13, 14], [19, 20]]
-    assert Slice("e", 1, 0, 2, 3, 4).of(tensors).tolist() == [[15], [19]]
-    part = Part("x", Rect(4, 8, 2, 5), 1, 3)
-    assert view(tensors["m"], part, Rect(5, 6, 2, 4)).tolist() == [[15, 16]]
+    assert rect.intersect(Rect("x", 4, 9, 0, 12)) == Rect("x", 4, 6, 10, 12)
+    for apart in (
+        Rect("x", 6, 9, 10, 20),
+        Rect("x", 2, 6, 20, 21),
+        Rect("y", 2, 6, 10, 20),
+        Rect("x", 2, 6, 10, 20, 0),
+    ):
+        assert rect.intersect(apart) is None
+    assert Rect("x", 3, 5, 12, 13).relative_to(rect) == Rect("x", 1, 3, 2, 3)
+    assert (str(rect), str(replace(rect, index=7))) == ("x[2:6, 10:20]", "x[7, 2:6, 10:20]")
+    vector, matrix = torch.arange(6), torch.arange(24).view(4, 6)
+    experts = torch.arange(24).view(2, 3, 4)
+    assert Rect("v", 1, 4, 0, 1).view(vector).tolist() == [1, 2, 3]
+    assert Rect("m", 2, 4, 1, 3).view(matrix).tolist() == [[13, 14], [19, 20]]
+    assert Rect("e", 0, 2, 3, 4, 1).view(experts).tolist() == [[15], [19]]
+
+
+def test_copies_are_cut_inverted_and_joined() -> None:
+    shard = Copy(Rect("x", 4, 8, 2, 5), Rect("shard", 1, 5, 3, 6))
+    assert shard.inverse == Copy(shard.target, shard.source)
+    assert shard.inverse.inverse == shard
+    row = Copy(Rect("x", 5, 6, 2, 4), Rect("shard", 2, 3, 3, 5))
+    assert shard.cut(Rect("x", 5, 6, 0, 4)) == row
+    assert shard.cut(Rect("x", 0, 4, 0, 9)) is None
+    assert shard.cut(Rect("y", 5, 6, 0, 4)) is None
+    engine = Copy(Rect("x", 0, 6, 0, 4), Rect("engine", 10, 16, 0, 4, 3))
+    straight = Copy(Rect("shard", 1, 3, 3, 5), Rect("engine", 14, 16, 2, 4, 3))
+    assert shard.inverse.then(engine) == straight
+    assert engine.inverse.then(shard) == straight.inverse
+    assert shard.inverse.then(Copy(Rect("x", 0, 4, 0, 9), Rect("engine", 0, 4, 0, 9))) is None

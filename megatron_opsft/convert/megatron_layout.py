@@ -1,14 +1,8 @@
-"""Every byte of an output has its place before the first one is written.
-
-So tensors can be written in any order and by several threads, nothing is held back in memory, and
-an interrupted conversion that is repeated writes the same bytes to the same places.
-"""
+"""The files of a Megatron checkpoint of format torch_dist: archives one behind the other."""
 
 import io
 import json
 import pickle
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
@@ -22,12 +16,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.convert.archive import Archive, archive_of
 from megatron_opsft.storage.direct_io import ALIGNMENT
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
-from megatron_opsft.storage.hf_files import INDEX_NAME
-from megatron_opsft.storage.hf_writer import index_of, plan_shards
+from megatron_opsft.storage.file_layout import FileLayout, PlannedFile, Target
+from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Place,
     exported_rules,
@@ -36,7 +29,7 @@ from megatron_opsft.weights.checkpoint_keys import (
     place_of,
 )
 from megatron_opsft.weights.rules import Rule, WeightTable
-from megatron_opsft.weights.slicing import shard_blocks
+from megatron_opsft.weights.slicing import shard_parameter
 
 _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
 
@@ -49,94 +42,9 @@ _FORMAT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStep:
-    """Rows [start, stop) of an HF tensor, which are the target's rows from `row` on."""
-
-    hf_name: str
-    start: int
-    stop: int
-    row: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A tensor of the output: `offset` bytes into a file.
-
-    The steps fill its rows in order from the first on; rows behind them stay zero.
-    """
-
-    name: str
-    file_name: str
-    offset: int
-    row_shape: tuple[int, ...]
-    row_bytes: int
-    num_bytes: int
-    steps: tuple[CopyStep, ...]
-
-    @property
-    def num_filled(self) -> int:
-        """How many rows the steps fill."""
-        return self.steps[-1].row + self.steps[-1].stop - self.steps[-1].start
-
-    def offset_of(self, row: int) -> int:
-        """Where a row begins in the file."""
-        return self.offset + row * self.row_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """A large file: its size and the bytes between the tensors, as (offset, bytes)."""
-
-    name: str
-    num_bytes: int
-    constants: tuple[tuple[int, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPlan:
-    """All of an output but what comes along from the source directory."""
-
-    files: tuple[PlannedFile, ...]
-    targets: tuple[Target, ...]
-    small_files: dict[str, bytes]
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the tensors, padding included."""
-        return sum(target.num_bytes for target in self.targets)
-
-
-def plan_hf(table: WeightTable, dtype: torch.dtype, max_shard_bytes: int) -> OutputPlan:
-    """A Hugging Face directory: safetensors shards and their index."""
-    shapes = table.hf_shapes()
-    shards = plan_shards(shapes, dtype, max_shard_bytes)
-    files = [PlannedFile(s.file_name, s.num_bytes, ((0, s.header),)) for s in shards]
-    targets = []
-    for shard in shards:
-        for name, offset in shard.offsets.items():
-            rows, *row_shape = shapes[name]
-            row_bytes = prod(row_shape) * dtype.itemsize
-            targets.append(
-                Target(
-                    name=name,
-                    file_name=shard.file_name,
-                    offset=offset,
-                    row_shape=tuple(row_shape),
-                    row_bytes=row_bytes,
-                    num_bytes=rows * row_bytes,
-                    steps=(CopyStep(name, 0, rows, 0),),
-                )
-            )
-    small: dict[str, bytes] = {}
-    if len(shards) > 1:
-        small[INDEX_NAME] = index_of(shards)
-    return OutputPlan(tuple(files), tuple(targets), small)
-
-
-def plan_megatron(
+def megatron_layout(
     table: WeightTable, dtype: torch.dtype, max_file_bytes: int, scratch: Path
-) -> OutputPlan:
+) -> FileLayout:
     """A Megatron checkpoint of format torch_dist.
 
     table: with TransformerEngine's names; scratch: an existing directory for temporary files.
@@ -147,7 +55,7 @@ def plan_megatron(
         layout.add_tensor(rule, place_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)
-    return layout.plan()
+    return layout.finish()
 
 
 class _DistLayout:
@@ -192,18 +100,9 @@ class _DistLayout:
         file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
         data = start + len(archive.before)
         self._files[file] += [(start, archive.before), (data + archive.data_bytes, archive.behind)]
-        row_shape = rule.mcore_shape[1:]
-        self._targets.append(
-            Target(
-                name=rule.mcore_name,
-                file_name=_file_name(file),
-                offset=data,
-                row_shape=row_shape,
-                row_bytes=prod(row_shape) * self._dtype.itemsize,
-                num_bytes=archive.data_bytes,
-                steps=_row_steps(rule),
-            )
-        )
+        region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
+        parts = shard_parameter(rule, 0, 1).parts
+        self._targets.append(Target(rule.mcore_name, region, parts))
         entry = self._metadata.state_dict_metadata.setdefault(
             place.key,
             TensorStorageMetadata(
@@ -225,7 +124,7 @@ class _DistLayout:
         self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
         self._store(MetadataIndex(key), file, start, len(self._empty))
 
-    def plan(self) -> OutputPlan:
+    def finish(self) -> FileLayout:
         files = tuple(
             PlannedFile(_file_name(number), end, tuple(constants))
             for number, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
@@ -235,17 +134,7 @@ class _DistLayout:
             "metadata.json": json.dumps(_FORMAT).encode(),
             METADATA_NAME: pickle.dumps(self._metadata),
         }
-        return OutputPlan(files, tuple(self._targets), small)
-
-
-def _row_steps(rule: Rule) -> tuple[CopyStep, ...]:
-    """The rows of a whole Megatron parameter: without tensor parallelism nothing cuts columns."""
-    if rule.kind in (ShardKind.COPY, ShardKind.ROW):
-        return (CopyStep(rule.hf_names[0], 0, rule.hf_shapes[0][0], 0),)
-    return tuple(
-        CopyStep(block.hf_name, block.hf_start, block.hf_stop, block.shard_start)
-        for block in shard_blocks(rule, 0, 1)
-    )
+        return FileLayout(files, tuple(self._targets), small)
 
 
 def _file_name(number: int) -> str:

@@ -1,0 +1,60 @@
+"""Trainer's and engine's checksums, compared: whether the engine holds the trainer's weights."""
+
+from collections.abc import Collection, Mapping, Sequence
+from math import lcm
+
+from megatron_opsft.architectures.template import ShardKind
+from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
+from megatron_opsft.weights.parameter_checksums import expected_checksums
+from megatron_opsft.weights.rectangles import Copy
+from megatron_opsft.weights.slicing import shard_parameter
+
+
+def differing_parameters(
+    shards: ModelShards, engine: RolloutEngine, ignored: Collection[str]
+) -> list[list[str]]:
+    """By rank: the parameters of its engine whose checksum is not the trainer's.
+
+    ignored: names that are left out. Collective over the world.
+    """
+    described = engine.layout
+    cuts = lcm(shards.layout.tp_size, described.tp_size)
+    found = engine.checksums(cuts)
+    # Engines are alike: all can tell zeros apart, or none.
+    signed_zeros = all(gather_from_all([found.signed_zeros]))
+    held, tensors = _answered_for(shards), shards.by_name
+    wrong: list[str] = []
+    for tp_rank in range(described.tp_size):
+        parameters = described.parameters_of(tp_rank)
+        mine = expected_checksums(
+            parameters,
+            held,
+            tensors,
+            hf_columns=described.hf_columns,
+            cuts=cuts,
+            signed_zeros=signed_zeros,
+        )
+        expected = sum_integers_over_world(mine).tolist()
+        have = found.of_rank.get(tp_rank, expected)
+        wrong += [
+            parameter.name
+            for parameter, a, b in zip(parameters, have, expected, strict=True)
+            if a != b and parameter.name not in ignored
+        ]
+    return gather_from_all([wrong])
+
+
+def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
+    """HF name -> what this rank answers for: replicas share the work, each part has one."""
+    layout = shards.layout
+    held: dict[str, list[Copy]] = {}
+    for number, (rule, _) in enumerate(shards.parameters):
+        if rule.replica or number % layout.dp_size != layout.dp_rank:
+            continue
+        if rule.kind is ShardKind.COPY and layout.tp_rank:
+            continue
+        for part in shard_parameter(rule, layout.tp_rank, layout.tp_size).parts:
+            held.setdefault(part.source.tensor, []).append(part)
+    return held

@@ -1,0 +1,110 @@
+"""What has to go from which ranks to which: the parts of a reshard's sources and targets, cut at
+each other's edges.
+
+Pure: every rank finds the same routes in the same order.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Global ranks that all hold exactly these parameters."""
+
+    ranks: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Copies whose source the same ranks hold, and whose target the same ranks want.
+
+    holders, wanting: global ranks, ascending; a rank may be in both.
+    copies: from rectangles of HF tensors, each inside one part of every holder, to parameters.
+    """
+
+    holders: tuple[int, ...]
+    wanting: tuple[int, ...]
+    copies: tuple[Copy, ...]
+
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """Who wants the values and does not hold them."""
+        return tuple(rank for rank in self.wanting if rank not in self.holders)
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """Who wants the values and holds them."""
+        return tuple(rank for rank in self.wanting if rank in self.holders)
+
+    @property
+    def num_elements(self) -> int:
+        """Of all copies."""
+        return sum(copy.source.num_elements for copy in self.copies)
+
+
+def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> tuple[Route, ...]:
+    """All routes of a reshard.
+
+    Errors: ValueError, naming the tensor, where rectangles of the sources overlap without being
+    equal, or leave out something that a target wants; and for a target parameter that its own parts
+    do not fill.
+    """
+    held = _held_rects(sources)
+    routes: dict[tuple[tuple[int, ...], int], list[Copy]] = {}
+    for number, target in enumerate(targets):
+        for parameter in target.parameters:
+            _check_filled(parameter)
+            for part in parameter.parts:
+                missing = part.source.num_elements
+                for rect, holding in held.get(part.source.tensor, {}).items():
+                    copy = part.cut(rect)
+                    if copy is not None:
+                        routes.setdefault((tuple(holding), number), []).append(copy)
+                        missing -= copy.source.num_elements
+                if missing:
+                    raise ValueError(f"the sources do not hold all of {part.source}")
+    return tuple(
+        Route(
+            holders=tuple(sorted(rank for n in holding for rank in sources[n].ranks)),
+            wanting=tuple(sorted(targets[number].ranks)),
+            copies=tuple(copies),
+        )
+        for (holding, number), copies in routes.items()
+    )
+
+
+def _held_rects(sources: Sequence[Placement]) -> dict[str, dict[Rect, list[int]]]:
+    """HF name -> its distinct rectangles -> the numbers of the placements that hold them."""
+    held: dict[str, dict[Rect, list[int]]] = {}
+    for number, placement in enumerate(sources):
+        for parameter in placement.parameters:
+            for part in parameter.parts:
+                rects = held.setdefault(part.source.tensor, {})
+                holding = rects.setdefault(part.source, [])
+                if number not in holding[-1:]:
+                    holding.append(number)
+    for rects in held.values():
+        _check_disjoint(rects)
+    return held
+
+
+def _check_disjoint(rects: Iterable[Rect]) -> None:
+    """ValueError if two of these distinct rectangles of a tensor overlap."""
+    above: list[Rect] = []
+    for rect in sorted(rects, key=lambda rect: (rect.row0, rect.col0)):
+        above = [other for other in above if other.row1 > rect.row0]
+        if any(rect.intersect(other) for other in above):
+            raise ValueError(f"the sources hold overlapping parts of {rect.tensor}")
+        above.append(rect)
+
+
+def _check_filled(parameter: Parameter) -> None:
+    experts = parameter.shape[0] if len(parameter.shape) == 3 else 1
+    columns = parameter.shape[-1] if len(parameter.shape) > 1 else 1
+    filled = sum(part.target.num_elements for part in parameter.parts)
+    if filled != experts * parameter.padding_row * columns:
+        raise ValueError(f"the parts of {parameter.name} do not fill it")

@@ -1,0 +1,68 @@
+"""Who holds what in trainers and engines, without processes; and what a transfer must cost."""
+
+from collections.abc import Callable, Sequence
+
+from megatron_opsft.weights.rectangles import Parameter
+from megatron_opsft.weights.reshard import Placement, Route
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.slicing import shard_parameter
+
+
+def megatron_placements(
+    table: WeightTable, *, tp: int, pp: int, dp: int, vpp: int | None = None
+) -> tuple[Placement, ...]:
+    """Who holds what in Megatron's default rank order: tp fastest, then dp, then pp.
+
+    Layers are cut evenly; virtual chunk c of stage p is block c * pp + p of them.
+    `UserError` for a tp that cannot cut the model.
+    """
+    num_blocks = pp * (vpp or 1)
+    assert table.shape.num_layers % num_blocks == 0
+    size = table.shape.num_layers // num_blocks
+    placements = []
+    for stage in range(pp):
+        rules = [
+            rule
+            for block in range(stage, num_blocks, pp)
+            for rule in table.stage_rules(
+                range(block * size, (block + 1) * size),
+                has_embedding=block == 0,
+                has_output=block == num_blocks - 1,
+            )
+        ]
+        for tp_rank in range(tp):
+            ranks = tuple((stage * dp + dp_rank) * tp + tp_rank for dp_rank in range(dp))
+            parameters = tuple(shard_parameter(rule, tp_rank, tp) for rule in rules)
+            placements.append(Placement(ranks, parameters))
+    return tuple(placements)
+
+
+def engine_placements(
+    parameters_of: Callable[[int], tuple[Parameter, ...]], tp_size: int, world_size: int
+) -> tuple[Placement, ...]:
+    """Who holds what where engine r lives on ranks r * tp_size to (r + 1) * tp_size - 1.
+
+    parameters_of: tensor-parallel rank -> its parameters.
+    """
+    assert world_size % tp_size == 0
+    return tuple(
+        Placement(tuple(range(tp_rank, world_size, tp_size)), parameters_of(tp_rank))
+        for tp_rank in range(tp_size)
+    )
+
+
+def lower_bound(routes: Sequence[Route], route_bytes: Sequence[int]) -> int:
+    """Bytes that some rank must send, however they are dealt; route_bytes: to each receiver.
+
+    For a set S of ranks let B(S) be the bytes of all routes whose holders are in S, once for each
+    receiver: nobody else can send them, so some rank of S sends B(S) / |S| or more. The result is
+    the largest such quotient over the holder sets of all routes and over all holders together.
+    Where holder sets are nested or disjoint, dealing in fractions of a byte would reach it.
+    """
+    needs: dict[frozenset[int], int] = {}
+    for route, size in zip(routes, route_bytes, strict=True):
+        holders = frozenset(route.holders)
+        if route.receivers:
+            needs[holders] = needs.get(holders, 0) + size * len(route.receivers)
+    sets = [*needs, frozenset[int]().union(*needs)] if needs else []
+    return max((-(-sum(b for o, b in needs.items() if o <= s) // len(s)) for s in sets), default=0)
