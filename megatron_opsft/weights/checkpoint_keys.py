@@ -7,6 +7,7 @@ TransformerEngine layers (`ShardedTensor` keys and prepended axes of `sharded_st
 
 import re
 from dataclasses import dataclass
+from itertools import product
 
 from megatron_opsft.weights.rules import Rule, WeightTable
 
@@ -85,13 +86,6 @@ def extra_state_keys(table: WeightTable) -> list[str]:
         total = ".".join(map(str, sizes))
         keys += [
             f"{module}._extra_state/shard_{'.'.join(map(str, index))}_{total}"
-            for index in _indices(sizes)
+            for index in product(*map(range, sizes))
         ]
     return [*keys, "decoder.final_layernorm._extra_state/shard_0_1"]
-
-
-def _indices(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = [()]
-    for size in sizes:
-        found = [(*index, i) for index in found for i in range(size)]
-    return found
