@@ -8,48 +8,14 @@ fused_moe/routed_experts.py.
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import Enum
 
 from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
 _VOCABULARY_MULTIPLE = 64
-
-
-class _Cut(Enum):
-    """How vLLM's tensor parallelism cuts an HF tensor.
-
-    KV_HEADS    by rows while there are enough heads; otherwise a head goes to several ranks
-    VOCABULARY  by rows of the padded vocabulary
-    """
-
-    WHOLE = "whole"
-    ROWS = "rows"
-    COLUMNS = "columns"
-    KV_HEADS = "kv_heads"
-    VOCABULARY = "vocabulary"
-
-
-# By the name of the module that holds the tensor.
-_CUTS = {
-    "embed_tokens": _Cut.VOCABULARY,
-    "lm_head": _Cut.VOCABULARY,
-    "q_proj": _Cut.ROWS,
-    "k_proj": _Cut.KV_HEADS,
-    "v_proj": _Cut.KV_HEADS,
-    "o_proj": _Cut.COLUMNS,
-    "gate_proj": _Cut.ROWS,
-    "up_proj": _Cut.ROWS,
-    "down_proj": _Cut.COLUMNS,
-    "gate": _Cut.WHOLE,
-    "input_layernorm": _Cut.WHOLE,
-    "post_attention_layernorm": _Cut.WHOLE,
-    "q_norm": _Cut.WHOLE,
-    "k_norm": _Cut.WHOLE,
-    "norm": _Cut.WHOLE,
-}
 
 # What vLLM fuses: the parts lie one below the other, in the order of the weight table. The number
 # in an expert's name is its index in the parameter.
@@ -68,14 +34,12 @@ def vllm_parameters(table: WeightTable, tp_rank: int, tp_size: int) -> tuple[Par
     them. Errors: `UserError` for a tp_size that cannot cut the model.
     """
     check_rollout_tp(table.shape, tp_size)
-    shapes = table.hf_shapes()
     fused: dict[str, list[tuple[str, int | None]]] = {}
-    for hf_name in shapes:
+    for hf_name in table.hf_shapes():
         name, expert = _vllm_name(hf_name)
         fused.setdefault(name, []).append((hf_name, expert))
     return tuple(
-        _parameter(name, members, shapes, table.shape, tp_rank, tp_size)
-        for name, members in fused.items()
+        _parameter(name, members, table, tp_rank, tp_size) for name, members in fused.items()
     )
 
 
@@ -123,53 +87,48 @@ def _vllm_name(hf_name: str) -> tuple[str, int | None]:
     return hf_name, None
 
 
-def _cut_of(hf_name: str) -> _Cut:
-    module = hf_name.split(".")[-2]
-    if module not in _CUTS:
-        raise UserError(f"where vLLM keeps {hf_name} is not known")
-    return _CUTS[module]
-
-
 def _parameter(
     name: str,
     members: list[tuple[str, int | None]],
-    shapes: dict[str, tuple[int, ...]],
-    shape: ModelShape,
+    table: WeightTable,
     tp_rank: int,
     tp_size: int,
 ) -> Parameter:
-    """members: HF name and expert of each tensor in it; shapes: of all HF tensors."""
+    """members: HF name and expert of each tensor in it."""
     parts = []
     heights: dict[int | None, int] = {}
     for hf_name, expert in members:
-        held = _held_rect(hf_name, shapes[hf_name], shape, tp_rank, tp_size)
+        rule = table.by_hf_name(hf_name)
+        held = _held_rect(hf_name, rule, table.shape, tp_rank, tp_size)
         columns, row = held.col1 - held.col0, heights.get(expert, 0)
         heights[expert] = row + held.row1 - held.row0
         parts.append(Copy(held, Rect(name, row, heights[expert], 0, columns, expert)))
-    first = members[0][0]
     rows = padding_row = next(iter(heights.values()))
-    if _cut_of(first) is _Cut.VOCABULARY:
-        rows = _padded_vocabulary(shape) // tp_size
-    matrix = (rows, columns)[: len(shapes[first])]
+    if rule.kind is ShardKind.VOCABULARY:
+        rows = _padded_vocabulary(table.shape) // tp_size
+    matrix = (rows, columns)[: len(rule.hf_shapes[0])]
     experts = () if None in heights else (len(heights),)
     filled = tuple(part for part in parts if part.source.num_elements)
     return Parameter(name, (*experts, *matrix), filled, padding_row)
 
 
-def _held_rect(
-    hf_name: str, hf_shape: tuple[int, ...], shape: ModelShape, tp_rank: int, tp_size: int
-) -> Rect:
-    """What a rank holds of an HF tensor; no rows where its vocabulary is all padding."""
-    cut, rect = _cut_of(hf_name), whole(hf_name, hf_shape)
-    if cut is _Cut.WHOLE:
+def _held_rect(hf_name: str, rule: Rule, shape: ModelShape, tp_rank: int, tp_size: int) -> Rect:
+    """What a rank holds of an HF tensor; no rows where its vocabulary is all padding.
+
+    vLLM cuts where Megatron does, but for whole heads of k and v: where there are fewer than ranks,
+    each is on several.
+    """
+    number_of = rule.hf_names.index(hf_name)
+    rect = whole(hf_name, rule.hf_shapes[number_of])
+    if rule.kind is ShardKind.COPY:
         return rect
-    if cut is _Cut.COLUMNS:
+    if rule.kind is ShardKind.ROW:
         size = rect.col1 // tp_size
         return replace(rect, col0=tp_rank * size, col1=(tp_rank + 1) * size)
     size, number = rect.row1 // tp_size, tp_rank
-    if cut is _Cut.VOCABULARY:
+    if rule.kind is ShardKind.VOCABULARY:
         size = _padded_vocabulary(shape) // tp_size
-    elif cut is _Cut.KV_HEADS and tp_size > shape.num_kv_heads:
+    elif rule.kind is ShardKind.QKV and number_of > 0 and tp_size > shape.num_kv_heads:
         size, number = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
     start, stop = (min(edge * size, rect.row1) for edge in (number, number + 1))
     return replace(rect, row0=start, row1=stop)
