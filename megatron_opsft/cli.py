@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.command_line import ConfigPath, Overrides
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
@@ -34,11 +35,6 @@ app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
-
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-]
 
 
 @app.command()

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from megatron_opsft.config_section import Section
+from megatron_opsft.config_section import CommaSeparated, Section
 from megatron_opsft.errors import UserError
 
 _OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
@@ -20,7 +21,7 @@ class DeerSettings(Section):
     threshold: float = Field(
         0.95, ge=0, le=1, description="Exit where the trial answer's confidence is above this."
     )
-    transition_words: tuple[str, ...] = Field(
+    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(
         ("Wait",),
         min_length=1,
         description="Words at which an answer is tried; each must be one token of the model.",

@@ -86,13 +86,13 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
     if settings.method == "deer":
         if settings.tp != 1:
             raise UserError(
-                f"--method deer: engines of one rank only, not --tp {settings.tp}; leave --tp out"
+                f"method=deer: engines of one rank only, not tp={settings.tp}; leave tp out"
             )
         if settings.budgets:
             raise UserError(
-                "--budgets: early exit tries answers by the room left, so its samples do not tell "
-                "what a smaller limit gives; leave --budgets out, or evaluate with a smaller "
-                "--max-tokens"
+                "budgets: early exit tries answers by the room left, so its samples do not tell "
+                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
+                "max_tokens"
             )
         for each in subjects:
             DeerTokens.read(settings.deer, each.model.tokenizer)
@@ -147,7 +147,7 @@ def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
         if scores.num_problems != len(benchmark.problems):
             raise UserError(
                 f"--baseline {baseline.out}: {scores.num_problems} problems of {benchmark.name}, "
-                f"here are {len(benchmark.problems)}; use the same --limit and data"
+                f"here are {len(benchmark.problems)}; use the same limit and data"
             )
         own = benchmark.data.sha256
         if isinstance(hashes, dict) and hashes.get(benchmark.name, own) != own:
@@ -182,7 +182,7 @@ def _max_tokens(wanted: int | None, subjects: Sequence[Subject]) -> int:
         positions = subject.model.max_positions
         left = positions - len(longest.prompt_ids)
         if left < (wanted or 1):
-            fix = f"use --max-tokens {left} or less" if left > 0 else "leave that problem out"
+            fix = f"set max_tokens={left} or less" if left > 0 else "leave that problem out"
             raise UserError(
                 f"{subject.model.name} has {positions} positions (max_position_embeddings), and "
                 f"problem {longest.key} takes {len(longest.prompt_ids)} of them: no room for "

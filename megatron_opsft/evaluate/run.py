@@ -108,7 +108,7 @@ def _check_earlier(earlier: Earlier, benchmarks: Sequence[Benchmark]) -> None:
         if found:
             raise UserError(
                 f"--baseline {earlier.out}: its samples of {benchmark.name} do not fit: {found}; "
-                "use the same --limit and data, or evaluate the baseline on these"
+                "use the same limit and data, or evaluate the baseline on these"
             )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.command_line import ConfigPath, Overrides
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 
@@ -17,10 +18,8 @@ app = typer.Typer(
 
 @app.command()
 def local(
-    config: Annotated[Path, typer.Argument(help="YAML file of a run.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-    ] = None,
+    config: ConfigPath,
+    overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="After a failure go on from the newest checkpoint so often.")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from megatron_opsft.command_line import ConfigPath, Overrides, RunByDefault
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
@@ -16,28 +16,15 @@ from megatron_opsft.plan.lengths import (
     PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.options import (
-    ConfigPath,
     GpusPerNode,
     HardwareFile,
     NodeCores,
-    Overrides,
     load_device,
     load_shape,
 )
 
-
-class _PlanGroup(TyperGroup):
-    """`plan CONFIG ...` means `plan run CONFIG ...`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Names the command where only its arguments are given."""
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_PlanGroup,
+    cls=RunByDefault,
     help="What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
