@@ -30,6 +30,7 @@ app = typer.Typer(
     help="Scaling experiments: real runs, simulated steps, tables and figures of both.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
