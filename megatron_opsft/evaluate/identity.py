@@ -61,7 +61,7 @@ def manifest(inputs: Inputs, subject: Subject, identified: dict[str, Any]) -> di
         "benchmarks": {b.name: _describe(b) for b in inputs.benchmarks},
         "settings": inputs.settings.model_dump(mode="json"),
         "versions": installed_versions(),
-        "example_prompt": subject.model.tokenizer.decode(first.prompt_ids),
+        "example_prompt": subject.model.tokenizer.decode(first),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Bootstrap, Estimate, draw_counts, estimate
+from megatron_opsft.evaluate.bootstrap import Bootstrap, draw_counts, estimate
 from megatron_opsft.evaluate.budgets import BUDGET_METRICS, cut_is_exact, measure_at
 from megatron_opsft.evaluate.metrics import (
     Counts,
@@ -25,6 +25,7 @@ from megatron_opsft.evaluate.metrics import (
     compression_ratio,
     measure,
 )
+from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.runtime.durable import write_text
 
 OVERALL = "overall"  # beside the names of benchmarks in tables and figures

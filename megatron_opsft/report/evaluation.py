@@ -1,15 +1,16 @@
 """Figures of an evaluation: accuracy against length with its Pareto front, and budget curves.
 
-What is drawn comes as plain records (the protocols below; `evaluate.figure_data` has them), with
-shares in [0, 1] and tokens. Colours are Okabe and Ito's, told apart by colour-blind readers; every
+Shares are in [0, 1]. Colours are Okabe and Ito's, told apart by colour-blind readers; every
 model has a marker of its own too. The same input gives the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.labels import shown
 
 _SUFFIXES = (".png", ".svg", ".pdf")
@@ -18,43 +19,36 @@ _MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">")
 _FRONT_COLOR = "#888888"
 
 
-class Estimate(Protocol):
-    """A value and its interval, or None for both ends where there is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterPoint:
+    """One model: a share of correct samples against mean tokens."""
 
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
+    label: str
+    tokens: Estimate
+    accuracy: Estimate
 
 
-class ScatterPoint(Protocol):
-    """One model: accuracy against mean tokens."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def tokens(self) -> Estimate: ...
-    @property
-    def accuracy(self) -> Estimate: ...
-    @property
-    def on_front(self) -> bool: ...
-
-
-class BudgetCurve(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetCurve:
     """One model: estimates at each of its budgets, ascending."""
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def budgets(self) -> Sequence[int]: ...
-    @property
-    def accuracy(self) -> Sequence[Estimate]: ...
-    @property
-    def tokens(self) -> Sequence[Estimate]: ...
-    @property
-    def norm_std(self) -> Sequence[Estimate]: ...
+    label: str
+    budgets: Sequence[int]
+    accuracy: Sequence[Estimate]
+    tokens: Sequence[Estimate]
+    norm_std: Sequence[Estimate]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of the (tokens, accuracy) points that none beats: fewer tokens, higher accuracy."""
+    return {
+        place
+        for place, (tokens, accuracy) in enumerate(points)
+        if not any(
+            other[0] <= tokens and other[1] >= accuracy and other != (tokens, accuracy)
+            for other in points
+        )
+    }
 
 
 def plot_accuracy_length(
@@ -65,6 +59,7 @@ def plot_accuracy_length(
     `UserError` for no point or a suffix other than .png, .svg and .pdf.
     """
     _check(points, out_paths)
+    front = pareto_front([(point.tokens.value, point.accuracy.value) for point in points])
     with _style():
         figure = _figure((6.6, 4.6))
         axes = figure.subplots()
@@ -82,14 +77,14 @@ def plot_accuracy_length(
             axes.plot(
                 [point.tokens.value],
                 [100 * point.accuracy.value],
-                markersize=9 if point.on_front else 7,
+                markersize=9 if place in front else 7,
                 markeredgecolor="white",
                 linestyle="none",
                 zorder=3,
                 label=shown(point.label),
                 **look,
             )
-        _draw_front(axes, points)
+        _draw_front(axes, points, front)
         axes.set_xlim(left=0)
         axes.set_xlabel("mean response tokens")
         axes.set_ylabel("accuracy (%)")
@@ -165,11 +160,9 @@ def _draw_curve(
         axes.fill_between(budgets, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
 
 
-def _draw_front(axes: Any, points: Sequence[ScatterPoint]) -> None:
+def _draw_front(axes: Any, points: Sequence[ScatterPoint], places: Iterable[int]) -> None:
     """A staircase: what accuracy some model reaches with at most so many tokens."""
-    front = sorted(
-        (point.tokens.value, 100 * point.accuracy.value) for point in points if point.on_front
-    )
+    front = sorted((points[n].tokens.value, 100 * points[n].accuracy.value) for n in places)
     end = max(point.tokens.value for point in points)
     if len(points) > 1:
         tokens, accuracy = zip(*front, (end, front[-1][1]), strict=True)

@@ -7,10 +7,11 @@ five benchmarks; derived are the five CR and the overall Acc, P@N, Tok, CR and E
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.bootstrap import Bootstrap, Estimate
+from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.metrics import combine, compression_ratio, efficiency
 from megatron_opsft.evaluate.results import BenchmarkScores, Results, Scores
+from megatron_opsft.report.estimate import Estimate
 
 BENCHMARKS = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 COT, OURS = "CoT", "On-Policy SFT"
