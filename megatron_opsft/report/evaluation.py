@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
 from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.labels import shown
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">")
 _FRONT_COLOR = "#888888"
@@ -60,8 +60,7 @@ def plot_accuracy_length(
     """
     _check(points, out_paths)
     front = pareto_front([(point.tokens.value, point.accuracy.value) for point in points])
-    with _style():
-        figure = _figure((6.6, 4.6))
+    with figure_saved_as(out_paths, (6.6, 4.6)) as figure:
         axes = figure.subplots()
         for place, point in enumerate(points):
             look = _look(place)
@@ -95,7 +94,6 @@ def plot_accuracy_length(
         axes.set_ylim(low - max(0.0, high - 101), min(high, 101))
         axes.set_title(shown(title))
         figure.legend(loc="outside lower center", ncols=min(3, len(points) + 1), frameon=False)
-        _save(figure, out_paths)
 
 
 def plot_budgets(
@@ -106,8 +104,7 @@ def plot_budgets(
     Shaded: intervals. `UserError` as in `plot_accuracy_length`.
     """
     _check(curves, out_paths)
-    with _style():
-        figure = _figure((9.6, 3.6))
+    with figure_saved_as(out_paths, (9.6, 3.6)) as figure:
         panels = figure.subplots(1, 3)
         for place, curve in enumerate(curves):
             for axes, estimates, scale in (
@@ -133,7 +130,6 @@ def plot_budgets(
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False
         )
-        _save(figure, out_paths)
 
 
 def _draw_curve(
@@ -214,31 +210,6 @@ def _finish(axes: Any) -> None:
 
 
 def _check(drawn: Sequence[object], out_paths: Sequence[Path]) -> None:
-    for path in out_paths:
-        if Path(path).suffix not in _SUFFIXES:
-            raise UserError(f"figure {path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    check_suffixes(out_paths)
     if not drawn:
         raise UserError("figure: there is no model to draw")
-
-
-def _style() -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10})
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    """Drawing needs neither a display nor the global state of pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, out_paths: Sequence[Path]) -> None:
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    for path in map(Path, out_paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix))
