@@ -19,7 +19,7 @@ from megatron_opsft.evaluate.budgets import cut_is_exact
 from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
 from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
-from megatron_opsft.evaluate.tables import (
+from megatron_opsft.evaluate.table_formats import (
     TableRow,
     latex_table,
     markdown_table,

@@ -85,7 +85,7 @@ def _transition_ids(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     """All tokens that spell one of the words, with whatever spaces and punctuation around it.
 
     Upper and lower case are different words. A word that only several tokens spell together would
-    have to be told from others that begin alike, behind its end: such words are refused.
+    have to be distinguished from others that begin alike, behind its end: such words are refused.
     """
     wanted = {_EDGES.sub("", word): word for word in words}
     ids = sorted(tokenizer.get_vocab().values())

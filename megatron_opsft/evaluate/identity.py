@@ -1,4 +1,4 @@
-"""What an evaluation is told apart by: settings that decide its samples, and the model itself."""
+"""The identity of an evaluation: the settings that decide its samples, and the model itself."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,7 @@
 """results.json: every metric of one model with its interval, read back with validation.
 
 The same samples in any order give the same bytes. Settings are the caller's: whatever two results
-should be told apart by (sampling, template, data hash, engine version), but not the model itself.
+can differ by (sampling, template, data hash, engine version), but not the model itself.
 """
 
 import json
@@ -75,7 +75,7 @@ class BudgetPoint(_Record):
     metrics: Annotated[dict[str, Estimate], _need(BUDGET_METRICS)]
 
 
-class Scores(_Record):
+class BlockResults(_Record):
     """metrics: as in `metrics`, and compression_ratio where there is a baseline.
 
     differences: metric -> this model minus the baseline, by paired bootstrap; empty without one.
@@ -86,8 +86,8 @@ class Scores(_Record):
     budgets: tuple[BudgetPoint, ...]
 
 
-class BenchmarkScores(Scores):
-    """Scores of one benchmark, and its true size."""
+class BenchmarkResults(BlockResults):
+    """BlockResults of one benchmark, and its true size."""
 
     num_problems: int = Field(ge=1)
     samples_per_problem: int = Field(ge=1)
@@ -101,12 +101,12 @@ class Results(_Record):
     baseline: str | None
     settings: dict[str, JsonValue]
     bootstrap: Bootstrap
-    benchmarks: dict[str, BenchmarkScores] = Field(min_length=1)
-    overall: Scores
+    benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
+    overall: BlockResults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Draw:
+class _BlockDraws:
     """Draws [1 + R] of one benchmark or of overall: metrics, and those at each budget."""
 
     metrics: _Draws
@@ -151,7 +151,7 @@ def build_results(
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base[-1].metrics["pass_at_n"]  # of another N: no difference
         scores = _scores(own[-1], base[-1] if base else None, budgets, bootstrap)
-        benchmarks[name] = BenchmarkScores(
+        benchmarks[name] = BenchmarkResults(
             **scores, num_problems=grid.num_problems, samples_per_problem=grid.samples_per_problem
         )
     overall = _scores(_combine(own), _combine(base) if base else None, budgets, bootstrap)
@@ -161,7 +161,7 @@ def build_results(
         settings=dict(model.settings),
         bootstrap=bootstrap,
         benchmarks=benchmarks,
-        overall=Scores(**overall),
+        overall=BlockResults(**overall),
     )
 
 
@@ -217,24 +217,24 @@ def _check_same_problems(benchmark: str, grid: SampleGrid, base: SampleGrid) -> 
         )
 
 
-def _draw(grid: SampleGrid, budgets: Sequence[int], counts: Counts) -> _Draw:
+def _draw(grid: SampleGrid, budgets: Sequence[int], counts: Counts) -> _BlockDraws:
     at_budget = tuple(measure_at(grid, budget, counts) for budget in budgets)
-    return _Draw(metrics=measure(grid, counts), at_budget=at_budget)
+    return _BlockDraws(metrics=measure(grid, counts), at_budget=at_budget)
 
 
-def _combine(draws: Sequence[_Draw]) -> _Draw:
+def _combine(draws: Sequence[_BlockDraws]) -> _BlockDraws:
     """Overall; benchmarks were resampled independently of each other."""
     at_budget = zip(*(draw.at_budget for draw in draws), strict=True)
-    return _Draw(
+    return _BlockDraws(
         metrics=combine([draw.metrics for draw in draws]),
         at_budget=tuple(combine(metrics) for metrics in at_budget),
     )
 
 
 def _scores(
-    own: _Draw, base: _Draw | None, budgets: Sequence[int], bootstrap: Bootstrap
+    own: _BlockDraws, base: _BlockDraws | None, budgets: Sequence[int], bootstrap: Bootstrap
 ) -> dict[str, Any]:
-    """The fields of `Scores`."""
+    """The fields of `BlockResults`."""
     metrics, differences = dict(own.metrics), {}
     if base is not None:
         metrics["compression_ratio"] = compression_ratio(

@@ -1,7 +1,7 @@
 """`megatron-opsft eval`, from settings to results. Every rank runs it; rank 0 writes the results.
 
-What is sampled is on disk at once, so the same command goes on after a kill; what is there already
-is not sampled again.
+What is sampled is on disk at once, so the same command continues after a kill; what is there
+already is not sampled again.
 """
 
 import json
@@ -21,7 +21,7 @@ from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
-from megatron_opsft.evaluate.progress import ProgressLine, Tally
+from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
@@ -181,12 +181,12 @@ def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> t
             for b in inputs.benchmarks
         }
         job.put(f"{name}/there", json.dumps(found))
-    told = json.loads(job.get(f"{name}/there"))
+    reported = json.loads(job.get(f"{name}/there"))
     done: _Done = {}
     num_correct = 0
     for benchmark in inputs.benchmarks:
         wanted = {problem.id for problem in benchmark.problems}
-        there = [s for s in told[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
+        there = [s for s in reported[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
         done[benchmark.name] = {(problem_id, index) for problem_id, index, _ in there}
         num_correct += sum(correct for _, _, correct in there)
     return done, num_correct

@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from megatron_opsft.evaluate.progress import Tally
+from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.verifier import Verifier

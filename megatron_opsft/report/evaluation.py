@@ -1,6 +1,6 @@
 """Figures of an evaluation: accuracy against length with its Pareto front, and budget curves.
 
-Shares are in [0, 1]. Colours are Okabe and Ito's, told apart by colour-blind readers; every
+Shares are in [0, 1]. Colours are Okabe and Ito's, which colour-blind readers distinguish; every
 model has a marker of its own too. The same input gives the same bytes.
 """
 
