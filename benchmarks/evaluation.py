@@ -129,7 +129,7 @@ def measure_eval(
     """Tokens per second from the first request to the last stored verdict."""
     out = inputs.settings.out
     out.mkdir(parents=True)
-    write_manifest(out, {})
+    write_manifest(out, {"identity": {"data": {}}})
     sample(inputs, inputs.model, job, name, verifier, engine)
     return read_manifest(out)["starts"][0]["tokens_per_second"]
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.command_line import ConfigPath, Overrides, examples
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
@@ -28,6 +29,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes would make the help twice as long
+    epilog=examples(
+        "megatron-opsft train examples/configs/quickstart.yaml",
+        "megatron-opsft eval --model runs/quickstart --out runs/quickstart/eval",
+    ),
 )
 
 app.add_typer(convert_app, name="convert")
@@ -35,24 +41,24 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
 
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-]
 
-
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft train examples/configs/quickstart.yaml run.dir=runs/first",
+        "torchrun --nproc-per-node 2 -m megatron_opsft train CONFIG parallel.tp=2",
+    )
+)
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.dir.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
     ] = False,
 ) -> None:
-    """Train. With several ranks: torchrun --nproc-per-node N -m megatron_opsft train CONFIG."""
+    """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
     from megatron_opsft.config_file import load_config
 
     if resume and overwrite:
@@ -65,7 +71,13 @@ def train(
     raise typer.Exit(code)
 
 
-@app.command(name="config")
+@app.command(
+    name="config",
+    epilog=examples(
+        "megatron-opsft config examples/configs/quickstart.yaml optimizer.lr=1e-6",
+        "megatron-opsft config --reference",
+    ),
+)
 def show_config(
     config: Annotated[Path | None, typer.Argument(help="YAML file of a run.")] = None,
     overrides: Overrides = None,
@@ -84,7 +96,12 @@ def show_config(
         typer.echo(to_yaml(load_config(config, overrides or [])), nl=False)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft report runs/quickstart",
+        "megatron-opsft report runs/quickstart --figure quickstart.svg",
+    )
+)
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
     figure: Annotated[
@@ -106,9 +123,9 @@ def main() -> None:
 
 
 def run(commands: typer.Typer) -> None:
-    """Call the commands: errors a user can mend are one line and exit code 2, no traceback."""
+    """Call the commands: errors a user can fix are one line and exit code 2, no traceback."""
     if not sys.warnoptions:
-        # Deprecations inside Megatron and torch: many on every rank, none for the user to mend.
+        # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
@@ -134,18 +151,18 @@ def run(commands: typer.Typer) -> None:
 
 @contextmanager
 def _advising_resume() -> Iterator[None]:
-    """Say how a training run goes on when the disk was full; other commands go on as they began."""
+    """Say how a training run continues when the disk was full; other commands do as they began."""
     try:
         yield
     except FullDiskError as error:
-        raise UserError(f"{error}; make room, then go on with --resume") from error
+        raise UserError(f"{error}; make room, then continue with --resume") from error
     except (UserError, NonFiniteError, SyncError):
         raise
     except Exception as error:
         if (full := full_disk_behind(error)) is None:
             raise
         reason = f"{whereabouts()}: {full}"
-        raise UserError(f"{reason}; make room, then go on with --resume") from error
+        raise UserError(f"{reason}; make room, then continue with --resume") from error
 
 
 def _exit(message: str, code: int, trace: Exception | None = None) -> None:

@@ -3,37 +3,44 @@
 import difflib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
+_EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a YAML file with `section.key=value` overrides (values are YAML) on top.
+    """The configuration of a run; see `load`."""
+    return load(Config, path, overrides)
+
+
+def load(
+    model: type[M],
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+) -> M:
+    """A YAML file; on top of it overrides, `key=value` or `section.key=value` (values are YAML); on
+    top of these `options`, key by key.
 
     Errors: `UserError` for a missing or malformed file, an unknown key, a wrong value, a missing
     key.
     """
-    tree: dict[str, Any] = {}
-    if path is not None:
-        tree = read_yaml(path)
+    tree = read_yaml(path) if path is not None else {}
     for override in overrides:
-        _apply(tree, override)
-    return validated(Config, tree, str(path) if path else "the command line")
-
-
-def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
-    """The model with the tree's values. Errors: `UserError` naming the key, as `load_config`."""
-    _check_keys(tree, model, "", where)
+        _apply(tree, override, model)
+    tree |= options or {}
+    _check_keys(tree, model, "", str(path) if path else "the command line")
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -43,8 +50,8 @@ def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
             raise UserError(
                 f"config key {key} is missing: set it in the file or as {key}=..."
             ) from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise UserError(f"config key {key}={first['input']!r}: {message}") from None
+        reason = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+        raise UserError(f"config key {key}={first['input']!r}: {reason}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -64,21 +71,24 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     key, equals, text = override.partition("=")
-    parts = key.split(".")
-    if not equals or len(parts) != 2 or not all(parts):
-        raise UserError(
-            f"override {override!r}: write section.key=value, for example optimizer.lr=1e-6"
-        )
+    section, dot, name = key.partition(".")
+    has_plain_keys = any(_section_of(field) is None for field in model.model_fields.values())
+    if not equals or not all(key.split(".")) or not (dot or has_plain_keys):
+        example = "key=value, for example limit=8" if has_plain_keys else _EXAMPLE
+        raise UserError(f"override {override!r}: write {example}")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"override {override!r}: {_one_line(error)}") from None
-    section = tree.setdefault(parts[0], {})
-    if not isinstance(section, dict):
-        raise UserError(f"config section {parts[0]} must hold keys, not {section!r}")
-    section[parts[1]] = value
+    if not dot:
+        tree[key] = value
+        return
+    keys = tree.setdefault(section, {})
+    if not isinstance(keys, dict):
+        raise UserError(f"config section {section} must hold keys, not {keys!r}")
+    keys[name] = value
 
 
 def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where: str) -> None:
@@ -88,11 +98,16 @@ def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where
             near = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(fields)}"
             raise UserError(f"unknown config key {prefix}{key} in {where}: {hint}")
-        kind = fields[key].annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
+        if section := _section_of(fields[key]):
             if not isinstance(value, dict):
                 raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
-            _check_keys(value, kind, f"{prefix}{key}.", where)
+            _check_keys(value, section, f"{prefix}{key}.", where)
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds; None for a plain value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def to_yaml(config: Config) -> str:
@@ -121,22 +136,28 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def reference_table() -> str:
-    """All keys with defaults and meaning as a Markdown table; that of docs/config.md."""
+def reference_table(model: type[BaseModel] = Config) -> str:
+    """All keys with defaults and meaning as a Markdown table; those of docs/."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    for section, field in Config.model_fields.items():
-        kind = field.annotation
-        assert isinstance(kind, type) and issubclass(kind, Section)
-        for key, entry in kind.model_fields.items():
-            default = "required" if entry.is_required() else f"`{_show(entry.default)}`"
-            lines.append(f"| `{section}.{key}` | {default} | {entry.description} |")
+    for key, field in _fields(model):
+        default = "required" if field.is_required() else f"`{_show(field.default)}`"
+        lines.append(f"| `{key}` | {default} | {field.description} |")
     return "\n".join(lines)
 
 
+def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for key, field in model.model_fields.items():
+        if section := _section_of(field):
+            yield from _fields(section, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", field
+
+
 def _show(value: Any) -> str:
-    return (
-        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    if isinstance(value, tuple):
+        value = list(value)
+    plain = isinstance(value, str | float | Path) and str(value).isprintable()
+    return str(value) if plain else json.dumps(value)
 
 
 # What may change when a run is resumed: where and how it runs, not what it computes.

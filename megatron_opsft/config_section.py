@@ -29,3 +29,15 @@ YamlOff = BeforeValidator(lambda value: "off" if value is False else value)
 HomeExpanded = BeforeValidator(
     lambda value: os.path.expanduser(value) if isinstance(value, str) else value
 )
+
+
+def _parts(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")]
+        if not all(value):
+            raise ValueError("write words with one comma between them")
+    return [value] if type(value) in (int, float) else value
+
+
+# `a,b` and `a` where a list is wanted.
+CommaSeparated = BeforeValidator(_parts)

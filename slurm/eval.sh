@@ -2,9 +2,9 @@
 # Evaluates a model on the benchmarks of the paper, one engine for each of 8 GPUs. From the project's root:
 #
 #   MODEL=runs/r1_distill_7b_paper/hf OUT=results/opsft_7b sbatch slurm/eval.sh
-#   MODEL=... OUT=... BENCHMARKS=gsm8k,math500 sbatch --nodes=2 slurm/eval.sh      more options at the end
+#   MODEL=... OUT=... BENCHMARKS=gsm8k,math500 sbatch --nodes=2 slurm/eval.sh      more settings at the end
 #
-# MODEL: Hugging Face directory or hub name. OUT: directory of the results; the same command again goes on.
+# MODEL: Hugging Face directory or hub name. OUT: directory of the results; the same command again continues.
 # BENCHMARKS, ENGINE: see below. All other settings: slurm/common.sh.
 #
 #SBATCH --job-name=opsft-eval
@@ -28,4 +28,4 @@ ENGINE=${ENGINE:-vllm}
 # shellcheck source=slurm/common.sh
 source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
 run_ranks "$PYTHON" -m megatron_opsft eval --model "$MODEL" --benchmarks "$BENCHMARKS" \
-  --engine "$ENGINE" --out "$OUT" "$@"
+  --out "$OUT" engine="$ENGINE" "$@"

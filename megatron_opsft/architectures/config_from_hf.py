@@ -91,7 +91,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{path} does not exist: model.path must be a Hugging Face model directory"
+            f"{path} does not exist: {path.parent} is no Hugging Face model directory"
         ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from None

@@ -10,12 +10,17 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.command_line import examples
 from megatron_opsft.errors import UserError
 
 app = typer.Typer(
     help="Convert checkpoints between Hugging Face and Megatron-Core.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    epilog=examples(
+        "megatron-opsft convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out DIR",
+    ),
 )
 
 
@@ -44,7 +49,13 @@ ConfigFrom = Annotated[
 ]
 
 
-@app.command(name="to-megatron")
+@app.command(
+    name="to-megatron",
+    epilog=examples(
+        "megatron-opsft convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "megatron-opsft convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
+    ),
+)
 def to_megatron(
     hf: Annotated[Path, typer.Option(help="Hugging Face directory.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
@@ -62,7 +73,13 @@ def to_megatron(
     _convert(hf, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
 
 
-@app.command(name="to-hf")
+@app.command(
+    name="to-hf",
+    epilog=examples(
+        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out DIR",
+        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
+    ),
+)
 def to_hf(
     megatron: Annotated[Path, typer.Option(help="Megatron-Core distributed checkpoint.")],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
@@ -84,7 +101,12 @@ def to_hf(
     )
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft convert check DIR MEGATRON_DIR",
+        "megatron-opsft convert check CHECKPOINT DIR --config-from DIR",
+    )
+)
 def check(
     first: Annotated[Path, typer.Argument(help="Either format.")],
     second: Annotated[Path, typer.Argument(help="Either format.")],

@@ -29,6 +29,7 @@ _INSTRUCTIONS: dict[str, str] = {
     ),
     "chat": "",
 }
+MODEL_OPTION = "model.path"  # what errors call the model of a run
 _PROBE = 'Wait, 12 + 345 = 357.  So "x" is \\boxed{\\frac{1}{2}}.\n\n\tGrüße, 你好!'
 _log = logging.getLogger(__name__)
 
@@ -82,36 +83,38 @@ def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:
     """The tokenizer of a model directory (or hub name), checked against its `tokenizer.json`.
 
     For some model types AutoTokenizer builds another class than the files describe and drops
-    tokens or splits text otherwise; the files win. Raises UserError for missing files or a missing
-    chat template.
+    tokens or splits text otherwise; the files win. option: what errors call the model. Raises
+    UserError for missing files or a missing chat template.
     """
     directory = Path(path)
     if directory.is_dir() and not _has_tokenizer_files(directory):
         raise UserError(
-            f"model.path: {path} has no tokenizer.json; copy the tokenizer files "
+            f"{option}: {path} has no tokenizer.json; copy the tokenizer files "
             "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path))
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"model.path: cannot load a tokenizer from {path}: {reason}") from error
+        raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error
     file = directory / "tokenizer.json"
     if file.is_file():
-        tokenizer = _as_described(tokenizer, file)
+        tokenizer = _as_described(tokenizer, file, option)
     if not tokenizer.chat_template:
         raise UserError(
-            f"model.path: the tokenizer of {path} has no chat template; add chat_template.jinja "
+            f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
             "(or the chat_template of tokenizer_config.json) of the model"
         )
     return tokenizer
 
 
-def end_token_ids(tokenizer: PreTrainedTokenizerBase, model_dir: str | Path) -> tuple[int, ...]:
+def end_token_ids(
+    tokenizer: PreTrainedTokenizerBase, model_dir: str | Path, *, option: str = MODEL_OPTION
+) -> tuple[int, ...]:
     """All ids that end a response, ascending: generation_config.json, config.json and the
     tokenizer together.
 
@@ -124,8 +127,7 @@ def end_token_ids(tokenizer: PreTrainedTokenizerBase, model_dir: str | Path) -> 
             found.update(_eos_ids(json.loads(file.read_text())))
     if not found:
         raise UserError(
-            f"model.path: {model_dir} names no end token; "
-            "set eos_token_id in generation_config.json"
+            f"{option}: {model_dir} names no end token; set eos_token_id in generation_config.json"
         )
     return tuple(sorted(found))
 
@@ -135,6 +137,8 @@ def check_vocabulary(
     end_tokens: Iterable[int],
     vocab_size: int,
     model_dir: str | Path,
+    *,
+    option: str = MODEL_OPTION,
 ) -> None:
     """UserError where the tokenizer cannot be this model's, as with files mixed from two models.
 
@@ -143,7 +147,7 @@ def check_vocabulary(
     highest = max(tokenizer.get_vocab().values())
     if highest >= vocab_size:
         raise UserError(
-            f"model.path: the tokenizer of {model_dir} has token ids up to {highest}, but the "
+            f"{option}: the tokenizer of {model_dir} has token ids up to {highest}, but the "
             f"model's vocabulary ends at {vocab_size - 1}: the files are of two models; take the "
             "tokenizer files of the model itself"
         )
@@ -152,7 +156,7 @@ def check_vocabulary(
         if token_id not in special:
             what = tokenizer.convert_ids_to_tokens(token_id) if token_id <= highest else None
             raise UserError(
-                f"model.path: {model_dir} ends responses with token {token_id}, which is "
+                f"{option}: {model_dir} ends responses with token {token_id}, which is "
                 f"{'no token' if what is None else f'{what!r}, an ordinary token,'} in its "
                 "tokenizer: the files are of two models, or eos_token_id in config.json or "
                 "generation_config.json is wrong"
@@ -173,19 +177,21 @@ def _has_tokenizer_files(directory: Path) -> bool:
     return all((directory / name).is_file() for name in ("vocab.json", "merges.txt"))
 
 
-def _as_described(tokenizer: PreTrainedTokenizerBase, file: Path) -> PreTrainedTokenizerBase:
+def _as_described(
+    tokenizer: PreTrainedTokenizerBase, file: Path, option: str
+) -> PreTrainedTokenizerBase:
     """`tokenizer` where it agrees with tokenizer.json, else one that takes the file literally."""
     try:
         described = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"model.path: {file} cannot be read: {error}") from error
+        raise UserError(f"{option}: {file} cannot be read: {error}") from error
     difference = _find_difference(tokenizer, described)
     if not difference:
         return tokenizer
     literal = PreTrainedTokenizerFast.from_pretrained(str(file.parent))
     if _find_difference(literal, described):
         raise UserError(
-            f"model.path: the tokenizer loaded from {file.parent} does not match {file.name}: "
+            f"{option}: the tokenizer loaded from {file.parent} does not match {file.name}: "
             f"{difference}; set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json"
         )
     _log.warning(

@@ -14,7 +14,7 @@ _OWN_SAMPLES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class KnownBenchmark:
     """A data set of the Hugging Face hub, or `arithmetic`; `samples`: N by default."""
 
     path: str
@@ -24,13 +24,13 @@ class Source:
 
 
 # N: the paper's evaluation settings.
-SOURCES: dict[str, Source] = {
-    "gsm8k": Source(path="openai/gsm8k", subset="main", split="test", samples=16),
-    "math500": Source(path="HuggingFaceH4/MATH-500", split="test", samples=16),
-    "amc23": Source(path="math-ai/amc23", split="test", samples=64),
-    "aime24": Source(path="HuggingFaceH4/aime_2024", split="train", samples=64),
-    "aime25": Source(path="math-ai/aime25", split="test", samples=64),
-    ARITHMETIC: Source(path=ARITHMETIC, split="test", samples=4),
+KNOWN: dict[str, KnownBenchmark] = {
+    "gsm8k": KnownBenchmark(path="openai/gsm8k", subset="main", split="test", samples=16),
+    "math500": KnownBenchmark(path="HuggingFaceH4/MATH-500", split="test", samples=16),
+    "amc23": KnownBenchmark(path="math-ai/amc23", split="test", samples=64),
+    "aime24": KnownBenchmark(path="HuggingFaceH4/aime_2024", split="train", samples=64),
+    "aime25": KnownBenchmark(path="math-ai/aime25", split="test", samples=64),
+    ARITHMETIC: KnownBenchmark(path=ARITHMETIC, split="test", samples=4),
 }
 
 
@@ -66,9 +66,9 @@ def choose_names(
                 f"is not {OVERALL!r}"
             )
     for name in chosen:
-        if name not in data and name not in SOURCES:
+        if name not in data and name not in KNOWN:
             raise UserError(
-                f"benchmark {name!r} is not known; there are {', '.join(SOURCES)}, or give your "
+                f"benchmark {name!r} is not known; there are {', '.join(KNOWN)}, or give your "
                 f"own with --data {name}=FILE"
             )
     for name in data:
@@ -83,8 +83,8 @@ def choose_names(
 def load_benchmark(
     name: str, data: Mapping[str, str], *, samples: int | None, limit: int | None
 ) -> Benchmark:
-    """Read one benchmark. Errors: `UserError` naming it, what is wrong, and how to mend it."""
-    source = SOURCES.get(name)
+    """Read one benchmark. Errors: `UserError` naming it, what is wrong, and how to fix it."""
+    source = KNOWN.get(name)
     path = data.get(name)
     try:
         if path is not None:
@@ -99,7 +99,7 @@ def load_benchmark(
         first = min(loaded.bad_rows, key=lambda bad: bad.row)
         raise UserError(
             f"benchmark {name}: {first.source}:{first.row}: {first.reason} "
-            f"({len(loaded.bad_rows)} such rows); a benchmark must be whole: mend the file"
+            f"({len(loaded.bad_rows)} such rows); a benchmark must be whole: fix the file"
         )
     return Benchmark(
         name=name,

@@ -11,9 +11,10 @@ percentile intervals are too narrow: at 95 %, true coverage is 0.82-0.86 of 5 an
 from zlib import crc32
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from megatron_opsft.evaluate.metrics import Counts, Floats
+from megatron_opsft.report.estimate import Estimate
 
 FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
 
@@ -26,24 +27,6 @@ class Bootstrap(BaseModel):
     num_resamples: int = Field(2000, ge=1)
     seed: int = Field(0, ge=0)
     level: float = Field(0.95, gt=0, lt=1)
-
-
-class Estimate(BaseModel):
-    """A metric and its interval; None where a value was derived from others without samples."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> "Estimate":
-        if (self.low is None) != (self.high is None):
-            raise ValueError("low and high must both be there or both be missing")
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"low {self.low} is above high {self.high}")
-        return self
 
 
 def draw_counts(num_problems: int, name: str, bootstrap: Bootstrap) -> Counts:

@@ -43,7 +43,7 @@ def check_budgets(budgets: Sequence[int], max_tokens: int) -> tuple[int, ...]:
     for budget in budgets:
         if not 1 <= budget <= max_tokens:
             raise UserError(
-                f"budget {budget}: must be from 1 to {max_tokens}, the token limit of the run"
+                f"budgets={budget}: must be from 1 to {max_tokens}, the token limit of the run"
             )
     return tuple(sorted(set(budgets)))
 

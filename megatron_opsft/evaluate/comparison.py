@@ -14,24 +14,20 @@ import numpy as np
 from pydantic import JsonValue
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS, Estimate
+from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
 from megatron_opsft.evaluate.budgets import cut_is_exact
-from megatron_opsft.evaluate.figure_data import (
-    BudgetCurve,
-    ScatterPoint,
-    budget_curves,
-    scatter_points,
-)
 from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
 from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
-from megatron_opsft.evaluate.tables import (
+from megatron_opsft.evaluate.table_formats import (
     TableRow,
     latex_table,
     markdown_table,
     text_table,
     title_of,
 )
+from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.evaluation import BudgetCurve, ScatterPoint
 
 NOT_SET = "(not set)"
 _Blocks = dict[str, Mapping[str, Estimate]]
@@ -53,19 +49,16 @@ class SettingDifference:
 class Comparison:
     """blocks: the shared benchmarks and OVERALL, or the one shared benchmark alone.
 
-    left_out: benchmarks that some results have and others do not. budgets: per row, block -> its
-    points, none where the method is not `cut_is_exact`: those rows are without_curve. references:
-    per row the model whose tokens are 100 % of its CR, or None. sizes: benchmark -> its numbers of
-    problems and samples, as text. fewest_problems: of any benchmark. level: of the intervals.
+    left_out: benchmarks that some results have and others do not. without_curve: rows whose method
+    is not `cut_is_exact`. sizes: benchmark -> its numbers of problems and samples, as text.
+    fewest_problems: of any benchmark. level: of the intervals.
     """
 
     rows: tuple[TableRow, ...]
     blocks: tuple[str, ...]
     left_out: tuple[str, ...]
     differences: tuple[SettingDifference, ...]
-    budgets: tuple[Mapping[str, tuple[BudgetPoint, ...]], ...]
     without_curve: tuple[str, ...]
-    references: tuple[str | None, ...]
     sizes: Mapping[str, str]
     fewest_problems: int
     level: float
@@ -75,7 +68,7 @@ class Comparison:
         sizes = "; ".join(f"{title_of(name)}: {size}" for name, size in self.sizes.items())
         table = markdown_table(self.rows, self.blocks, intervals=intervals)
         lines = [table, f"{self._legend(intervals)} {sizes}."]
-        if names := dict.fromkeys(name for name in self.references if name is not None):
+        if names := dict.fromkeys(row.reference for row in self.rows if row.reference is not None):
             lines[-1] += f" Baseline: {', '.join(names)}."
         if self.left_out:
             lines.append(f"\nNot in all results, left out: {', '.join(self.left_out)}.")
@@ -128,13 +121,28 @@ class Comparison:
 
     def points(self, block: str = OVERALL) -> tuple[ScatterPoint, ...]:
         """Accuracy against tokens of each row, for the scatter plot."""
-        return scatter_points(self.rows, block)
+        return tuple(
+            ScatterPoint(
+                label=row.label,
+                tokens=row.blocks[block]["mean_tokens"],
+                accuracy=row.blocks[block]["accuracy"],
+            )
+            for row in self.rows
+        )
 
     def curves(self, block: str = OVERALL) -> tuple[BudgetCurve, ...]:
-        """Accuracy, tokens and NormStd of each row against the token budget."""
-        labels = [row.label for row in self.rows]
-        points = [budgets[block] for budgets in self.budgets]
-        return budget_curves(labels, points)
+        """Accuracy, tokens and NormStd against the token budget, of each row that has budgets."""
+        return tuple(
+            BudgetCurve(
+                label=row.label,
+                budgets=[point.budget for point in points],
+                accuracy=[point.metrics["accuracy"] for point in points],
+                tokens=[point.metrics["mean_tokens"] for point in points],
+                norm_std=[point.metrics["norm_std"] for point in points],
+            )
+            for row in self.rows
+            if (points := row.budgets[block])
+        )
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
@@ -152,31 +160,29 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     everything = ordered({name for result in results for name in result.benchmarks})
     blocks = [_metrics(result, shared) for result in results]
     references = chosen_references(results, baseline)
-    rows = [
-        TableRow(
-            label=label,
-            blocks=_with_ratio(
-                own,
-                None if reference is None or reference.row is None else blocks[reference.row],
-                stored=reference is not None and reference == own_reference,
-            ),
+    labels, own_baselines = row_labels(results), own_references(results)
+    rows = []
+    for place, (result, reference) in enumerate(zip(results, references, strict=True)):
+        base = None if reference is None or reference.row is None else blocks[reference.row]
+        stored = reference is not None and reference == own_baselines[place]
+        rows.append(
+            TableRow(
+                label=labels[place],
+                blocks=_with_ratio(blocks[place], base, stored=stored),
+                budgets=_budgets(result, shared),
+                reference=None if reference is None else reference.label,
+            )
         )
-        for label, own, reference, own_reference in zip(
-            row_labels(results), blocks, references, own_references(results), strict=True
-        )
-    ]
     return Comparison(
         rows=tuple(rows),
         blocks=tuple(shared) if len(shared) == 1 else (*shared, OVERALL),
         left_out=tuple(name for name in everything if name not in shared),
         differences=tuple(_differences(results, shared)),
-        budgets=tuple(_budgets(result, shared) for result in results),
         without_curve=tuple(
             label
-            for label, result in zip(row_labels(results), results, strict=True)
+            for label, result in zip(labels, results, strict=True)
             if not cut_is_exact(result.settings.get("method"))
         ),
-        references=tuple(r.label if r is not None else None for r in references),
         sizes={name: _size(results, name) for name in shared},
         fewest_problems=min(r.benchmarks[name].num_problems for r in results for name in shared),
         level=results[0].bootstrap.level,

@@ -8,7 +8,7 @@ the answer a_1 ... a_n is the geometric mean of its tokens' probabilities,
     C = (p(a_1) * ... * p(a_n)) ** (1 / n),   p(a_t) = max over the vocabulary, at temperature 1.
 
 C > threshold: the word is dropped, the thinking closed (`\n</think>\n\n`) and the conclusion
-sampled. Otherwise the trial is forgotten and the thinking goes on behind the word. After
+sampled. Otherwise the trial is forgotten and the thinking continues behind the word. After
 `max_trials` trials nothing stops the thinking any more.
 
 Where this differs from the released code, and why:

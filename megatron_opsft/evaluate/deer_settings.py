@@ -3,11 +3,12 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from pydantic import Field
 from transformers import PreTrainedTokenizerBase
 
-from megatron_opsft.config_section import Section
+from megatron_opsft.config_section import CommaSeparated, Section
 from megatron_opsft.errors import UserError
 
 _OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
@@ -20,7 +21,7 @@ class DeerSettings(Section):
     threshold: float = Field(
         0.95, ge=0, le=1, description="Exit where the trial answer's confidence is above this."
     )
-    transition_words: tuple[str, ...] = Field(
+    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(
         ("Wait",),
         min_length=1,
         description="Words at which an answer is tried; each must be one token of the model.",
@@ -84,7 +85,7 @@ def _transition_ids(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     """All tokens that spell one of the words, with whatever spaces and punctuation around it.
 
     Upper and lower case are different words. A word that only several tokens spell together would
-    have to be told from others that begin alike, behind its end: such words are refused.
+    have to be distinguished from others that begin alike, behind its end: such words are refused.
     """
     wanted = {_EDGES.sub("", word): word for word in words}
     ids = sorted(tokenizer.get_vocab().values())

@@ -97,7 +97,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def write_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Write manifest.json whole or not at all. What it told of before stays in it: starts, and the
+    """Write manifest.json whole or not at all. What it reported before stays in it: starts, and the
     data of benchmarks that this command leaves out, whose samples are still in the directory.
     """
     starts, data = [], manifest["identity"]["data"]

@@ -13,7 +13,7 @@ def open_engine(inputs: Inputs, subject: Subject, job: Job) -> ColocatedEngine:
     refuses.
     """
     settings, model = inputs.settings, subject.model
-    longest = max(len(p.prompt_ids) for s in inputs.subjects for p in s.prompts.values())
+    longest = max(len(ids) for subject in inputs.subjects for ids in subject.prompts.values())
     return open_colocated(
         settings.engine,
         EngineSettings(

@@ -1,4 +1,4 @@
-"""What an evaluation is told apart by: settings that decide its samples, and the model itself."""
+"""The identity of an evaluation: the settings that decide its samples, and the model itself."""
 
 from dataclasses import asdict
 from typing import Any
@@ -61,7 +61,7 @@ def manifest(inputs: Inputs, subject: Subject, identified: dict[str, Any]) -> di
         "benchmarks": {b.name: _describe(b) for b in inputs.benchmarks},
         "settings": inputs.settings.model_dump(mode="json"),
         "versions": installed_versions(),
-        "example_prompt": subject.model.tokenizer.decode(first.prompt_ids),
+        "example_prompt": subject.model.tokenizer.decode(first),
     }
 
 

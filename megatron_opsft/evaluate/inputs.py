@@ -13,7 +13,6 @@ from megatron_opsft.evaluate.deer_settings import DeerTokens
 from megatron_opsft.evaluate.model import EvalModel, is_tiny_reasoner, open_model
 from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import Prompt
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 from megatron_opsft.runtime.device import Device
@@ -23,11 +22,11 @@ MAX_TOKENS = 32768  # the paper's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model to be sampled, and the directory of what comes out. prompts: by problem key."""
+    """A model to be sampled, and the directory of what comes out. prompts: problem key -> ids."""
 
     model: EvalModel
     out: Path
-    prompts: dict[str, Prompt]
+    prompts: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +85,13 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
     if settings.method == "deer":
         if settings.tp != 1:
             raise UserError(
-                f"--method deer: engines of one rank only, not --tp {settings.tp}; leave --tp out"
+                f"method=deer: engines of one rank only, not tp={settings.tp}; leave tp out"
             )
         if settings.budgets:
             raise UserError(
-                "--budgets: early exit tries answers by the room left, so its samples do not tell "
-                "what a smaller limit gives; leave --budgets out, or evaluate with a smaller "
-                "--max-tokens"
+                "budgets: early exit tries answers by the room left, so its samples do not tell "
+                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
+                "max_tokens"
             )
         for each in subjects:
             DeerTokens.read(settings.deer, each.model.tokenizer)
@@ -147,7 +146,7 @@ def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
         if scores.num_problems != len(benchmark.problems):
             raise UserError(
                 f"--baseline {baseline.out}: {scores.num_problems} problems of {benchmark.name}, "
-                f"here are {len(benchmark.problems)}; use the same --limit and data"
+                f"here are {len(benchmark.problems)}; use the same limit and data"
             )
         own = benchmark.data.sha256
         if isinstance(hashes, dict) and hashes.get(benchmark.name, own) != own:
@@ -167,10 +166,9 @@ def _subject(
         for problem in benchmark.problems:
             key = benchmark.key(problem.id)
             try:
-                prompt_ids = encoder.encode(problem.text)
+                prompts[key] = encoder.encode(problem.text)
             except PromptError as error:
-                raise UserError(f"problem {key}: {error}; mend it, or leave it out") from None
-            prompts[key] = Prompt(key=key, problem=problem, prompt_ids=prompt_ids)
+                raise UserError(f"problem {key}: {error}; change it, or leave it out") from None
     return Subject(model=model, out=out, prompts=prompts)
 
 
@@ -178,14 +176,16 @@ def _max_tokens(wanted: int | None, subjects: Sequence[Subject]) -> int:
     """The limit of a response: what was asked for, else as much of the paper's as fits."""
     room = MAX_TOKENS
     for subject in subjects:
-        longest = max(subject.prompts.values(), key=lambda prompt: len(prompt.prompt_ids))
+        longest, num_tokens = max(
+            ((key, len(ids)) for key, ids in subject.prompts.items()), key=lambda prompt: prompt[1]
+        )
         positions = subject.model.max_positions
-        left = positions - len(longest.prompt_ids)
+        left = positions - num_tokens
         if left < (wanted or 1):
-            fix = f"use --max-tokens {left} or less" if left > 0 else "leave that problem out"
+            fix = f"set max_tokens={left} or less" if left > 0 else "leave that problem out"
             raise UserError(
                 f"{subject.model.name} has {positions} positions (max_position_embeddings), and "
-                f"problem {longest.key} takes {len(longest.prompt_ids)} of them: no room for "
+                f"problem {longest} takes {num_tokens} of them: no room for "
                 f"{wanted or 1} response tokens; {fix}"
             )
         room = min(room, left)

@@ -90,13 +90,6 @@ def arrange(samples: Sequence[ScoredSample]) -> SampleGrid:
     )
 
 
-def measure_samples(samples: Sequence[ScoredSample]) -> dict[str, float]:
-    """All metrics of one benchmark, without intervals."""
-    grid = arrange(samples)
-    ones = np.ones((1, grid.num_problems), dtype=np.int64)
-    return {name: float(value[0]) for name, value in measure(grid, ones).items()}
-
-
 def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     """Metric -> [D]: each where problem p is there counts_DP[d, p] times.
 

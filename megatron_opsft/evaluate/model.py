@@ -69,20 +69,13 @@ def open_model(path: str, name: str | None = None, *, option: str = "--model") -
     errors call it. Errors: `UserError` for a missing or damaged model, an unsupported one, a
     tokenizer without a chat template or of another model.
     """
-    try:
-        return _open(path, name)
-    except UserError as error:
-        raise UserError(str(error).replace("model.path", option)) from error
-
-
-def _open(path: str, name: str | None) -> EvalModel:
-    directory = _find(path)
-    tokenizer = load_tokenizer(directory)
+    directory = _find(path, option)
+    tokenizer = load_tokenizer(directory, option=option)
     shape = read_model_shape(directory)
     table = WeightTable(shape, "te")
     open_weights(directory, table)
-    end_tokens = end_token_ids(tokenizer, directory)
-    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory)
+    end_tokens = end_token_ids(tokenizer, directory, option=option)
+    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory, option=option)
     return EvalModel(
         name=name or _label(path, directory),
         directory=directory,
@@ -99,17 +92,17 @@ def is_tiny_reasoner(model: EvalModel) -> bool:
     return own.is_file() and own.read_bytes() == shipped.read_bytes()
 
 
-def _find(path: str) -> Path:
+def _find(path: str, option: str) -> Path:
     run = Path(path).expanduser()
     if (run / "manifest.json").is_file() and not (run / "config.json").exists():
         if (run / "hf" / "config.json").is_file():
             return run / "hf"
         if (run / "metrics.jsonl").exists():
             raise UserError(
-                f"{path} is a run that is not finished: it has no hf/; finish it with --resume, or "
-                "convert one of its checkpoints with megatron-opsft convert to-hf"
+                f"{option}={path} is a run that is not finished: it has no hf/; finish it with "
+                "--resume, or convert one of its checkpoints with megatron-opsft convert to-hf"
             )
-    return resolve_model(path)
+    return resolve_model(path, option=option)
 
 
 def _label(path: str, directory: Path) -> str:

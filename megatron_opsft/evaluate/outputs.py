@@ -7,7 +7,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.identity import comparable_settings
 from megatron_opsft.evaluate.inputs import Earlier, Inputs, Subject
-from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     Results,
@@ -27,19 +26,15 @@ def write_outputs(inputs: Inputs) -> str:
     for subject in inputs.subjects:
         for benchmark in inputs.benchmarks:
             SampleFiles(subject.out).combine(benchmark.name)
-    baseline = _baseline_samples(inputs)
-    if isinstance(inputs.baseline, Subject):
-        assert baseline is not None
-        alone = build_results(baseline, budgets=inputs.budgets)
-        write_results(inputs.baseline.out / "results.json", alone)
-    results = build_results(
-        _samples(inputs, inputs.model), baseline=baseline, budgets=inputs.budgets
-    )
+    base = None if inputs.baseline is None else _samples(inputs, inputs.baseline)
+    results = build_results(_samples(inputs, inputs.model), baseline=base, budgets=inputs.budgets)
     rows = [results]
-    if isinstance(inputs.baseline, Subject):
-        rows = [alone, results]
-    elif isinstance(inputs.baseline, Earlier):
+    if isinstance(inputs.baseline, Earlier):
         rows = [inputs.baseline.results, results]
+    elif inputs.baseline is not None and base is not None:
+        alone = build_results(base, budgets=inputs.budgets)
+        write_results(inputs.baseline.out / "results.json", alone)
+        rows = [alone, results]
     table = write_comparison(compare(rows), inputs.settings.out)
     # Last: whoever finds results.json finds the rest.
     write_results(inputs.settings.out / "results.json", results)
@@ -85,39 +80,22 @@ def _figures(out: Path, name: str) -> list[Path]:
     return [out / f"{name}{ending}" for ending in FIGURE_ENDINGS]
 
 
-def _samples(inputs: Inputs, subject: Subject) -> ModelSamples:
-    return ModelSamples(
-        name=subject.model.name,
-        samples={
-            b.name: _wanted(subject.out, b.name, b.samples, inputs) for b in inputs.benchmarks
-        },
-        settings=comparable_settings(inputs),
-    )
-
-
-def _baseline_samples(inputs: Inputs) -> ModelSamples | None:
-    if isinstance(inputs.baseline, Subject):
-        return _samples(inputs, inputs.baseline)
-    if isinstance(inputs.baseline, Earlier):
-        earlier = inputs.baseline
-        sizes = {n: s.samples_per_problem for n, s in earlier.results.benchmarks.items()}
-        return ModelSamples(
-            name=earlier.results.model,
-            samples={
-                b.name: _wanted(earlier.out, b.name, sizes[b.name], inputs)
-                for b in inputs.benchmarks
-            },
-            settings=earlier.results.settings,
-        )
-    return None
-
-
-def _wanted(out: Path, benchmark: str, num_samples: int, inputs: Inputs) -> list[ScoredSample]:
+def _samples(inputs: Inputs, model: Subject | Earlier) -> ModelSamples:
     """Of what is stored, the samples that this evaluation asks for."""
-    problems = next(b.problems for b in inputs.benchmarks if b.name == benchmark)
-    ids = {problem.id for problem in problems}
-    return [
-        sample.scored()
-        for sample in SampleFiles(out).read(benchmark)
-        if sample.problem_id in ids and sample.sample_index < num_samples
-    ]
+    earlier = model.results if isinstance(model, Earlier) else None
+    samples = {}
+    for benchmark in inputs.benchmarks:
+        ids = {problem.id for problem in benchmark.problems}
+        each = benchmark.samples
+        if earlier is not None:
+            each = earlier.benchmarks[benchmark.name].samples_per_problem
+        samples[benchmark.name] = [
+            sample.scored()
+            for sample in SampleFiles(model.out).read(benchmark.name)
+            if sample.problem_id in ids and sample.sample_index < each
+        ]
+    return ModelSamples(
+        name=model.results.model if isinstance(model, Earlier) else model.model.name,
+        samples=samples,
+        settings=comparable_settings(inputs) if earlier is None else earlier.settings,
+    )

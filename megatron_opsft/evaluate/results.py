@@ -1,7 +1,7 @@
 """results.json: every metric of one model with its interval, read back with validation.
 
 The same samples in any order give the same bytes. Settings are the caller's: whatever two results
-should be told apart by (sampling, template, data hash, engine version), but not the model itself.
+can differ by (sampling, template, data hash, engine version), but not the model itself.
 """
 
 import json
@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Bootstrap, Estimate, draw_counts, estimate
+from megatron_opsft.evaluate.bootstrap import Bootstrap, draw_counts, estimate
 from megatron_opsft.evaluate.budgets import BUDGET_METRICS, cut_is_exact, measure_at
 from megatron_opsft.evaluate.metrics import (
-    Counts,
     Floats,
     SampleGrid,
     ScoredSample,
@@ -25,6 +24,7 @@ from megatron_opsft.evaluate.metrics import (
     compression_ratio,
     measure,
 )
+from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.runtime.durable import write_text
 
 OVERALL = "overall"  # beside the names of benchmarks in tables and figures
@@ -41,7 +41,8 @@ _NEEDED = (
     "truncated_share",
     "no_answer_share",
 )
-_Draws = dict[str, Floats]
+_Draws = dict[str, Floats]  # metric -> [1 + R]
+_Limited = dict[int | None, _Draws]  # token budget, None for the samples as they are -> draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class BudgetPoint(_Record):
     metrics: Annotated[dict[str, Estimate], _need(BUDGET_METRICS)]
 
 
-class Scores(_Record):
+class BlockResults(_Record):
     """metrics: as in `metrics`, and compression_ratio where there is a baseline.
 
     differences: metric -> this model minus the baseline, by paired bootstrap; empty without one.
@@ -85,8 +86,8 @@ class Scores(_Record):
     budgets: tuple[BudgetPoint, ...]
 
 
-class BenchmarkScores(Scores):
-    """Scores of one benchmark, and its true size."""
+class BenchmarkResults(BlockResults):
+    """Those of one benchmark, and its true size."""
 
     num_problems: int = Field(ge=1)
     samples_per_problem: int = Field(ge=1)
@@ -100,16 +101,8 @@ class Results(_Record):
     baseline: str | None
     settings: dict[str, JsonValue]
     bootstrap: Bootstrap
-    benchmarks: dict[str, BenchmarkScores] = Field(min_length=1)
-    overall: Scores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draw:
-    """Draws [1 + R] of one benchmark or of overall: metrics, and those at each budget."""
-
-    metrics: _Draws
-    at_budget: tuple[_Draws, ...]
+    benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
+    overall: BlockResults
 
 
 def ordered(benchmarks: Iterable[str]) -> list[str]:
@@ -128,8 +121,8 @@ def build_results(
     """Everything results.json holds.
 
     budgets: as `check_budgets` gives them; none are kept where the method is not `cut_is_exact`.
-    baseline: on the same problems of every benchmark, with
-    any number of samples; it may hold more benchmarks. `UserError` where it does not fit.
+    baseline: on the same problems of every benchmark, with any number of samples; it may hold more
+    benchmarks. `UserError` where it does not fit.
     """
     bootstrap = bootstrap or Bootstrap()
     if not model.samples:
@@ -138,29 +131,40 @@ def build_results(
         raise UserError(f"benchmark {OVERALL}: that name is taken; choose another")
     if not cut_is_exact(model.settings.get("method")):
         budgets = ()
-    own, base, benchmarks = [], [], {}
+    own: list[_Limited] = []
+    base: list[_Draws] = []
+    benchmarks = {}
     for name in ordered(model.samples):
         grid = _arrange(model, name)
         counts = draw_counts(grid.num_problems, name, bootstrap)
-        own.append(_draw(grid, budgets, counts))
+        own.append(
+            {
+                limit: measure(grid, counts) if limit is None else measure_at(grid, limit, counts)
+                for limit in (None, *budgets)
+            }
+        )
         if baseline is not None:
             base_grid = _arrange(baseline, name)
             _check_same_problems(name, grid, base_grid)
-            base.append(_draw(base_grid, (), counts))
+            base.append(measure(base_grid, counts))
             if base_grid.samples_per_problem != grid.samples_per_problem:
-                del base[-1].metrics["pass_at_n"]  # of another N: no difference
-        scores = _scores(own[-1], base[-1] if base else None, budgets, bootstrap)
-        benchmarks[name] = BenchmarkScores(
-            **scores, num_problems=grid.num_problems, samples_per_problem=grid.samples_per_problem
+                del base[-1]["pass_at_n"]  # of another N: no difference
+        benchmarks[name] = BenchmarkResults(
+            **_estimated(own[-1], base[-1] if base else None, bootstrap.level),
+            num_problems=grid.num_problems,
+            samples_per_problem=grid.samples_per_problem,
         )
-    overall = _scores(_combine(own), _combine(base) if base else None, budgets, bootstrap)
+    # Benchmarks were resampled independently of each other.
+    overall = {limit: combine([draws[limit] for draws in own]) for limit in own[0]}
     return Results(
         model=model.name,
         baseline=baseline.name if baseline is not None else None,
         settings=dict(model.settings),
         bootstrap=bootstrap,
         benchmarks=benchmarks,
-        overall=Scores(**overall),
+        overall=BlockResults(
+            **_estimated(overall, combine(base) if base else None, bootstrap.level)
+        ),
     )
 
 
@@ -216,43 +220,20 @@ def _check_same_problems(benchmark: str, grid: SampleGrid, base: SampleGrid) -> 
         )
 
 
-def _draw(grid: SampleGrid, budgets: Sequence[int], counts: Counts) -> _Draw:
-    at_budget = tuple(measure_at(grid, budget, counts) for budget in budgets)
-    return _Draw(metrics=measure(grid, counts), at_budget=at_budget)
-
-
-def _combine(draws: Sequence[_Draw]) -> _Draw:
-    """Overall; benchmarks were resampled independently of each other."""
-    at_budget = zip(*(draw.at_budget for draw in draws), strict=True)
-    return _Draw(
-        metrics=combine([draw.metrics for draw in draws]),
-        at_budget=tuple(combine(metrics) for metrics in at_budget),
-    )
-
-
-def _scores(
-    own: _Draw, base: _Draw | None, budgets: Sequence[int], bootstrap: Bootstrap
-) -> dict[str, Any]:
-    """The fields of `Scores`."""
-    metrics, differences = dict(own.metrics), {}
-    if base is not None:
-        metrics["compression_ratio"] = compression_ratio(
-            own.metrics["mean_tokens"], base.metrics["mean_tokens"]
-        )
-        differences = {
-            name: value - base.metrics[name]
-            for name, value in own.metrics.items()
-            if name in base.metrics
-        }
-    return {
-        "metrics": _estimates(metrics, bootstrap),
-        "differences": _estimates(differences, bootstrap),
-        "budgets": tuple(
-            BudgetPoint(budget=budget, metrics=_estimates(draws, bootstrap))
-            for budget, draws in zip(budgets, own.at_budget, strict=True)
-        ),
+def _estimated(own: _Limited, base: _Draws | None, level: float) -> dict[str, Any]:
+    """The fields of `BlockResults`."""
+    found = {
+        limit: {name: estimate(value, level) for name, value in draws.items()}
+        for limit, draws in own.items()
     }
-
-
-def _estimates(draws: _Draws, bootstrap: Bootstrap) -> dict[str, Estimate]:
-    return {name: estimate(value, bootstrap.level) for name, value in draws.items()}
+    metrics, differences = found.pop(None), {}
+    if base is not None:
+        ratio = compression_ratio(own[None]["mean_tokens"], base["mean_tokens"])
+        metrics["compression_ratio"] = estimate(ratio, level)
+        differences = {
+            name: estimate(value - base[name], level)
+            for name, value in own[None].items()
+            if name in base
+        }
+    points = [BudgetPoint(budget=limit, metrics=at) for limit, at in found.items() if limit]
+    return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}

@@ -1,7 +1,7 @@
 """`megatron-opsft eval`, from settings to results. Every rank runs it; rank 0 writes the results.
 
-What is sampled is on disk at once, so the same command goes on after a kill; what is there already
-is not sampled again.
+What is sampled is on disk at once, so the same command continues after a kill; what is there
+already is not sampled again.
 """
 
 import json
@@ -21,12 +21,12 @@ from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
-from megatron_opsft.evaluate.progress import Counted, Progress
+from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
-from megatron_opsft.evaluate.scoring import Response, Scorer
+from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
-from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
+from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.open_engine import ColocatedEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
@@ -108,7 +108,7 @@ def _check_earlier(earlier: Earlier, benchmarks: Sequence[Benchmark]) -> None:
         if found:
             raise UserError(
                 f"--baseline {earlier.out}: its samples of {benchmark.name} do not fit: {found}; "
-                "use the same --limit and data, or evaluate the baseline on these"
+                "use the same limit and data, or evaluate the baseline on these"
             )
 
 
@@ -139,30 +139,31 @@ def sample(
     queue = WorkQueue(name, tickets, job, engine.replica)
     problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
     num_done, num_left = sum(map(len, done.values())), sum(len(t.seeds) for t in tickets)
-    counted = Counted.of(name)
+    tally = Tally(job, name)
     start = time.monotonic()
-    with Progress(
+    with ProgressLine(
         subject.model.name,
-        counted,
-        job,
+        tally,
+        shown=job.is_main,
         total=num_done + num_left,
         done=num_done,
         correct=num_correct,
     ) as progress:
-        with Scorer(verifier, problems, files, counted, job) as scorer:
-            for responses in _responses(inputs, subject, engine, queue):
-                scorer.put(responses)
+        with Scorer(verifier, problems, files, tally) as scorer:
+            for finished in _finished(inputs, subject, engine, queue):
+                scorer.put(finished)
                 progress.look()
         job.meet(f"{name}/end", waiting=progress.look)
         if job.is_main:
             seconds = time.monotonic() - start
+            num_samples, _, num_tokens = tally.read()
             note_start(
                 subject.out,
                 {
-                    "num_samples": job.add(counted.samples, 0),
-                    "num_tokens": job.add(counted.tokens, 0),
+                    "num_samples": num_samples,
+                    "num_tokens": num_tokens,
                     "seconds": round(seconds, 3),
-                    "tokens_per_second": round(job.add(counted.tokens, 0) / seconds, 1),
+                    "tokens_per_second": round(num_tokens / seconds, 1),
                     "num_engines": engine.replica.count,
                     "batch_size": inputs.batch_size,
                 },
@@ -180,12 +181,12 @@ def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> t
             for b in inputs.benchmarks
         }
         job.put(f"{name}/there", json.dumps(found))
-    told = json.loads(job.get(f"{name}/there"))
+    reported = json.loads(job.get(f"{name}/there"))
     done: _Done = {}
     num_correct = 0
     for benchmark in inputs.benchmarks:
         wanted = {problem.id for problem in benchmark.problems}
-        there = [s for s in told[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
+        there = [s for s in reported[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
         done[benchmark.name] = {(problem_id, index) for problem_id, index, _ in there}
         num_correct += sum(correct for _, _, correct in there)
     return done, num_correct
@@ -205,24 +206,18 @@ def _load(
     return engine
 
 
-def _responses(
+def _finished(
     inputs: Inputs, subject: Subject, engine: ColocatedEngine, queue: WorkQueue
-) -> Iterator[list[Response]]:
-    """Finished responses by the method of the settings; empty lists in between."""
+) -> Iterator[list[tuple[Rollout, int]]]:
+    """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
+    between.
+    """
     sampling = inputs.sampling(subject)
     if inputs.settings.method == "deer":
         deer = Deer(inputs.settings.deer, engine, subject.model.tokenizer)
         while requests := queue.take(inputs.batch_size):
-            yield _exit_early(deer, requests, sampling)
+            exits = deer.generate(requests, sampling)
+            yield [(exited.rollout, exited.extra_tokens) for exited in exits]
     else:
         for rollouts in engine.stream(queue.take, sampling):
-            yield [Response(rollout=rollout) for rollout in rollouts]
-
-
-def _exit_early(
-    deer: Deer, requests: list[PromptRequest], sampling: SamplingSettings
-) -> list[Response]:
-    return [
-        Response(rollout=exited.rollout, extra_tokens=exited.extra_tokens)
-        for exited in deer.generate(requests, sampling)
-    ]
+            yield [(rollout, 0) for rollout in rollouts]

@@ -3,33 +3,26 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from megatron_opsft.evaluate.progress import Counted
+from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
-from megatron_opsft.runtime.job import Job
 from megatron_opsft.verify.verifier import Verifier
 
+_Finished = tuple[Rollout, int]
 _GATHER_SECONDS = 0.2  # every batch takes the interpreter from the engine's loop a few times
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """A rollout, whose problem_id is the problem's key, and what it cost beyond its tokens."""
-
-    rollout: Rollout
-    extra_tokens: int = 0
 
 
 class Scorer:
     """Use it in a `with`: on the way out everything that was put in is judged and stored.
 
-    Engines hand over what is finished and go on; judging waits for worker processes most of the
-    time, so one thread is enough. An error in it is raised at the next `put` or at the end.
+    A finished response is a rollout, whose problem_id is the problem's key, and the number of
+    tokens it cost beyond its own. Engines hand it over and continue; judging waits for worker
+    processes most of the time, so one thread is enough. An error in it is raised at the next `put`
+    or at the end.
     """
 
     def __init__(
@@ -37,18 +30,17 @@ class Scorer:
         verifier: Verifier,
         problems: Mapping[str, tuple[str, Problem]],
         files: SampleFiles,
-        counted: Counted,
-        job: Job,
+        tally: Tally,
     ) -> None:
-        """problems: key -> (benchmark, problem). counted: which shared counters to raise."""
+        """problems: key -> (benchmark, problem). tally: gets what was stored."""
         self._verifier, self._problems, self._files = verifier, problems, files
-        self._counted, self._job = counted, job
+        self._tally = tally
         self._gold = {key: problem.answer for key, (_, problem) in problems.items()}
-        self._queue: SimpleQueue[Response | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Finished | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="scorer")
 
-    def put(self, responses: Sequence[Response]) -> None:
+    def put(self, responses: Sequence[_Finished]) -> None:
         """Judge and store them soon."""
         if self._error is not None:
             raise self._error
@@ -74,12 +66,12 @@ class Scorer:
     def _work(self) -> None:
         try:
             while batch := self._next():
-                verdicts = self._verifier.score([r.rollout for r in batch], self._gold)
+                verdicts = self._verifier.score([rollout for rollout, _ in batch], self._gold)
                 self._store(batch, verdicts)
         except BaseException as error:  # handed to the thread that waits for this one
             self._error = error
 
-    def _next(self) -> list[Response]:
+    def _next(self) -> list[_Finished]:
         """Everything that comes within a moment of the first; empty at the end."""
         batch = []
         response = self._queue.get()
@@ -94,10 +86,9 @@ class Scorer:
             self._queue.put(None)  # the end, for the next call
         return batch
 
-    def _store(self, batch: Sequence[Response], verdicts: Sequence[Verdict]) -> None:
+    def _store(self, batch: Sequence[_Finished], verdicts: Sequence[Verdict]) -> None:
         rows: dict[str, list[StoredSample]] = {}
-        for response, verdict in zip(batch, verdicts, strict=True):
-            rollout = response.rollout
+        for (rollout, extra_tokens), verdict in zip(batch, verdicts, strict=True):
             benchmark, problem = self._problems[rollout.problem_id]
             rows.setdefault(benchmark, []).append(
                 StoredSample(
@@ -108,13 +99,14 @@ class Scorer:
                     gold=problem.answer,
                     finish_reason=rollout.finish_reason,
                     num_tokens=len(rollout.response_ids),
-                    extra_tokens=response.extra_tokens,
+                    extra_tokens=extra_tokens,
                     text=rollout.text,
                 )
             )
         for benchmark, samples in rows.items():
             self._files.append(benchmark, samples)
-        self._job.add(self._counted.correct, sum(v.outcome is Outcome.CORRECT for v in verdicts))
-        tokens = sum(len(r.rollout.response_ids) + r.extra_tokens for r in batch)
-        self._job.add(self._counted.tokens, tokens)
-        self._job.add(self._counted.samples, len(batch))
+        self._tally.add(
+            samples=len(batch),
+            correct=sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts),
+            tokens=sum(len(rollout.response_ids) + extra for rollout, extra in batch),
+        )

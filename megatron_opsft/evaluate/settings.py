@@ -1,11 +1,11 @@
-"""Settings of an evaluation: a YAML file, options of the command line, or both."""
+"""Settings of an evaluation: a YAML file, `key=value` on the command line, or both."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import HomeExpanded, Section
+from megatron_opsft.config_section import CommaSeparated, HomeExpanded, Section
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
@@ -21,7 +21,7 @@ class EvalSettings(Section):
         None,
         description="Model that CR and differences refer to, evaluated alike; or the directory of an earlier evaluation.",
     )
-    benchmarks: tuple[str, ...] = Field(
+    benchmarks: Annotated[tuple[str, ...], CommaSeparated] = Field(
         (),
         description="gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner.",
     )
@@ -64,7 +64,7 @@ class EvalSettings(Section):
     gpu_memory_fraction: float = Field(
         0.9, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
     )
-    budgets: tuple[int, ...] = Field(
+    budgets: Annotated[tuple[int, ...], CommaSeparated] = Field(
         (), description="Token budgets of the curves; by default powers of two up to max_tokens."
     )
     verify_workers: int = Field(

@@ -7,11 +7,10 @@ on who makes it.
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import PromptRequest, Replica
 from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
 from megatron_opsft.runtime.job import Job
@@ -19,18 +18,9 @@ from megatron_opsft.runtime.job import Job
 TICKET_SAMPLES = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A problem, encoded. `key`: as in `Benchmark.key`."""
-
-    key: str
-    problem: Problem
-    prompt_ids: tuple[int, ...]
-
-
 def make_tickets(
     benchmarks: Sequence[Benchmark],
-    prompts: dict[str, Prompt],
+    prompts: Mapping[str, tuple[int, ...]],
     done: dict[str, set[tuple[str, int]]],
     seed: int,
     ticket_samples: int = TICKET_SAMPLES,
@@ -38,11 +28,12 @@ def make_tickets(
     """Requests for what is missing; the last benchmarks first: they have the longest answers.
     Within a benchmark by falling length of the prompts, so that a batch has little padding.
 
-    done: benchmark -> (problem id, sample index) that are there. The same on every rank.
+    prompts: key -> prompt ids. done: benchmark -> (problem id, sample index) that are there. The
+    same on every rank.
     """
     tickets = []
     for benchmark in reversed(benchmarks):
-        lengths = {p.id: len(prompts[benchmark.key(p.id)].prompt_ids) for p in benchmark.problems}
+        lengths = {p.id: len(prompts[benchmark.key(p.id)]) for p in benchmark.problems}
         for problem in sorted(benchmark.problems, key=lambda p: -lengths[p.id]):
             key = benchmark.key(problem.id)
             missing = [
@@ -55,7 +46,7 @@ def make_tickets(
                 tickets.append(
                     PromptRequest(
                         problem_id=key,
-                        prompt_ids=prompts[key].prompt_ids,
+                        prompt_ids=prompts[key],
                         sample_indices=indices,
                         seeds=tuple(response_seed(seed, EVAL_STEP, key, i) for i in indices),
                     )

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from megatron_opsft.command_line import ConfigPath, Overrides, examples
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 
@@ -12,21 +13,29 @@ app = typer.Typer(
     help="Start a run: with torchrun on this machine, or as a SLURM job.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    epilog=examples(
+        "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
+        "megatron-opsft launch slurm CONFIG --nodes 4 --dry-run",
+    ),
 )
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
+        "megatron-opsft launch local CONFIG parallel.tp=4 --ranks 8 --resume",
+    )
+)
 def local(
-    config: Annotated[Path, typer.Argument(help="YAML file of a run.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-    ] = None,
+    config: ConfigPath,
+    overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="After a failure go on from the newest checkpoint so often.")
+        int,
+        typer.Option(min=0, help="After a failure continue from the newest checkpoint so often."),
     ] = 3,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.dir.")
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
@@ -50,7 +59,12 @@ def local(
     raise typer.Exit(code)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
+        "megatron-opsft launch slurm CONFIG OTHER --sbatch=--qos=high --dry-run",
+    )
+)
 def slurm(
     words: Annotated[
         list[str],

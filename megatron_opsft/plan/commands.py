@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from megatron_opsft.command_line import ConfigPath, Overrides, RunByDefault, examples
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
@@ -16,31 +16,22 @@ from megatron_opsft.plan.lengths import (
     PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.options import (
-    ConfigPath,
     GpusPerNode,
     HardwareFile,
     NodeCores,
-    Overrides,
     load_device,
     load_shape,
 )
 
-
-class _PlanGroup(TyperGroup):
-    """`plan CONFIG ...` means `plan run CONFIG ...`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Names the command where only its arguments are given."""
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
 app = typer.Typer(
-    cls=_PlanGroup,
+    cls=RunByDefault,
     help="What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    epilog=examples(
+        "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
+        "megatron-opsft plan calibrate runs/a runs/b --out figures.yaml",
+    ),
 )
 
 Gpu = Annotated[
@@ -53,7 +44,13 @@ Sigma = Annotated[
 ]
 
 
-@app.command(name="run")
+@app.command(
+    name="run",
+    epilog=examples(
+        "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
+        "megatron-opsft plan CONFIG rollout.engine=vllm --gpu a100 --search",
+    ),
+)
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -177,7 +174,12 @@ def _print(what: Any) -> None:
     Console(width=None if console.is_terminal else 160).print(what, soft_wrap=False)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "megatron-opsft plan calibrate runs/a runs/b --out figures.yaml",
+        "megatron-opsft plan CONFIG --hardware figures.yaml --gpu h100",
+    )
+)
 def calibrate(
     run_dirs: Annotated[
         list[Path], typer.Argument(help="Directories of runs on one kind of device.")

@@ -5,10 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-]
 GpusPerNode = Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")]
 HardwareFile = Annotated[
     Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")

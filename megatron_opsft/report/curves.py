@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
 from megatron_opsft.report.lines import read_json_lines
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _TOKENS_COLOR = "#2a6f97"
 _ACCURACY_COLOR = "#c1541c"
 _QUANTITIES = ("accuracy", "mean_response_tokens")
@@ -89,22 +89,14 @@ def plot_run(run_dir: Path, out_path: Path) -> None:
     or another suffix. The same run gives the same bytes.
     """
     run_dir, out_path = Path(run_dir), Path(out_path)
-    if out_path.suffix not in _SUFFIXES:
-        raise UserError(f"figure {out_path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    check_suffixes([out_path])
     steps = _read_steps(run_dir / "metrics.jsonl")
     evaluations = [line for line in steps if "eval_accuracy" in line]
     evaluations = _read_steps(run_dir / "evals.jsonl") or evaluations
     if not steps and not evaluations:
         raise UserError(f"{run_dir}: no metrics.jsonl of a run there, or it holds no step yet")
 
-    # Drawing needs neither a display nor the global state of pyplot.
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10}):
-        figure = Figure(figsize=(7.2, 5.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_saved_as([out_path], (7.2, 5.2)) as figure:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         _draw(upper, steps, evaluations, "mean_response_tokens", _TOKENS_COLOR, scale=1)
         _draw(lower, steps, evaluations, "accuracy", _ACCURACY_COLOR, scale=100)
@@ -116,9 +108,6 @@ def plot_run(run_dir: Path, out_path: Path) -> None:
         lower.set_ylim(min(low, high - 10), high)  # so that noise of a point looks like noise
         lower.set_xlabel("training step")
         upper.legend(frameon=False, loc="upper right")
-        out_path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        figure.savefig(out_path, dpi=150, metadata=metadata.get(out_path.suffix))
 
 
 def _draw(

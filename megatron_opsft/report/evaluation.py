@@ -1,60 +1,54 @@
 """Figures of an evaluation: accuracy against length with its Pareto front, and budget curves.
 
-What is drawn comes as plain records (the protocols below; `evaluate.figure_data` has them), with
-shares in [0, 1] and tokens. Colours are Okabe and Ito's, told apart by colour-blind readers; every
+Shares are in [0, 1]. Colours are Okabe and Ito's, which colour-blind readers distinguish; every
 model has a marker of its own too. The same input gives the same bytes.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
+from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.labels import shown
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 _MARKERS = ("o", "s", "D", "^", "v", "P", "X", "<", ">")
 _FRONT_COLOR = "#888888"
 
 
-class Estimate(Protocol):
-    """A value and its interval, or None for both ends where there is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterPoint:
+    """One model: a share of correct samples against mean tokens."""
 
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
+    label: str
+    tokens: Estimate
+    accuracy: Estimate
 
 
-class ScatterPoint(Protocol):
-    """One model: accuracy against mean tokens."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def tokens(self) -> Estimate: ...
-    @property
-    def accuracy(self) -> Estimate: ...
-    @property
-    def on_front(self) -> bool: ...
-
-
-class BudgetCurve(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetCurve:
     """One model: estimates at each of its budgets, ascending."""
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def budgets(self) -> Sequence[int]: ...
-    @property
-    def accuracy(self) -> Sequence[Estimate]: ...
-    @property
-    def tokens(self) -> Sequence[Estimate]: ...
-    @property
-    def norm_std(self) -> Sequence[Estimate]: ...
+    label: str
+    budgets: Sequence[int]
+    accuracy: Sequence[Estimate]
+    tokens: Sequence[Estimate]
+    norm_std: Sequence[Estimate]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of the (tokens, accuracy) points that none beats: fewer tokens, higher accuracy."""
+    return {
+        place
+        for place, (tokens, accuracy) in enumerate(points)
+        if not any(
+            other[0] <= tokens and other[1] >= accuracy and other != (tokens, accuracy)
+            for other in points
+        )
+    }
 
 
 def plot_accuracy_length(
@@ -65,8 +59,8 @@ def plot_accuracy_length(
     `UserError` for no point or a suffix other than .png, .svg and .pdf.
     """
     _check(points, out_paths)
-    with _style():
-        figure = _figure((6.6, 4.6))
+    front = pareto_front([(point.tokens.value, point.accuracy.value) for point in points])
+    with figure_saved_as(out_paths, (6.6, 4.6)) as figure:
         axes = figure.subplots()
         for place, point in enumerate(points):
             look = _look(place)
@@ -82,14 +76,14 @@ def plot_accuracy_length(
             axes.plot(
                 [point.tokens.value],
                 [100 * point.accuracy.value],
-                markersize=9 if point.on_front else 7,
+                markersize=9 if place in front else 7,
                 markeredgecolor="white",
                 linestyle="none",
                 zorder=3,
                 label=shown(point.label),
                 **look,
             )
-        _draw_front(axes, points)
+        _draw_front(axes, points, front)
         axes.set_xlim(left=0)
         axes.set_xlabel("mean response tokens")
         axes.set_ylabel("accuracy (%)")
@@ -100,7 +94,6 @@ def plot_accuracy_length(
         axes.set_ylim(low - max(0.0, high - 101), min(high, 101))
         axes.set_title(shown(title))
         figure.legend(loc="outside lower center", ncols=min(3, len(points) + 1), frameon=False)
-        _save(figure, out_paths)
 
 
 def plot_budgets(
@@ -111,8 +104,7 @@ def plot_budgets(
     Shaded: intervals. `UserError` as in `plot_accuracy_length`.
     """
     _check(curves, out_paths)
-    with _style():
-        figure = _figure((9.6, 3.6))
+    with figure_saved_as(out_paths, (9.6, 3.6)) as figure:
         panels = figure.subplots(1, 3)
         for place, curve in enumerate(curves):
             for axes, estimates, scale in (
@@ -138,7 +130,6 @@ def plot_budgets(
         figure.legend(
             handles, labels, loc="outside lower center", ncols=min(4, len(curves)), frameon=False
         )
-        _save(figure, out_paths)
 
 
 def _draw_curve(
@@ -165,11 +156,9 @@ def _draw_curve(
         axes.fill_between(budgets, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
 
 
-def _draw_front(axes: Any, points: Sequence[ScatterPoint]) -> None:
+def _draw_front(axes: Any, points: Sequence[ScatterPoint], places: Iterable[int]) -> None:
     """A staircase: what accuracy some model reaches with at most so many tokens."""
-    front = sorted(
-        (point.tokens.value, 100 * point.accuracy.value) for point in points if point.on_front
-    )
+    front = sorted((points[n].tokens.value, 100 * points[n].accuracy.value) for n in places)
     end = max(point.tokens.value for point in points)
     if len(points) > 1:
         tokens, accuracy = zip(*front, (end, front[-1][1]), strict=True)
@@ -221,31 +210,6 @@ def _finish(axes: Any) -> None:
 
 
 def _check(drawn: Sequence[object], out_paths: Sequence[Path]) -> None:
-    for path in out_paths:
-        if Path(path).suffix not in _SUFFIXES:
-            raise UserError(f"figure {path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    check_suffixes(out_paths)
     if not drawn:
         raise UserError("figure: there is no model to draw")
-
-
-def _style() -> Any:
-    import matplotlib
-
-    return matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10})
-
-
-def _figure(size: tuple[float, float]) -> Any:
-    """Drawing needs neither a display nor the global state of pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _save(figure: Any, out_paths: Sequence[Path]) -> None:
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    for path in map(Path, out_paths):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata=metadata.get(path.suffix))

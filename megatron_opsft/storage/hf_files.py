@@ -36,11 +36,14 @@ HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
 
 
-def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
+def resolve_model(
+    name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
+) -> Path:
     """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
 
     Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
-    with `.bin` weights only where there are no safetensors; UserError where they cannot be.
+    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
+    what errors call the name.
     """
     if name == TINY_REASONER:
         return ASSETS / TINY_REASONER
@@ -48,16 +51,16 @@ def resolve_model(name: str, patterns: Sequence[str] = HUB_PATTERNS) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise UserError(f"model.path={name} is a file; give the directory that holds config.json")
+        raise UserError(f"{option}={name} is a file; give the directory that holds config.json")
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         raise UserError(
-            f"model.path={name} is no directory; give a Hugging Face model directory, a hub name "
+            f"{option}={name} is no directory; give a Hugging Face model directory, a hub name "
             f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
         )
-    return _from_hub(name, patterns)
+    return _from_hub(name, patterns, option)
 
 
-def _from_hub(name: str, patterns: Sequence[str]) -> Path:
+def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     """The cached snapshot of a hub name, with the files that fit the patterns."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -76,7 +79,7 @@ def _from_hub(name: str, patterns: Sequence[str]) -> Path:
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
-            f"model.path={name} is no local directory and could not be fetched from the Hugging "
+            f"{option}={name} is no local directory and could not be fetched from the Hugging "
             "Face hub "
             f"({type(error).__name__}: {reason}); download it where there is a network and give "
             "its directory"

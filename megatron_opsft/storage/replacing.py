@@ -35,16 +35,14 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
         return
     if not overwrite:
         raise UserError(f"{out_dir} already exists; choose another, or give --overwrite")
-    needed = [(Path(source), "which is read") for source in sources]
+    needed = [(Path(source), "what is read") for source in sources]
     needed += [(Path.cwd(), "the working directory"), (_home(), "the home directory")]
     place = out_dir.resolve()
     for path, what in needed:
         if path.resolve().is_relative_to(place):
-            is_it = path.resolve() == place
-            found = f"is {what}" if is_it else f"holds {path}, {what}"
+            found = f"is {what}" if path.resolve() == place else f"holds {what} ({path})"
             raise UserError(
-                f"{out_dir} {found.replace('is which', 'is what')}; --overwrite would delete it, "
-                "so choose another directory"
+                f"{out_dir} {found}; --overwrite would delete it, so choose another directory"
             )
     if reason := _no_model(out_dir):
         raise UserError(

@@ -157,7 +157,7 @@ def test_array_runs_one_config_a_task(cluster: SlurmCluster) -> None:
 def test_evaluation(cluster: SlurmCluster) -> None:
     out = cluster.directory / "evaluated"
     settings = {"MODEL": "tiny_reasoner", "OUT": str(out), "BENCHMARKS": "arithmetic"}
-    options = ["--limit=4", "--samples=1", "--max-tokens=64", "--device=cpu"]
+    options = ["limit=4", "samples=1", "max_tokens=64", "device=cpu"]
     job = cluster.submit(
         ["sbatch", *on(1, 2), "slurm/eval.sh", *options],
         {**SETTINGS, **settings, "ENGINE": "hf"},

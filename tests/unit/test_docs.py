@@ -1,13 +1,10 @@
 """README, CONTRIBUTING and docs/: no dead link, and no command that the program no longer has."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import typer
-
-from megatron_opsft.cli import app
+from commands import calls_in, command_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,12 +15,7 @@ def commands_of(text: str) -> list[list[str]]:
     """The words behind `megatron-opsft` in every line of code that calls it."""
     code = "\n".join(re.findall(r"```(?:bash|sh)?\n(.*?)```", text, re.DOTALL))
     code += "\n" + "\n".join(re.findall(r"`([^`\n]+)`", text))
-    found = []
-    for line in code.replace("\\\n", " ").splitlines():
-        call = re.search(r"(?:^|\s)(?:megatron-opsft|-m megatron_opsft)\s+(\S.*)", line)
-        if call:
-            found.append(shlex.split(call[1], comments=True))
-    return found
+    return calls_in(code.replace("\\\n", " ").splitlines())
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -51,15 +43,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for words in commands_of(page.read_text(encoding="utf-8")):
-        command = typer.main.get_command(app)
-        rest = list(words)
-        while subcommands := getattr(command, "commands", {}):
-            if rest and rest[0] in subcommands:
-                command = subcommands[rest.pop(0)]
-            elif "run" in subcommands and rest:  # `plan CONFIG` is `plan run CONFIG`
-                command = subcommands["run"]
-            else:
-                break
+        command, rest = command_of(words)
         assert command.name != "megatron-opsft", f"{page.name}: no command {words}"
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
         for word in rest:

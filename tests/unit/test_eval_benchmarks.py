@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import SOURCES, choose_names, load_benchmark
+from megatron_opsft.evaluate.benchmarks import KNOWN, choose_names, load_benchmark
 
 PAPER = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 
@@ -21,7 +21,7 @@ def test_defaults_are_the_papers_or_arithmetic_for_the_tiny_reasoner() -> None:
     assert choose_names((), {}, is_tiny_reasoner=True) == ("arithmetic",)
     assert choose_names((), {"mine": "x"}, is_tiny_reasoner=True) == ("mine",)
     assert choose_names(("amc23", "amc23"), {}, is_tiny_reasoner=True) == ("amc23",)
-    assert [SOURCES[name].samples for name in PAPER] == [16, 16, 64, 64, 64]
+    assert [KNOWN[name].samples for name in PAPER] == [16, 16, 64, 64, 64]
 
 
 @pytest.mark.parametrize("name", ["overall", "a/b", "", ".hidden", "a b"])

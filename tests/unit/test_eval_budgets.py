@@ -72,5 +72,5 @@ def test_default_budgets() -> None:
 def test_budgets_are_checked() -> None:
     assert check_budgets([300, 100, 300], 300) == (100, 300)
     for wrong in (0, -1, 301):
-        with pytest.raises(UserError, match=f"budget {wrong}: must be from 1 to 300"):
+        with pytest.raises(UserError, match=f"budgets={wrong}: must be from 1 to 300"):
             check_budgets([100, wrong], 300)

@@ -15,7 +15,7 @@ from megatron_opsft.evaluate.directory import open_directory, read_manifest, wri
 from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import open_model
 
-SMALL = ["--samples", "1", "--max-tokens", "40", "--device", "cpu"]
+SMALL = ["samples=1", "max_tokens=40", "device=cpu"]
 
 
 def identity(**data: str) -> dict[str, Any]:

@@ -1,50 +1,41 @@
 """Figures of an evaluation: files, their bytes, and what is drawn in them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.evaluation import plot_accuracy_length, plot_budgets
+from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.evaluation import (
+    BudgetCurve,
+    ScatterPoint,
+    pareto_front,
+    plot_accuracy_length,
+    plot_budgets,
+)
 
 
-@dataclass(frozen=True)
-class Value:
-    value: float
-    low: float | None = None
-    high: float | None = None
+def value(number: float, low: float | None = None, high: float | None = None) -> Estimate:
+    return Estimate(value=number, low=low, high=high)
 
 
-@dataclass(frozen=True)
-class Point:
-    label: str
-    tokens: Value
-    accuracy: Value
-    on_front: bool
-
-
-@dataclass(frozen=True)
-class Curve:
-    label: str
-    budgets: tuple[int, ...]
-    accuracy: tuple[Value, ...]
-    tokens: tuple[Value, ...]
-    norm_std: tuple[Value, ...]
+def point(label: str, tokens: Estimate, accuracy: Estimate) -> ScatterPoint:
+    return ScatterPoint(label=label, tokens=tokens, accuracy=accuracy)
 
 
 POINTS = [
-    Point("R1 & friends", Value(10178, 9800, 10500), Value(0.59, 0.57, 0.61), False),
-    Point("On-Policy_SFT", Value(2186, 2100, 2300), Value(0.599, 0.58, 0.62), True),
-    Point("no interval", Value(900), Value(0.2), True),
+    point("R1 & friends", value(10178, 9800, 10500), value(0.59, 0.57, 0.61)),
+    point("On-Policy_SFT", value(2186, 2100, 2300), value(0.599, 0.58, 0.62)),
+    point("no interval", value(900), value(0.2)),
 ]
 CURVES = [
-    Curve(
+    BudgetCurve(
         label=f"model {m}",
         budgets=(100, 1024, 32768),
-        accuracy=(Value(0.1, 0.05, 0.15), Value(0.4, 0.3, 0.5), Value(0.6, 0.5, 0.7)),
-        tokens=(Value(99, 98, 100), Value(900, 800, 1000), Value(5000 * m, 5000, 9000)),
-        norm_std=(Value(0.01), Value(0.1), Value(0.4)),
+        accuracy=(value(0.1, 0.05, 0.15), value(0.4, 0.3, 0.5), value(0.6, 0.5, 0.7)),
+        tokens=(value(99, 98, 100), value(900, 800, 1000), value(5000 * m, 5000, 9000)),
+        norm_std=(value(0.01), value(0.1), value(0.4)),
     )
     for m in (1, 2)
 ]
@@ -100,7 +91,7 @@ def test_a_figure_shows_its_numbers(tmp_path: Path) -> None:
 
 
 def test_many_models_keep_marks_of_their_own(tmp_path: Path) -> None:
-    points = [Point(f"m{n}", Value(100 + n), Value(0.5), n == 0) for n in range(14)]
+    points = [point(f"m{n}", value(100 + n), value(0.5)) for n in range(14)]
     plot_accuracy_length(points, [tmp_path / "a.svg"])
     assert "<!-- m13 -->" in svg_text(tmp_path / "a.svg")
 
@@ -131,3 +122,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no model to draw"):
             plot([], [tmp_path / "a.png"])  # type: ignore[operator]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pareto_front_matches_its_definition() -> None:
+    points = [(100, 0.5), (200, 0.6), (150, 0.5), (200, 0.6), (300, 0.6), (50, 0.1), (90, 0.05)]
+    assert pareto_front(points) == {0, 1, 3, 5}
+    assert pareto_front([(1, 1)]) == {0}

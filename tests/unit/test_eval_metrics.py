@@ -6,13 +6,13 @@ import statistics
 
 import numpy as np
 import pytest
+from eval_samples import measure_samples
 
 from megatron_opsft.evaluate.metrics import (
     ScoredSample,
     arrange,
     combine,
     measure,
-    measure_samples,
     pass_at_k,
     pass_ks,
 )

@@ -16,8 +16,8 @@ def test_nan_weights_end_an_evaluation_in_one_line(cli: ForkedCli, tmp_path: Pat
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    small = ["--benchmarks", "arithmetic", "--limit", "2", "--samples", "2", "--max-tokens", "20"]
-    args = ["eval", "--model", model, "--out", tmp_path / "out", *small, "--device", "cpu"]
+    small = ["--benchmarks", "arithmetic", "limit=2", "samples=2", "max_tokens=20"]
+    args = ["eval", "--model", model, "--out", tmp_path / "out", *small, "device=cpu"]
     ended = cli.run([str(arg) for arg in args])
     assert ended.exit_code == 3
     assert "error: rollout: the model's logits are NaN or infinite" in ended.stderr

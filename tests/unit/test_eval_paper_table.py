@@ -7,10 +7,11 @@ five benchmarks; derived are the five CR and the overall Acc, P@N, Tok, CR and E
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.bootstrap import Bootstrap, Estimate
+from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.metrics import combine, compression_ratio, efficiency
-from megatron_opsft.evaluate.results import BenchmarkScores, Results, Scores
+from megatron_opsft.evaluate.results import BenchmarkResults, BlockResults, Results
+from megatron_opsft.report.estimate import Estimate
 
 BENCHMARKS = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 COT, OURS = "CoT", "On-Policy SFT"
@@ -154,10 +155,10 @@ def typed_results(model: str, row: str) -> Results:
         settings={},
         bootstrap=Bootstrap(),
         benchmarks={
-            name: BenchmarkScores(**scores(metrics), num_problems=30, samples_per_problem=5)
+            name: BenchmarkResults(**scores(metrics), num_problems=30, samples_per_problem=5)
             for name, metrics in own.items()
         },
-        overall=Scores(**scores(combine(list(own.values())))),
+        overall=BlockResults(**scores(combine(list(own.values())))),
     )
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from eval_samples import measure_samples
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.bootstrap import Bootstrap
-from megatron_opsft.evaluate.metrics import ScoredSample, measure_samples
+from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     build_results,
@@ -125,7 +126,7 @@ def test_order_of_samples_benchmarks_and_settings_changes_no_byte(tmp_path: Path
 def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     """Nothing depends on string hashing or on what ran before."""
     script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:0] = {sys.path!r}\n"
         "from test_eval_results import *\n"
         "sys.stdout.write(to_json(build_results(model(), budgets=BUDGETS, bootstrap=FAST)))"
     )

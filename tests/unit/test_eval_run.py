@@ -17,7 +17,7 @@ import pytest
 from forked_cli import ROOT, Finished, ForkedCli, Run
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
-SMALL = ["--limit", "10", "--samples", "4", "--max-tokens", "250", "--device", "cpu"]
+SMALL = ["limit=10", "samples=4", "max_tokens=250", "device=cpu"]
 NUM_SAMPLES = 40
 
 
@@ -79,7 +79,7 @@ def test_every_output_is_there(whole: Path) -> None:
 def test_batch_size_changes_nothing(
     cli: ForkedCli, whole: Path, tmp_path: Path, batch_size: int
 ) -> None:
-    evaluate(cli, tmp_path / "out", "--batch-size", batch_size)
+    evaluate(cli, tmp_path / "out", f"batch_size={batch_size}")
     assert outputs(tmp_path / "out") == outputs(whole)
 
 
@@ -94,7 +94,7 @@ def test_two_ranks_change_nothing_and_both_work(
         start(
             cli,
             tmp_path / "out",
-            *("--batch-size", 4),
+            "batch_size=4",
             **environment,
             RANK=str(rank),
             LOCAL_RANK=str(rank),
@@ -126,7 +126,7 @@ def test_ten_kills_at_random_moments_change_nothing(
     out = tmp_path / "out"
     for _ in range(10):
         wanted = num_stored(out) + moments.randint(0, 6)
-        run = start(cli, out, "--batch-size", 4)
+        run = start(cli, out, "batch_size=4")
         deadline = time.monotonic() + 60
         while num_stored(out) < min(wanted, NUM_SAMPLES) and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -134,7 +134,7 @@ def test_ten_kills_at_random_moments_change_nothing(
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     assert num_stored(out) > 0
-    evaluate(cli, out, "--batch-size", 4)
+    evaluate(cli, out, "batch_size=4")
     assert outputs(out) == outputs(whole)
     starts = json.loads((out / "manifest.json").read_text())["starts"]
     assert sum(told["num_samples"] for told in starts) < NUM_SAMPLES  # kills lost no sample
@@ -152,7 +152,7 @@ def test_more_samples_and_problems_keep_those_that_are_there(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    results = evaluate(cli, out, "--samples", 5, "--limit", 11)
+    results = evaluate(cli, out, "samples=5", "limit=11")
     manifest = json.loads((out / "manifest.json").read_text())
     assert [told["num_samples"] for told in manifest["starts"]] == [NUM_SAMPLES, 55 - NUM_SAMPLES]
     assert results["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
@@ -164,7 +164,7 @@ def test_more_samples_and_problems_keep_those_that_are_there(
 def compared(cli: ForkedCli, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of another size against the shipped one, which was evaluated before."""
     directory = tmp_path_factory.mktemp("compared")
-    evaluate(cli, directory / "out", "--baseline", whole, "--template", "cod", "--name", "draft")
+    evaluate(cli, directory / "out", "--baseline", whole, "template=cod", "--name", "draft")
     return directory / "out"
 
 
@@ -205,7 +205,7 @@ def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: P
         "samples: 2\nmax_tokens: 250\nbudgets: [50, 250]\n"
     )
     out = tmp_path / "out"
-    ended = cli.run(["eval", "--config", config, "--out", out])
+    ended = cli.run(["eval", config, "--out", out])
     assert ended.exit_code == 0, ended.stderr
     assert not (tmp_path / "wrong").exists()
     results = json.loads((out / "results.json").read_text())
@@ -226,7 +226,7 @@ def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
     config.write_text(f"method: deer\ndeer: {{transition_words: {words}, {texts}}}\n")
     outs = [tmp_path / "one", tmp_path / "other"]
     for out, batch_size in zip(outs, (64, 7), strict=True):
-        ended = start(cli, out, "--config", config, "--batch-size", batch_size).wait()
+        ended = start(cli, out, config, f"batch_size={batch_size}").wait()
         assert ended.exit_code == 0, ended.stderr
     assert outputs(outs[0]) == outputs(outs[1])
     plain, early = rows_of(whole), rows_of(outs[0])
@@ -253,20 +253,25 @@ def error_of(ended: Finished) -> str:
         (["--benchmarks", "aime25"], "--data aime25=FILE"),
         (["--data", "mine"], "BENCHMARK=FILE"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--samples", "0"], "samples=0"),
+        (["samples=0"], "samples=0"),
         (["--samples", "5000"], "samples=5000"),
-        (["--max-tokens", "2000"], "1024 positions"),
-        (["--budgets", "0"], "budget 0"),
-        (["--budgets", "100,251"], "budget 251"),
-        (["--budgets", "many"], "budgets"),
-        (["--temperature", "0"], "temperature=0"),
+        (["max_tokens=2000"], "set max_tokens="),
+        (["budgets=0"], "budgets=0: must be"),
+        (["--budgets", "100,251"], "budgets=251: must be"),
+        (["budgets=many"], "config key budgets.0='many'"),
+        (["temperature=0"], "temperature=0"),
         (["--top-p", "1.5"], "top_p=1.5"),
-        (["--tp", "2"], "tp=2 is vLLM's"),
+        (["tp=2"], "error: tp=2 is vLLM's; set engine=vllm or tp=1"),
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
-        (["--device", "cuda"], "torch sees no GPU"),
-        (["--method", "deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
-        (["--method", "deer", "--budgets", "100"], "--budgets: early exit tries answers"),
+        (["device=cuda"], "torch sees no GPU"),
+        (["method=deer", "--deer-words", "Notaword"], "'Notaword' is not a single token"),
+        (["method=deer", "budgets=100"], "budgets: early exit tries answers"),
+        (["/nowhere.yaml"], "/nowhere.yaml does not exist"),
         (["--config", "/nowhere.yaml"], "/nowhere.yaml does not exist"),
+        (["a.yaml", "b.yaml"], "give one YAML file"),
+        (["--max-token", "8"], "unknown config key max_token in"),
+        (["--max-tokens"], "--max-tokens has no value; write max_tokens=VALUE"),
+        (["max_tokens"], "max_tokens does not exist"),
     ],
 )
 def test_bad_options_are_one_line_before_anything_is_sampled(
@@ -312,7 +317,7 @@ def test_models_that_cannot_be_evaluated(cli: ForkedCli, tmp_path: Path) -> None
 
 def test_another_evaluation_is_not_mixed_in(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
     before = outputs(whole)
-    line = error_of(start(cli, whole, "--temperature", "0.7").wait())
+    line = error_of(start(cli, whole, "temperature=0.7").wait())
     assert "temperature=0.6, not 0.7" in line and "--overwrite" in line
     assert outputs(whole) == before
     (tmp_path / "manifest.json").write_text('{"model": "a training run"}')
@@ -324,13 +329,13 @@ def test_overwrite_starts_anew(cli: ForkedCli, whole: Path, tmp_path: Path) -> N
     out = tmp_path / "out"
     shutil.copytree(whole, out)
     (out / "notes.txt").write_text("mine")
-    results = evaluate(cli, out, "--seed", 1, "--overwrite", "--limit", 2)
+    results = evaluate(cli, out, "seed=1", "--overwrite", "limit=2")
     assert results["settings"]["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
 
 
 def test_two_at_once_in_one_directory(cli: ForkedCli, tmp_path: Path) -> None:
-    first = start(cli, tmp_path / "out", "--limit", 100)
+    first = start(cli, tmp_path / "out", "limit=100")
     while not (tmp_path / "out/manifest.json").exists():
         time.sleep(0.02)
     assert "another evaluation is writing" in error_of(start(cli, tmp_path / "out").wait())

@@ -2,9 +2,9 @@
 
 import re
 
-from megatron_opsft.evaluate.bootstrap import Estimate
 from megatron_opsft.evaluate.results import OVERALL
-from megatron_opsft.evaluate.tables import TableRow, latex_table, markdown_table, text_table
+from megatron_opsft.evaluate.table_formats import TableRow, latex_table, markdown_table, text_table
+from megatron_opsft.report.estimate import Estimate
 
 
 def row(label: str, accuracy: float, tokens: float, ratio: float | None) -> TableRow:

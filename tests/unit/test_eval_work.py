@@ -8,7 +8,7 @@ import pytest
 
 from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.evaluate.work import Prompt, WorkQueue, make_tickets
+from megatron_opsft.evaluate.work import WorkQueue, make_tickets
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.engine import PromptRequest, Replica
 from megatron_opsft.rollout.sampling import response_seed
@@ -51,12 +51,8 @@ def benchmark(name: str, num_problems: int, samples: int) -> Benchmark:
     return Benchmark(name=name, data=data, problems=problems, samples=samples)
 
 
-def prompts_of(benchmarks: list[Benchmark]) -> dict[str, Prompt]:
-    return {
-        b.key(p.id): Prompt(key=b.key(p.id), problem=p, prompt_ids=(1, 2, int(p.id[1:]) + 3))
-        for b in benchmarks
-        for p in b.problems
-    }
+def prompts_of(benchmarks: list[Benchmark]) -> dict[str, tuple[int, ...]]:
+    return {b.key(p.id): (1, 2, int(p.id[1:]) + 3) for b in benchmarks for p in b.problems}
 
 
 def pairs(requests: list[PromptRequest]) -> list[tuple[str, int]]:

@@ -68,7 +68,7 @@ def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
     "error", ["FullDiskError('cannot write x: No space')", "OSError(errno.ENOSPC, 'No space')"]
 )
 def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) -> None:
-    """An evaluation or a conversion goes on with the same command."""
+    """An evaluation or a conversion continues with the same command."""
     config = ROOT / "examples/configs/quickstart.yaml"
     training = (
         "import errno, megatron_opsft.train as t\n"
@@ -78,7 +78,7 @@ def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) ->
     )
     ended = cli.run(["train", config], training)
     assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
-    assert "No space" in ended.stderr and "make room, then go on with --resume" in ended.stderr
+    assert "No space" in ended.stderr and "make room, then continue with --resume" in ended.stderr
     comparing = training.replace("megatron_opsft.train", "megatron_opsft.convert.source").replace(
         "t.train", "t.open_source"
     )

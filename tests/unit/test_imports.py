@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
 LAYERS: list[list[str]] = [
     ["config_section"],
     ["records", "config", "errors"],
-    ["config_file", "runtime", "architectures", "methods", "report"],
+    ["command_line", "config_file", "runtime", "architectures", "methods", "report"],
     ["data", "weights", "loss", "batching"],
     ["verify", "storage", "rollout"],
     ["model"],
@@ -36,6 +36,7 @@ HOMES = {
     "zmq": ["rollout/remote/client.py", "rollout/remote/process.py"],
     "typer": [
         "cli.py",
+        "command_line.py",
         "convert/commands.py",
         "evaluate/commands.py",
         "launch/commands.py",

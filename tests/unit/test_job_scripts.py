@@ -176,9 +176,9 @@ def test_pyxis_image(slurm: FakeSlurm) -> None:
 
 
 def test_evaluation(slurm: FakeSlurm) -> None:
-    ended = slurm.run("eval.sh", ["--seed", "1"], MODEL="m", OUT="o", BENCHMARKS="gsm8k")
+    ended = slurm.run("eval.sh", ["seed=1"], MODEL="m", OUT="o", BENCHMARKS="gsm8k")
     assert ended.exit_code == 0, ended.stderr
-    command = "eval --model m --benchmarks gsm8k --engine vllm --out o --seed 1"
+    command = "eval --model m --benchmarks gsm8k --out o engine=vllm seed=1"
     assert slurm.calls("python") == [f"python -m megatron_opsft {command}"]
     assert slurm.run("eval.sh", OUT="o").exit_code != 0
 

@@ -1,11 +1,12 @@
-"""README, CONTRIBUTING and docs/config.md say what the code does: the reference of all keys is the
-generated one, paths exist.
+"""README, CONTRIBUTING and docs/ say what the code does: the references of all keys are the
+generated ones, paths exist.
 """
 
 import re
 from pathlib import Path
 
-from megatron_opsft.config_file import load_config, read_yaml, reference_table, validated
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load, load_config, reference_table
 from megatron_opsft.evaluate.settings import EvalSettings
 
 ROOT = Path(__file__).parents[2]
@@ -15,9 +16,10 @@ CONFIG = (ROOT / "docs/config.md").read_text(encoding="utf-8")
 EVALUATION = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
 
 
-def test_config_reference_is_the_generated_one() -> None:
-    between = CONFIG.split("<!-- config reference -->")[1].split("<!-- end")[0]
-    assert between.strip() == reference_table()
+def test_references_are_the_generated_ones() -> None:
+    for page, model in ((CONFIG, Config), (EVALUATION, EvalSettings)):
+        between = page.split("<!-- config reference -->")[1].split("<!-- end")[0]
+        assert between.strip() == reference_table(model)
 
 
 def test_every_package_folder_is_in_the_tree() -> None:
@@ -47,7 +49,7 @@ def test_example_evaluations_load() -> None:
     configs = list((ROOT / "examples/eval").glob("*.yaml"))
     assert configs
     for path in configs:
-        assert validated(EvalSettings, read_yaml(path), str(path)).temperature == 0.6
+        assert load(EvalSettings, path).temperature == 0.6
 
 
 def test_every_figure_exists() -> None:

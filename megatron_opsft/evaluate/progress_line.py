@@ -2,7 +2,6 @@
 
 import sys
 import time
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.live import Live
@@ -14,58 +13,59 @@ _SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """Names of the job's counters of what was stored since this start."""
+class Tally:
+    """What all ranks stored since this start, counted in the job's store."""
 
-    samples: str
-    correct: str
-    tokens: str
+    def __init__(self, job: Job, name: str) -> None:
+        """name: of this part of the job."""
+        self._job, self._name = job, name
 
-    @classmethod
-    def of(cls, name: str) -> "Counted":
-        """The counters of one part of a job, by its name."""
-        return cls(samples=f"{name}/done", correct=f"{name}/correct", tokens=f"{name}/tokens")
+    def add(self, *, samples: int, correct: int, tokens: int) -> None:
+        """Count these; samples last, so that none is counted without its tokens."""
+        for what, number in (("correct", correct), ("tokens", tokens), ("done", samples)):
+            self._job.add(f"{self._name}/{what}", number)
+
+    def read(self) -> tuple[int, int, int]:
+        """Samples, correct ones among them, and tokens; all only grow."""
+        samples, correct, tokens = (
+            self._job.add(f"{self._name}/{what}", 0) for what in ("done", "correct", "tokens")
+        )
+        return samples, correct, tokens
 
 
-class Progress:
-    """Rank 0 shows it on standard error: one living line on a terminal, else a line now and then.
+class ProgressLine:
+    """One rank shows it on standard error: one living line on a terminal, else a line now and then.
 
     Use it in a `with`; `look` is cheap and may be called at every token.
     """
 
     def __init__(
-        self, label: str, counted: Counted, job: Job, *, total: int, done: int, correct: int
+        self, label: str, tally: Tally, *, shown: bool, total: int, done: int, correct: int
     ) -> None:
-        """total: samples in all; done and correct: those of earlier starts."""
-        self._label, self._counted, self._job = label, counted, job
+        """shown: on this rank. total: samples in all; done, correct: those of earlier starts."""
+        self._label, self._tally, self._shown = label, tally, shown
         self._total, self._done, self._correct = total, done, correct
         self._start = self._last_look = self._last_line = time.monotonic()
         self._live: Live | None = None
-        if job.is_main and sys.stderr.isatty():
+        if shown and sys.stderr.isatty():
             self._live = Live(Text(""), console=Console(stderr=True), auto_refresh=False)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         if self._live is not None:
             self._live.start()
         return self
 
     def __exit__(self, *unused: object) -> None:
-        if self._job.is_main:
+        if self._shown:
             self._show(last=True)
         if self._live is not None:
             self._live.stop()
 
     def look(self) -> None:
         """Show what is new, if it is time."""
-        if self._job.is_main and time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
+        if self._shown and time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
             self._last_look = time.monotonic()
             self._show()
-
-    def tokens_per_second(self) -> float:
-        """Of all engines together since this start."""
-        tokens = self._job.add(self._counted.tokens, 0)
-        return tokens / (time.monotonic() - self._start)
 
     def _show(self, *, last: bool = False) -> None:
         due = last or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES
@@ -77,18 +77,16 @@ class Progress:
 
     def line(self) -> str:
         """Such as `model: 512 of 4096 samples, accuracy 91.2 %, 7,100 tokens/s, 1:20 left`."""
-        new, correct = (
-            self._job.add(name, 0) for name in (self._counted.samples, self._counted.correct)
-        )
+        new, correct, tokens = self._tally.read()
+        elapsed = time.monotonic() - self._start
         done = self._done + new
         parts = [f"{self._label}: {done:,} of {self._total:,} samples"]
         if done:
             parts.append(f"accuracy {100 * (self._correct + correct) / done:.1f} %")
         if new:
-            parts.append(f"{self.tokens_per_second():,.0f} tokens/s")
-            seconds = (time.monotonic() - self._start) / new * (self._total - done)
+            parts.append(f"{tokens / elapsed:,.0f} tokens/s")
             if done < self._total:
-                parts.append(f"about {_clock(seconds)} left")
+                parts.append(f"about {_clock(elapsed / new * (self._total - done))} left")
         return ", ".join(parts)
 
 

@@ -1,0 +1,41 @@
+"""Commands that texts name, as words of a command line, and what of the program they call."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from megatron_opsft.cli import app
+
+
+def calls_in(lines: Sequence[str]) -> list[list[str]]:
+    """The words behind `megatron-opsft` in every line that calls it."""
+    found = []
+    for line in lines:
+        if call := re.search(r"(?:^|\s)(?:megatron-opsft|-m megatron_opsft)\s+(\S.*)", line):
+            found.append(shlex.split(call[1], comments=True))
+    return found
+
+
+def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that they call, and the words behind its name."""
+    command, rest = typer.main.get_command(app), list(words)
+    while subcommands := getattr(command, "commands", {}):
+        if rest and rest[0] in subcommands:
+            command = subcommands[rest.pop(0)]
+        elif "run" in subcommands and rest:  # `plan CONFIG` is `plan run CONFIG`
+            command = subcommands["run"]
+        else:
+            break
+    return command, rest
+
+
+def all_commands() -> list[tuple[str, ...]]:
+    """The names of every command and group, the program itself first."""
+    names: list[tuple[str, ...]] = [()]
+    for path in names:
+        command, _ = command_of(path)
+        names += [(*path, name) for name in getattr(command, "commands", {})]
+    return names
