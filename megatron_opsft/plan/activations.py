@@ -11,7 +11,7 @@ feed-forward size on this rank, e bytes of an element. All results are bytes of 
 
 from dataclasses import dataclass
 
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 
 _FLOAT = 4
 
@@ -35,7 +35,7 @@ class LayerBytes:
         return self.attention + self.feed_forward
 
 
-def layer_bytes(job: Job) -> LayerBytes:
+def layer_bytes(job: TrainingJob) -> LayerBytes:
     """Of the job's model on one of its ranks."""
     shape, tp = job.shape, job.parallel.tp
     e = job.dtype_bytes
@@ -64,7 +64,7 @@ def layer_bytes(job: Job) -> LayerBytes:
     )
 
 
-def _feed_forward(job: Job, h: float, norm: float) -> tuple[float, float]:
+def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float]:
     """(kept, transient); under the backward pass the gradients of fc1's output and of the hidden
     states are there as well.
     """
@@ -84,7 +84,7 @@ def _feed_forward(job: Job, h: float, norm: float) -> tuple[float, float]:
     return norm + router + kept, transient
 
 
-def kept_bytes(job: Job, layer: LayerBytes) -> float:
+def kept_bytes(job: TrainingJob, layer: LayerBytes) -> float:
     """Of one token in one layer until the backward pass, as `train.recompute` has it."""
     if job.config.train.recompute == "full":
         return layer.input
@@ -93,7 +93,7 @@ def kept_bytes(job: Job, layer: LayerBytes) -> float:
     return layer.kept
 
 
-def recomputed_bytes(job: Job, layer: LayerBytes) -> float:
+def recomputed_bytes(job: TrainingJob, layer: LayerBytes) -> float:
     """Of one token in the one layer whose backward pass is under way: what is computed again, and
     the gradients of the moment.
     """
@@ -105,7 +105,7 @@ def recomputed_bytes(job: Job, layer: LayerBytes) -> float:
     return layer.kept - kept_bytes(job, layer) + layer.transient + hidden
 
 
-def _norm_before_recomputation(job: Job) -> float:
+def _norm_before_recomputation(job: TrainingJob) -> float:
     """`selective` computes the feed-forward part again from its input. TransformerEngine's norm is
     inside that part, where it is dense: only the hidden states stay. Everywhere else the norm comes
     before, and what it keeps stays too.
@@ -117,7 +117,7 @@ def _norm_before_recomputation(job: Job) -> float:
     return h * (3 * _FLOAT if e == _FLOAT else _FLOAT + 2 * e) + _FLOAT
 
 
-def final_norm_bytes(job: Job) -> tuple[float, float]:
+def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
     """Of one token on the last stage: (kept while the loss is computed, the most in the norm's own
     backward pass), the hidden states that enter it and the gradient of the loss included.
     """

@@ -1,6 +1,7 @@
 """What is planned: a run's configuration on so many devices, and the checks that need no device."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from megatron_opsft.architectures.shape import ModelShape
@@ -15,7 +16,7 @@ Modules = Literal["te", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One run on `world_size` training ranks, one for each device.
 
     On a GPU the version set of the project is assumed: TransformerEngine, vLLM, no Apex.
@@ -33,6 +34,11 @@ class Job:
     @property
     def dp(self) -> int:
         return self.world_size // (self.parallel.tp * self.parallel.pp)
+
+    @property
+    def num_chunks(self) -> int:
+        """Model chunks (virtual pipeline stages) of a rank."""
+        return self.parallel.vpp or 1
 
     @property
     def dtype_bytes(self) -> int:
@@ -108,6 +114,13 @@ class Job:
         return self.hardware.host_memory_bytes * self.ranks_per_node
 
     @property
-    def cores_per_node(self) -> float:
-        """CPU cores that the ranks of a node share."""
-        return self.hardware.cores_of_ranks(self.ranks_per_node)
+    def cores_per_rank(self) -> float:
+        """CPU cores of a node for each of its ranks."""
+        return self.hardware.cores_of_ranks(self.ranks_per_node) / self.ranks_per_node
+
+    @property
+    def compute_cores(self) -> float:
+        """CPU cores that all ranks compute on and share, as if the nodes were one; without end
+        where each rank has a GPU of its own.
+        """
+        return inf if self.hardware.is_cuda else self.cores_per_rank * self.world_size

@@ -15,8 +15,6 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.presets import FIRST_LINE, LAST_LINE, has_block, plan_preset, with_figures
 from megatron_opsft.plan.search import search_layouts
 from megatron_opsft.storage.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
@@ -52,13 +50,8 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
     _, num_nodes, device = commands_of(path)[0]
     plan = plan_preset(config, num_nodes, device, at_start=False)
 
-    def responses(job: Job) -> Workload:
-        return plan.workload
-
-    found = search_layouts(
-        config, plan.job.shape, plan.job.hardware, plan.job.world_size, responses, 1
-    )
-    assert plan.step.total < 1.06 * found[0].plan.step.total
+    found = search_layouts(plan.job, plan.workload, 1)
+    assert plan.step.total < 1.06 * found[0].estimate.step.total
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
