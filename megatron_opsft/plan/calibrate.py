@@ -5,7 +5,7 @@ that predict. Peaks, sizes and prices are not fitted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ _ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CalibrationCheck:
     """Medians over a run's steps, in seconds, with the fitted figures."""
 
     run: str
@@ -37,22 +37,14 @@ class Calibration:
 
     hardware: Hardware
     changes: dict[str, tuple[float, float, str]]
-    checks: list[Check]
+    checks: list[CalibrationCheck]
 
     def as_json(self) -> dict[str, Any]:
         """For --json."""
         return {
             "device": self.hardware.name,
             "figures": {name: after for name, (_, after, _) in self.changes.items()},
-            "checks": [
-                {
-                    "run": check.run,
-                    "phase": check.phase,
-                    "measured": check.measured,
-                    "predicted": check.predicted,
-                }
-                for check in self.checks
-            ],
+            "checks": [asdict(check) for check in self.checks],
         }
 
 
@@ -156,13 +148,13 @@ def _estimate(run: MeasuredRun, step: MeasuredStep, hardware: Hardware) -> StepE
     return estimate_step(replace(run.job, hardware=hardware), step.workload)
 
 
-def _checks(runs: Sequence[MeasuredRun], hardware: Hardware) -> list[Check]:
+def _checks(runs: Sequence[MeasuredRun], hardware: Hardware) -> list[CalibrationCheck]:
     checks = []
     for run in runs:
         predicted = [_estimate(run, step, hardware) for step in run.steps]
         for phase in PHASES:
             checks.append(
-                Check(
+                CalibrationCheck(
                     run=run.name,
                     phase=phase,
                     measured=median(step.seconds[phase] for step in run.steps),

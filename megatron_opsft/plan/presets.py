@@ -60,13 +60,13 @@ def with_figures(path: Path) -> str:
     for command in commands:
         num_nodes, device = int(command[2]), command[3]
         now, start = (
-            plan_preset(config, num_nodes, device, at_start=at_start) for at_start in (False, True)
+            estimate_preset(config, num_nodes, device, at_start=at_start) for at_start in (False, True)
         )
         written += [command[0], *_comment(_sentences(now, start))]
     return before + "\n".join([FIRST_LINE, *written, LAST_LINE, ""]) + after
 
 
-def plan_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> RunEstimate:
+def estimate_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> RunEstimate:
     """The plan of a configuration on nodes of 8 devices; at_start: with the long responses that
     training begins with, instead of those that it ends at. Parameters are counted, not built.
     """

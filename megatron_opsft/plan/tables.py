@@ -8,12 +8,11 @@ from rich.text import Text
 
 from megatron_opsft.plan.calibrate import Calibration
 from megatron_opsft.plan.estimate import RunEstimate
-from megatron_opsft.plan.memory import RankMemory
 from megatron_opsft.plan.search import FoundLayout
 
 
 def show_run(run: RunEstimate, notes: Sequence[str]) -> RenderableType:
-    """Memory of every distinct rank, a step in seconds, what is to be said, and the verdict."""
+    """Memory of the stages that differ, a step in seconds, what is to be said, and the verdict."""
     return Group(
         Text(_headline(run)),
         _memory_table(run),
@@ -63,14 +62,14 @@ def _headline(run: RunEstimate) -> str:
 
 
 def _memory_table(run: RunEstimate) -> Table:
-    ranks = _distinct(run.memory)
+    # Those between hold as many layers, and fewer activations from stage to stage.
+    pp = len(run.memory)
+    ranks = [run.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
     table = Table(title=f"GB on one rank of {run.worst.limit / 1e9:.1f}", title_justify="left")
     table.add_column("pipeline stage")
-    for name, _ in ranks:
-        table.add_column(name, justify="right")
-    table.add_row(
-        "parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for _, r in ranks)
-    )
+    for rank in ranks:
+        table.add_column(str(rank.stage.index), justify="right")
+    table.add_row("parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks))
     for label, of in (
         ("weights", lambda r: r.stage.weight_bytes),
         ("gradients", lambda r: r.stage.gradient_bytes),
@@ -84,43 +83,17 @@ def _memory_table(run: RunEstimate) -> Table:
         ("KV cache", lambda r: r.kv_cache),
         ("reserved", lambda r: r.reserved),
     ):
-        table.add_row(label, *(_gb(of(rank)) for _, rank in ranks))
+        table.add_row(label, *(_gb(of(rank)) for rank in ranks))
     table.add_section()
     for phase in ("rollout", "train", "push"):
-        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for _, rank in ranks))
-    table.add_row("margin", *(_gb(rank.margin) for _, rank in ranks))
+        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for rank in ranks))
+    table.add_row("margin", *(_gb(rank.margin) for rank in ranks))
     return table
 
 
 def _host_memory(run: RunEstimate) -> str:
     needed, there = run.checkpoint_host_bytes, run.job.host_bytes_per_node
     return f"host memory of a node for a checkpoint: {_gb(needed)} GB of {_gb(there)}"
-
-
-def _distinct(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
-    """At most four columns: neighbours that hold the same are one, and of many that differ in their
-    activations alone the first and the last are shown.
-    """
-    groups: list[list[RankMemory]] = []
-    for rank in memory:
-        before = groups[-1][-1] if groups else None
-        same = before is not None and (
-            before.stage.num_parameters == rank.stage.num_parameters
-            and before.stage.has_output == rank.stage.has_output
-            and before.stage.has_embedding == rank.stage.has_embedding
-        )
-        if same:
-            groups[-1].append(rank)
-        else:
-            groups.append([rank])
-    shown = []
-    for group in groups:
-        if len(group) > 1 and group[0].activations != group[-1].activations:
-            shown += [(str(r.stage.index), r) for r in (group[0], group[-1])]
-        else:
-            first, last = group[0].stage.index, group[-1].stage.index
-            shown.append((str(first) if first == last else f"{first}-{last}", group[0]))
-    return shown
 
 
 def _gb(num_bytes: float) -> str:
