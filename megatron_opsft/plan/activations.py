@@ -18,7 +18,7 @@ _FLOAT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Of one token in one layer.
+    """Bytes of one token in one layer.
 
     input: the hidden states that come in, kept under full recomputation; attention, feed_forward:
     kept by the two halves otherwise, norms and residuals included; transient: needed for a moment
@@ -36,7 +36,7 @@ class LayerBytes:
 
 
 def layer_bytes(job: TrainingJob) -> LayerBytes:
-    """Of the job's model on one of its ranks."""
+    """The job's model on one of its ranks."""
     shape, tp = job.shape, job.parallel.tp
     e = job.dtype_bytes
     h = shape.hidden_size / (tp if job.sequence_parallel else 1)
@@ -85,7 +85,7 @@ def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float
 
 
 def kept_bytes(job: TrainingJob, layer: LayerBytes) -> float:
-    """Of one token in one layer until the backward pass, as `train.recompute` has it."""
+    """Bytes of one token in one layer until the backward pass, as `train.recompute` has it."""
     if job.config.train.recompute == "full":
         return layer.input
     if job.config.train.recompute == "selective":
@@ -94,8 +94,8 @@ def kept_bytes(job: TrainingJob, layer: LayerBytes) -> float:
 
 
 def recomputed_bytes(job: TrainingJob, layer: LayerBytes) -> float:
-    """Of one token in the one layer whose backward pass is under way: what is computed again, and
-    the gradients of the moment.
+    """Bytes of one token in the one layer whose backward pass is under way: what is computed
+    again, and the gradients of the moment.
     """
     if job.config.train.recompute == "none":
         return layer.transient
@@ -118,8 +118,8 @@ def _norm_before_recomputation(job: TrainingJob) -> float:
 
 
 def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
-    """Of one token on the last stage: (kept while the loss is computed, the most in the norm's own
-    backward pass), the hidden states that enter it and the gradient of the loss included.
+    """Bytes of one token on the last stage: (kept while the loss is computed, the most in the
+    norm's own backward pass), the hidden states that enter it and the loss's gradient included.
     """
     e, h = job.dtype_bytes, job.shape.hidden_size
     own = h / (job.parallel.tp if job.sequence_parallel else 1)

@@ -116,7 +116,7 @@ def _row(
     fraction: str,
     overhead: str,
 ) -> Row:
-    """Of one phase of a step, whose estimate is linear in 1 / fraction and in the overhead.
+    """One phase of a step, whose estimate is linear in 1 / fraction and in the overhead.
 
     a: training: products at peak; rollout: bytes that decoding reads, at the memory's bandwidth;
     push: bytes at the links'. b: overheads one after the other.

@@ -71,7 +71,7 @@ class RunEstimate:
 
     @property
     def device_hours(self) -> float:
-        """Of the whole run, evaluation and checkpoints left out."""
+        """The whole run's, evaluation and checkpoints left out."""
         return self.step.total * self.num_steps * self.job.world_size / 3600
 
     @property

@@ -42,7 +42,7 @@ class TrainingJob:
 
     @property
     def dtype_bytes(self) -> int:
-        """Of weights and activations."""
+        """Bytes of an element of weights and activations."""
         return 4 if self.config.model.dtype == "float32" else 2
 
     @property
@@ -56,18 +56,18 @@ class TrainingJob:
 
     @property
     def rows_per_rank(self) -> int:
-        """Of the output layer, padding included."""
+        """Rows of the output layer, padding included."""
         return padded_vocab_size(self.shape.vocab_size, self.parallel.tp) // self.parallel.tp
 
     @property
     def microbatch_tokens(self) -> int:
-        """Of the largest micro-batch: a sequence longer than the budget gets one of its own."""
+        """In the largest micro-batch: a sequence longer than the budget gets one of its own."""
         longest = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         return max(self.config.train.max_tokens_per_microbatch, longest)
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Of the longest prompt and response together that an engine is asked for."""
+        """Tokens of the longest prompt and response together that an engine is asked for."""
         return max_engine_tokens(self.config)
 
     @property

@@ -283,7 +283,7 @@ def _cpu_cache_bytes(job: TrainingJob) -> float:
 
 
 def _bucket_bytes(job: TrainingJob) -> float:
-    """Of a push: two buckets under way. The first push streams whole tensors instead, one of which
+    """A push: two buckets under way. The first push streams whole tensors instead, one of which
     may be larger than a bucket (an embedding), beside its gathered shards.
     """
     bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)

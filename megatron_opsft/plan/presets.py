@@ -60,7 +60,8 @@ def with_figures(path: Path) -> str:
     for command in commands:
         num_nodes, device = int(command[2]), command[3]
         now, start = (
-            estimate_preset(config, num_nodes, device, at_start=at_start) for at_start in (False, True)
+            estimate_preset(config, num_nodes, device, at_start=at_start)
+            for at_start in (False, True)
         )
         written += [command[0], *_comment(_sentences(now, start))]
     return before + "\n".join([FIRST_LINE, *written, LAST_LINE, ""]) + after

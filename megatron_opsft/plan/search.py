@@ -121,7 +121,7 @@ def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
 
 
 def _fraction_that_fits(estimate: RunEstimate) -> float | None:
-    """Of a device's memory, for vLLM; None where that is not what stands in the way."""
+    """Share of a device's memory, for vLLM; None where that is not what stands in the way."""
     job = estimate.job
     if not job.hardware.is_cuda or not job.engine.refills:
         return None

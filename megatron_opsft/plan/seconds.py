@@ -94,7 +94,7 @@ class EngineSizes:
 
 
 def engine_sizes(shape: ModelShape, tp: int, dtype_bytes: int) -> EngineSizes:
-    """Of one rank of a vLLM engine; a key/value head is on several ranks where there are fewer."""
+    """One rank of a vLLM engine; a key/value head is on several ranks where there are fewer."""
     moe = shape.moe
     head = shape.hidden_size * shape.vocab_size
     weights = layer_weights(shape)

@@ -48,7 +48,7 @@ class TrainingEstimate:
 def estimate_training(
     job: TrainingJob, stages: Sequence[Stage], workload: Workload
 ) -> TrainingEstimate:
-    """Of one step on all ranks; nothing accepted takes no time."""
+    """One step on all ranks; nothing accepted takes no time."""
     if not workload.accepted:
         return TrainingEstimate()
     forward, backward = _passes(job, stages, workload)
@@ -73,7 +73,7 @@ def estimate_training(
         exchange=float(samples + reduced - ends.max() + after - update.max()),
         update=float(update.max()),
         passes=float(passes.mean()),
-        bubble=float((pipelines - passes).mean()),
+        bubble=float((pipelines - passes).clip(0).mean()),
         slowest_rank=float(waits_for_others.mean()),
         num_microbatches=forward.shape[3],
     )

@@ -15,7 +15,13 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.presets import FIRST_LINE, LAST_LINE, has_block, estimate_preset, with_figures
+from megatron_opsft.plan.presets import (
+    FIRST_LINE,
+    LAST_LINE,
+    estimate_preset,
+    has_block,
+    with_figures,
+)
 from megatron_opsft.plan.search import search_layouts
 from megatron_opsft.storage.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
 

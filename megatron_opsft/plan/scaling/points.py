@@ -78,7 +78,7 @@ def write_points(points: Sequence[ScalingPoint], directory: Path) -> None:
 
 
 def read_points(path: Path) -> list[ScalingPoint]:
-    """Of a points.json. Errors: `UserError`."""
+    """The points of a points.json. Errors: `UserError`."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["points"]
         return [ScalingPoint(**row) for row in rows]

@@ -24,7 +24,7 @@ class SweepCase:
 
     @property
     def name(self) -> str:
-        """Of a directory."""
+        """Name of a directory."""
         parts = [part.replace("=", "_").replace("/", "_") for part in self.overrides]
         return "-".join([f"ranks_{self.ranks}", *parts])
 
