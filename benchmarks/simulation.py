@@ -8,7 +8,8 @@ fitted. The simulation is told how many cores there were, which 4 ranks on 2 cor
 the machine less what other processes took during the step. Steps count where these took at most
 --others of the machine and the ranks' cores ran at --speed of their best or more (see `cores`); a
 single rank stays on one core, and runs go on until enough steps count. Prints one JSON line; a
-ratio is simulated / measured seconds of a step, medians, without a run's first two steps.
+ratio is simulated / measured seconds of a step, medians, without a run's first two steps. Phases
+are [measured on rank 0, simulated on the slowest rank].
 """
 
 import argparse
