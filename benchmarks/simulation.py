@@ -8,7 +8,8 @@ fitted. The simulation is told how many cores there were, which 4 ranks on 2 cor
 the machine less what other processes took during the step. Steps count where these took at most
 --others of the machine and the ranks' cores ran at --speed of their best or more (see `cores`); a
 single rank stays on one core, and runs go on until enough steps count. Prints one JSON line; a
-ratio is simulated / measured seconds of a step, medians, without a run's first two steps.
+ratio is simulated / measured seconds of a step, medians, without a run's first two steps. Phases
+are [measured on rank 0, simulated on the slowest rank].
 """
 
 import argparse
@@ -31,7 +32,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.calibrate import calibrate
 from megatron_opsft.plan.hardware import Hardware, figures_of, load_hardware
 from megatron_opsft.plan.measured import PHASES, WARM_UP_STEPS, MeasuredRun, read_run
-from megatron_opsft.plan.simulate import simulate_step
+from megatron_opsft.plan.step import estimate_step
 from megatron_opsft.storage.hf_files import resolve_model
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "quickstart.yaml"
@@ -144,7 +145,7 @@ def compare(run: MeasuredRun, watched: Watched, hardware: Hardware, cores: int) 
     simulated = []
     for step, share in zip(run.steps, others, strict=True):
         left = replace(hardware, node_cores=cores * (1 - share))
-        simulated.append(simulate_step(replace(run.job, hardware=left), step.workload))
+        simulated.append(estimate_step(replace(run.job, hardware=left), step.workload))
     pairs = list(zip(simulated, run.steps, strict=True))
     return {
         "steps": len(pairs),
@@ -156,7 +157,7 @@ def compare(run: MeasuredRun, watched: Watched, hardware: Hardware, cores: int) 
         "phases": {
             phase: [
                 round(median(step.seconds[phase] for step in run.steps), 3),
-                round(median(getattr(sim.on_rank_0, phase) for sim in simulated), 3),
+                round(median(getattr(sim, phase) for sim in simulated), 3),
             ]
             for phase in PHASES
         },

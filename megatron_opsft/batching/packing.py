@@ -8,6 +8,7 @@ between the costliest and the cheapest rank (and bin of a rank).
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain, combinations, islice, product
 
 Bin = list[int]
@@ -140,12 +141,12 @@ def _spread(sizes: _Sizes, num_bins: int) -> list[Bin] | None:
 def _deal(bins: list[Bin], dp_size: int, sizes: _Sizes) -> list[list[Bin]]:
     """Costliest bin first to the rank of the least cost which has not its share of bins yet."""
     ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
-    load = [0.0] * dp_size
+    open_ranks = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
     for indices in sorted(bins, key=lambda b: -sizes.load([b])):
-        open_ranks = [r for r in range(dp_size) if len(ranks[r]) < len(bins) // dp_size]
-        rank = min(open_ranks, key=load.__getitem__)
+        load, rank = heappop(open_ranks)
         ranks[rank].append(indices)
-        load[rank] += sizes.load([indices])
+        if len(ranks[rank]) < len(bins) // dp_size:
+            heappush(open_ranks, (load + sizes.load([indices]), rank))
     return ranks
 
 

@@ -11,14 +11,14 @@ feed-forward size on this rank, e bytes of an element. All results are bytes of 
 
 from dataclasses import dataclass
 
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 
 _FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Of one token in one layer.
+    """Bytes of one token in one layer.
 
     input: the hidden states that come in, kept under full recomputation; attention, feed_forward:
     kept by the two halves otherwise, norms and residuals included; transient: needed for a moment
@@ -35,8 +35,8 @@ class LayerBytes:
         return self.attention + self.feed_forward
 
 
-def layer_bytes(job: Job) -> LayerBytes:
-    """Of the job's model on one of its ranks."""
+def layer_bytes(job: TrainingJob) -> LayerBytes:
+    """The job's model on one of its ranks."""
     shape, tp = job.shape, job.parallel.tp
     e = job.dtype_bytes
     h = shape.hidden_size / (tp if job.sequence_parallel else 1)
@@ -64,7 +64,7 @@ def layer_bytes(job: Job) -> LayerBytes:
     )
 
 
-def _feed_forward(job: Job, h: float, norm: float) -> tuple[float, float]:
+def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float]:
     """(kept, transient); under the backward pass the gradients of fc1's output and of the hidden
     states are there as well.
     """
@@ -84,8 +84,8 @@ def _feed_forward(job: Job, h: float, norm: float) -> tuple[float, float]:
     return norm + router + kept, transient
 
 
-def kept_bytes(job: Job, layer: LayerBytes) -> float:
-    """Of one token in one layer until the backward pass, as `train.recompute` has it."""
+def kept_bytes(job: TrainingJob, layer: LayerBytes) -> float:
+    """Bytes of one token in one layer until the backward pass, as `train.recompute` has it."""
     if job.config.train.recompute == "full":
         return layer.input
     if job.config.train.recompute == "selective":
@@ -93,9 +93,9 @@ def kept_bytes(job: Job, layer: LayerBytes) -> float:
     return layer.kept
 
 
-def recomputed_bytes(job: Job, layer: LayerBytes) -> float:
-    """Of one token in the one layer whose backward pass is under way: what is computed again, and
-    the gradients of the moment.
+def recomputed_bytes(job: TrainingJob, layer: LayerBytes) -> float:
+    """Bytes of one token in the one layer whose backward pass is under way: what is computed
+    again, and the gradients of the moment.
     """
     if job.config.train.recompute == "none":
         return layer.transient
@@ -105,7 +105,7 @@ def recomputed_bytes(job: Job, layer: LayerBytes) -> float:
     return layer.kept - kept_bytes(job, layer) + layer.transient + hidden
 
 
-def _norm_before_recomputation(job: Job) -> float:
+def _norm_before_recomputation(job: TrainingJob) -> float:
     """`selective` computes the feed-forward part again from its input. TransformerEngine's norm is
     inside that part, where it is dense: only the hidden states stay. Everywhere else the norm comes
     before, and what it keeps stays too.
@@ -117,9 +117,9 @@ def _norm_before_recomputation(job: Job) -> float:
     return h * (3 * _FLOAT if e == _FLOAT else _FLOAT + 2 * e) + _FLOAT
 
 
-def final_norm_bytes(job: Job) -> tuple[float, float]:
-    """Of one token on the last stage: (kept while the loss is computed, the most in the norm's own
-    backward pass), the hidden states that enter it and the gradient of the loss included.
+def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
+    """Bytes of one token on the last stage: (kept while the loss is computed, the most in the
+    norm's own backward pass), the hidden states that enter it and the loss's gradient included.
     """
     e, h = job.dtype_bytes, job.shape.hidden_size
     own = h / (job.parallel.tp if job.sequence_parallel else 1)

@@ -5,7 +5,7 @@ that predict. Peaks, sizes and prices are not fitted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,21 +13,16 @@ from typing import Any
 import numpy as np
 import yaml
 
-from megatron_opsft.plan.engines import decode_work
 from megatron_opsft.plan.hardware import SHIPPED, Hardware, figures_of, read_entries
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.measured import PHASES, MeasuredRun, MeasuredStep
-from megatron_opsft.plan.memory import rank_memory
-from megatron_opsft.plan.predict import StepSeconds, predict_step
-from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.step import StepEstimate, estimate_step
 from megatron_opsft.runtime.durable import write_text
 
 _ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CalibrationCheck:
     """Medians over a run's steps, in seconds, with the fitted figures."""
 
     run: str
@@ -42,56 +37,48 @@ class Calibration:
 
     hardware: Hardware
     changes: dict[str, tuple[float, float, str]]
-    checks: list[Check]
+    checks: list[CalibrationCheck]
 
     def as_json(self) -> dict[str, Any]:
         """For --json."""
         return {
             "device": self.hardware.name,
             "figures": {name: after for name, (_, after, _) in self.changes.items()},
-            "checks": [
-                {
-                    "run": check.run,
-                    "phase": check.phase,
-                    "measured": check.measured,
-                    "predicted": check.predicted,
-                }
-                for check in self.checks
-            ],
+            "checks": [asdict(check) for check in self.checks],
         }
 
 
 def calibrate(runs: Sequence[MeasuredRun], base: Hardware) -> Calibration:
     """Training, decoding, push and verification, each from its own phase of all steps."""
     hardware = base
-    for fraction, overhead, rows_of in (
-        ("training_fraction", "step_overhead_seconds", _training_rows),
-        ("decode_fraction", "decode_overhead_seconds", _decoding_rows),
-        ("push_fraction", "push_overhead_seconds", _push_rows),
+    for phase, fraction, overhead in (
+        ("train", "training_fraction", "step_overhead_seconds"),
+        ("rollout", "decode_fraction", "decode_overhead_seconds"),
+        ("push", "push_fraction", "push_overhead_seconds"),
     ):
-        rows = [row for run in runs for row in rows_of(run)]
+        rows = [
+            _row(run, step, hardware, phase, fraction, overhead)
+            for run in runs
+            for step in run.steps
+        ]
         share, fixed = fit_two(rows, getattr(hardware, fraction), getattr(hardware, overhead))
-        figures: Any = {fraction: share, overhead: fixed}
-        hardware = replace(hardware, **figures)
-        if fraction == "training_fraction":  # products of a forward pass are products
+        hardware = _with(hardware, {fraction: share, overhead: fixed})
+        if phase == "train":  # products of a forward pass are products
             hardware = replace(hardware, prefill_fraction=share)
-        runs = [replace(run, job=replace(run.job, hardware=hardware)) for run in runs]
     verify = [
-        step.seconds["verify"] / predicted.verify
+        step.seconds["verify"] / seconds
         for run in runs
         for step in run.steps
-        if (predicted := _predict(run.job, step.workload)).verify
+        if (seconds := _estimate(run, step, hardware).verify)
     ]
     if verify:
-        seconds = hardware.verify_seconds * median(verify)
-        hardware = replace(hardware, verify_seconds=seconds)
-        runs = [replace(run, job=replace(run.job, hardware=hardware)) for run in runs]
+        hardware = replace(hardware, verify_seconds=hardware.verify_seconds * median(verify))
     before, after = figures_of(base), figures_of(hardware)
     how = f"{sum(len(run.steps) for run in runs)} steps of {len(runs)} runs"
     changes = {
         name: (before[name], after[name], how) for name in after if before[name] != after[name]
     }
-    return Calibration(hardware=hardware, changes=changes, checks=_checks(runs))
+    return Calibration(hardware=hardware, changes=changes, checks=_checks(runs, hardware))
 
 
 Row = tuple[float, float, float]
@@ -121,58 +108,53 @@ def fit_two(rows: Sequence[Row], fraction: float, overhead: float) -> tuple[floa
     return fraction, max(0.0, median((t - a / fraction) / b for a, b, t in rows))
 
 
-def _training_rows(run: MeasuredRun) -> list[Row]:
-    """a: products at peak; b: overheads, in micro-batches one after the other."""
-    rows = []
-    for step in run.steps:
-        free = {"training_fraction": 1.0, "step_overhead_seconds": 0.0}
-        rest_and_a = _with(run.job, step, free).train
-        a = _with(run.job, step, free | {"training_fraction": 0.5}).train - rest_and_a
-        b = _with(run.job, step, free | {"step_overhead_seconds": 1.0}).train - rest_and_a
-        rows.append((a, b, max(1e-9, step.seconds["train"] - (rest_and_a - a))))
-    return rows
+def _row(
+    run: MeasuredRun,
+    step: MeasuredStep,
+    hardware: Hardware,
+    phase: str,
+    fraction: str,
+    overhead: str,
+) -> Row:
+    """One phase of a step, whose estimate is linear in 1 / fraction and in the overhead.
+
+    a: training: products at peak; rollout: bytes that decoding reads, at the memory's bandwidth;
+    push: bytes at the links'. b: overheads one after the other.
+    """
+    free = {fraction: 1.0, overhead: 0.0}
+    prompts = 0.0
+    if phase == "rollout":
+        # Reading prompts is products, and so small a batch as a calibration's reads weights longer
+        # than it multiplies.
+        prompts = _estimate(run, step, hardware).prefill
+        free["peak_flops"] = float("inf")
+
+    def seconds(figures: dict[str, float]) -> float:
+        estimate = _estimate(run, step, _with(hardware, free | figures))
+        return float(getattr(estimate, phase))
+
+    rest_and_a = seconds({})
+    a = seconds({fraction: 0.5}) - rest_and_a
+    b = seconds({overhead: 1.0}) - rest_and_a
+    return a, b, max(1e-9, step.seconds[phase] - prompts - (rest_and_a - a))
 
 
-def _decoding_rows(run: MeasuredRun) -> list[Row]:
-    """a: bytes at the memory's bandwidth; b: decoding steps."""
-    rows = []
-    for step in run.steps:
-        memory = rank_memory(run.job, count_stages(run.job)[0], 1)
-        num_bytes, num_steps = decode_work(run.job, memory, step.workload)
-        prefill = _predict(run.job, step.workload).prefill
-        a = num_bytes / run.job.hardware.memory_bandwidth
-        rows.append((a, float(num_steps), max(1e-9, step.seconds["rollout"] - prefill)))
-    return rows
-
-
-def _push_rows(run: MeasuredRun) -> list[Row]:
-    """a: bytes at the links' bandwidth; b: one."""
-    rows = []
-    for step in run.steps:
-        free = {"push_fraction": 1.0, "push_overhead_seconds": 0.0}
-        rest_and_a = _with(run.job, step, free).push
-        a = _with(run.job, step, free | {"push_fraction": 0.5}).push - rest_and_a
-        rows.append((a, 1.0, max(1e-9, step.seconds["push"] - (rest_and_a - a))))
-    return rows
-
-
-def _with(job: Job, step: MeasuredStep, figures: dict[str, float]) -> StepSeconds:
+def _with(hardware: Hardware, figures: dict[str, float]) -> Hardware:
     changed: Any = figures
-    return _predict(replace(job, hardware=replace(job.hardware, **changed)), step.workload)
+    return replace(hardware, **changed)
 
 
-def _predict(job: Job, workload: Workload) -> StepSeconds:
-    stages = count_stages(job)
-    return predict_step(job, stages, [rank_memory(job, stage, 1) for stage in stages], workload)
+def _estimate(run: MeasuredRun, step: MeasuredStep, hardware: Hardware) -> StepEstimate:
+    return estimate_step(replace(run.job, hardware=hardware), step.workload)
 
 
-def _checks(runs: Sequence[MeasuredRun]) -> list[Check]:
+def _checks(runs: Sequence[MeasuredRun], hardware: Hardware) -> list[CalibrationCheck]:
     checks = []
     for run in runs:
-        predicted = [_predict(run.job, step.workload) for step in run.steps]
+        predicted = [_estimate(run, step, hardware) for step in run.steps]
         for phase in PHASES:
             checks.append(
-                Check(
+                CalibrationCheck(
                     run=run.name,
                     phase=phase,
                     measured=median(step.seconds[phase] for step in run.steps),

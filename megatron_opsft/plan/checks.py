@@ -1,11 +1,8 @@
 """Everything that can be wrong with a run before a device is there: the checks of the trainer."""
 
-from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout, check_offload
-from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.rollout.limits import (
     check_colocated,
     check_lengths,
@@ -16,20 +13,20 @@ from megatron_opsft.runtime.distributed import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
 
-def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size: int) -> Job:
-    """The job, if nothing is wrong with it. Errors: `UserError`, as the trainer would raise it, and
-    for a device that config or engine cannot use.
+def check_job(job: TrainingJob) -> None:
+    """Errors: `UserError`, as the trainer would raise it, and for a device that config or engine
+    cannot use.
     """
+    config, shape, hardware = job.config, job.shape, job.hardware
     if not hardware.is_cuda and config.run.device == "cuda":
         raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
     rollout = config.rollout
     check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
-    check_world(world_size, config.parallel)
+    check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    job = Job(config=config, shape=shape, hardware=hardware, world_size=world_size)
     check_offload(shape, config.train, config.parallel, with_te=job.modules == "te")
     if config.train.cross_entropy == "te" and job.modules != "te":
         raise UserError(
@@ -37,10 +34,9 @@ def check_job(config: Config, shape: ModelShape, hardware: Hardware, world_size:
             "fused_linear"
         )
     _check_engines(job)
-    return job
 
 
-def _check_engines(job: Job) -> None:
+def _check_engines(job: TrainingJob) -> None:
     rollout = job.config.rollout
     check_rollout_tp(job.shape, rollout.tp)
     if job.shape.moe and not job.hardware.is_cuda and not job.engine.experts_on_cpu:
@@ -54,7 +50,7 @@ def _check_engines(job: Job) -> None:
         check_colocated(rollout.tp, job.world_size)
 
 
-def notes_of(job: Job) -> list[str]:
+def notes_of(job: TrainingJob) -> list[str]:
     """What is allowed but wasteful or unwise: one line each."""
     config, hardware = job.config, job.hardware
     notes = []

@@ -1,9 +1,8 @@
 """`megatron-opsft plan`: the commands, as users call them."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +15,24 @@ from megatron_opsft.plan.lengths import (
     PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.options import (
+    Acceptance,
+    Gpu,
     GpusPerNode,
     HardwareFile,
+    MeanTokens,
     NodeCores,
+    PromptTokens,
+    ResponseOptions,
+    Sigma,
     load_device,
     load_shape,
 )
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from megatron_opsft.plan.job import TrainingJob
+    from megatron_opsft.plan.lengths import Workload
 
 app = typer.Typer(
     cls=RunByDefault,
@@ -34,14 +45,7 @@ app = typer.Typer(
     ),
 )
 
-Gpu = Annotated[
-    str, typer.Option(help="Device: h100, h200, a100, b200, cpu, or one of --hardware.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-PromptTokens = Annotated[int, typer.Option(min=1, help="Mean tokens of a prompt.")]
-Sigma = Annotated[
-    float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
-]
 
 
 @app.command(
@@ -62,13 +66,9 @@ def run(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to cost; by default run.steps.")
     ] = None,
-    mean_tokens: Annotated[
-        float, typer.Option(min=1, help="Mean response before the limit cuts it; the paper's end.")
-    ] = PAPER_MEAN_TOKENS,
+    mean_tokens: MeanTokens = PAPER_MEAN_TOKENS,
     sigma: Sigma = DEFAULT_SIGMA,
-    acceptance: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of responses trained on.")
-    ] = PAPER_ACCEPTANCE,
+    acceptance: Acceptance = PAPER_ACCEPTANCE,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     search: Annotated[
         bool, typer.Option("--search", help="Look for the fastest layout that fits.")
@@ -80,85 +80,60 @@ def run(
 
     Needs nothing of the model but config.json. Exit code 0: it fits; 1: it does not; 2: bad input.
     """
-    asked = _Asked(
-        mean_tokens=mean_tokens, sigma=sigma, acceptance=acceptance, prompt_tokens=prompt_tokens
-    )
     from megatron_opsft.config_file import load_config
+    from megatron_opsft.plan.job import TrainingJob
 
     loaded = load_config(config, overrides or [])
-    figures = load_device(gpu, hardware, gpus_per_node, node_cores)
-    world_size = nodes * gpus_per_node
+    job = TrainingJob(
+        config=loaded,
+        shape=load_shape(loaded.model.path),
+        hardware=load_device(gpu, hardware, gpus_per_node, node_cores),
+        world_size=nodes * gpus_per_node,
+    )
     num_steps = steps or loaded.run.steps
     if num_steps < 1:
         raise UserError("run.steps=0 costs nothing; give --steps")
-    shape = load_shape(loaded.model.path)
+    workload = ResponseOptions(
+        mean_tokens=mean_tokens, sigma=sigma, acceptance=acceptance, prompt_tokens=prompt_tokens
+    ).workload(job)
     if search:
-        raise typer.Exit(
-            _search(loaded, shape, figures, world_size, asked, num_steps, top, as_json)
-        )
+        raise typer.Exit(_search(job, workload, num_steps, top, as_json))
+    raise typer.Exit(_plan(job, workload, num_steps, as_json))
+
+
+def _plan(job: "TrainingJob", workload: "Workload", num_steps: int, as_json: bool) -> int:
+    """Prints what the run takes; the exit code."""
     from megatron_opsft.plan.checks import check_job, notes_of
+    from megatron_opsft.plan.estimate import estimate_run, host_notes, run_as_json
     from megatron_opsft.plan.ranks import build_stages
-    from megatron_opsft.plan.verdict import as_json as plan_as_json
-    from megatron_opsft.plan.verdict import host_notes, make_plan
+    from megatron_opsft.plan.tables import show_run
 
-    job = check_job(loaded, shape, figures, world_size)
-    plan = make_plan(job, build_stages(job), asked.workload(job), num_steps)
-    notes = notes_of(job) + host_notes(plan)
+    check_job(job)
+    estimate = estimate_run(job, build_stages(job), workload, num_steps)
+    notes = notes_of(job) + host_notes(estimate)
     if as_json:
-        typer.echo(json.dumps(plan_as_json(plan) | {"notes": notes}))
+        typer.echo(json.dumps(run_as_json(estimate) | {"notes": notes}))
     else:
-        from megatron_opsft.plan.tables import show_plan
-
-        _print(show_plan(plan, notes))
-    raise typer.Exit(0 if plan.fits else 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """The responses that the options describe."""
-
-    mean_tokens: float
-    sigma: float
-    acceptance: float
-    prompt_tokens: int
-
-    def workload(self, job: Any) -> Any:
-        """Of one step of a job."""
-        from megatron_opsft.plan.lengths import make_workload
-
-        return make_workload(
-            job.num_responses,
-            mean_tokens=self.mean_tokens,
-            sigma=self.sigma,
-            limit=job.config.rollout.max_response_tokens,
-            acceptance=self.acceptance,
-            prompt_tokens=min(self.prompt_tokens, job.config.data.max_prompt_tokens),
-        )
+        _print(show_run(estimate, notes))
+    return 0 if estimate.fits else 1
 
 
 def _search(
-    config: Any,
-    shape: Any,
-    hardware: Any,
-    world_size: int,
-    asked: _Asked,
-    num_steps: int,
-    top: int,
-    as_json: bool,
+    job: "TrainingJob", workload: "Workload", num_steps: int, top: int, as_json: bool
 ) -> int:
     """Prints the layouts; the exit code."""
+    from megatron_opsft.plan.estimate import estimate_run
     from megatron_opsft.plan.ranks import build_stages
     from megatron_opsft.plan.search import found_as_json, search_layouts
     from megatron_opsft.plan.tables import show_found
-    from megatron_opsft.plan.verdict import make_plan
 
-    found = search_layouts(config, shape, hardware, world_size, asked.workload, num_steps)
+    found = search_layouts(job, workload, num_steps)
     shown = found[:top]
     # The search counts parameters; of the best one Megatron's own model is built.
     exact = None
-    if shown and shown[0].plan.is_safe:
-        job = shown[0].plan.job
-        exact = make_plan(job, build_stages(job), asked.workload(job), num_steps)
+    if shown and shown[0].estimate.is_safe:
+        best = shown[0].estimate.job
+        exact = estimate_run(best, build_stages(best), workload, num_steps)
     if as_json:
         typer.echo(json.dumps(found_as_json(shown, exact)))
     else:
@@ -166,7 +141,7 @@ def _search(
     return 0 if exact is not None and exact.fits else 1
 
 
-def _print(what: Any) -> None:
+def _print(what: "RenderableType") -> None:
     from rich.console import Console
 
     console = Console()

@@ -1,6 +1,7 @@
 """What is planned: a run's configuration on so many devices, and the checks that need no device."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from megatron_opsft.architectures.shape import ModelShape
@@ -15,7 +16,7 @@ Modules = Literal["te", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One run on `world_size` training ranks, one for each device.
 
     On a GPU the version set of the project is assumed: TransformerEngine, vLLM, no Apex.
@@ -35,8 +36,13 @@ class Job:
         return self.world_size // (self.parallel.tp * self.parallel.pp)
 
     @property
+    def num_chunks(self) -> int:
+        """Model chunks (virtual pipeline stages) of a rank."""
+        return self.parallel.vpp or 1
+
+    @property
     def dtype_bytes(self) -> int:
-        """Of weights and activations."""
+        """Bytes of an element of weights and activations."""
         return 4 if self.config.model.dtype == "float32" else 2
 
     @property
@@ -50,18 +56,18 @@ class Job:
 
     @property
     def rows_per_rank(self) -> int:
-        """Of the output layer, padding included."""
+        """Rows of the output layer, padding included."""
         return padded_vocab_size(self.shape.vocab_size, self.parallel.tp) // self.parallel.tp
 
     @property
     def microbatch_tokens(self) -> int:
-        """Of the largest micro-batch: a sequence longer than the budget gets one of its own."""
+        """In the largest micro-batch: a sequence longer than the budget gets one of its own."""
         longest = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         return max(self.config.train.max_tokens_per_microbatch, longest)
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Of the longest prompt and response together that an engine is asked for."""
+        """Tokens of the longest prompt and response together that an engine is asked for."""
         return max_engine_tokens(self.config)
 
     @property
@@ -108,6 +114,13 @@ class Job:
         return self.hardware.host_memory_bytes * self.ranks_per_node
 
     @property
-    def cores_per_node(self) -> float:
-        """CPU cores that the ranks of a node share."""
-        return self.hardware.cores_of_ranks(self.ranks_per_node)
+    def cores_per_rank(self) -> float:
+        """CPU cores of a node for each of its ranks."""
+        return self.hardware.cores_of_ranks(self.ranks_per_node) / self.ranks_per_node
+
+    @property
+    def compute_cores(self) -> float:
+        """CPU cores that all ranks compute on and share, as if the nodes were one; without end
+        where each rank has a GPU of its own.
+        """
+        return inf if self.hardware.is_cuda else self.cores_per_rank * self.world_size

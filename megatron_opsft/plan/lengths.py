@@ -1,11 +1,7 @@
-"""Response lengths of a step as a plan assumes them: quantiles of a log-normal, cut at the limit.
-
-Pure and without chance, so that the same plan gives the same numbers.
-"""
+"""The responses of a step as a plan assumes them: a log-normal, cut at the limit; pure."""
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,9 +9,6 @@ from statistics import NormalDist
 # (the paper's main table); it starts at 10,178 tokens, most of them cut off by the limit.
 PAPER_MEAN_TOKENS = 2186.0
 PAPER_ACCEPTANCE = 0.599
-# What it starts at, most responses cut off by the limit, as far as a plan is asked about the start.
-START_MEAN_TOKENS = 10000.0
-START_ACCEPTANCE = 0.3
 # Standard deviation of the logarithm, of 20 published responses of R1-Distill-7B to MATH-500.
 DEFAULT_SIGMA = 0.94
 # Mean of a prompt, template included. Assumption.
@@ -53,11 +46,20 @@ def make_workload(
     limit: int,
     acceptance: float,
     prompt_tokens: int,
+    seed: int | None = None,
 ) -> Workload:
     """mean_tokens, sigma: of the log-normal before it is cut; acceptance: share of all responses
-    that is correct and finished. No more are accepted than finish.
+    that is correct and finished. No more are accepted than finish, and their lengths are spread
+    over those of all that do.
+
+    seed: of the draws; None: evenly spaced quantiles, so that the same plan gives the same numbers.
     """
-    ordered = quantiles(num_responses, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
+    if seed is None:
+        ordered = quantiles(num_responses, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
+    else:
+        chance = random.Random(seed)
+        deviations = sorted(chance.gauss(0.0, 1.0) for _ in range(num_responses))
+        ordered = _log_normal(deviations, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
     finished = [n for n in ordered if n < limit]
     count = min(len(finished), round(acceptance * num_responses))
     return Workload(
@@ -68,48 +70,22 @@ def make_workload(
     )
 
 
-def draw_workload(
-    num_responses: int,
-    *,
-    mean_tokens: float,
-    sigma: float,
-    limit: int,
-    acceptance: float,
-    prompt_tokens: int,
-    seed: int,
-) -> Workload:
-    """The same by chance: every response is a draw of its own, and each that finishes is accepted
-    with a probability that makes `acceptance` of all.
-    """
-    chance = random.Random(seed)
-    middle = math.log(mean_tokens) - sigma * sigma / 2
-    lengths = tuple(
-        max(1, min(limit, round(math.exp(middle + sigma * chance.gauss(0.0, 1.0)))))
-        for _ in range(num_responses)
-    )
-    finished = [n for n in lengths if n < limit]
-    count = min(len(finished), round(acceptance * num_responses))
-    kept = sorted(chance.sample(range(len(finished)), count))
-    return Workload(
-        lengths=lengths,
-        accepted=tuple(finished[i] for i in kept),
-        prompt_tokens=prompt_tokens,
-        limit=limit,
-    )
-
-
 def quantiles(count: int, *, mean_tokens: float, sigma: float, limit: int) -> list[int]:
     """`count` evenly spaced quantiles in ascending order, each from 1 to `limit`."""
-    middle = math.log(mean_tokens) - sigma * sigma / 2
     normal = NormalDist()
-    exact = (
-        math.exp(middle + sigma * normal.inv_cdf((i + 0.5) / count)) if sigma else mean_tokens
-        for i in range(count)
-    )
-    return [max(1, min(limit, round(value))) for value in exact]
+    deviations = [normal.inv_cdf((i + 0.5) / count) for i in range(count)]
+    return _log_normal(deviations, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
 
 
-def shuffled(lengths: Sequence[int]) -> tuple[int, ...]:
+def _log_normal(
+    deviations: list[float], *, mean_tokens: float, sigma: float, limit: int
+) -> list[int]:
+    """Lengths that are so many standard deviations from the middle, cut at the limit."""
+    middle = math.log(mean_tokens) - sigma * sigma / 2
+    return [max(1, min(limit, round(math.exp(middle + sigma * d)))) for d in deviations]
+
+
+def shuffled(lengths: list[int]) -> tuple[int, ...]:
     """The same ones in an order that says nothing, and always the same."""
     order = list(lengths)
     random.Random(0).shuffle(order)

@@ -12,7 +12,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
 from megatron_opsft.runtime.step_names import step_name
@@ -37,7 +37,7 @@ class MeasuredRun:
     """A run's steps without the first ones."""
 
     name: str
-    job: Job
+    job: TrainingJob
     steps: tuple[MeasuredStep, ...]
 
 
@@ -53,7 +53,9 @@ def read_run(
     where they were saved. Errors: as `read_metrics`, and `check_job`'s.
     """
     config, world_size, lines = read_metrics(path)
-    job = check_job(config, read_shape(config.model.path), hardware, world_size)
+    shape = read_shape(config.model.path)
+    job = TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)
+    check_job(job)
     steps = tuple(_measured_step(path, line, job, prompt_tokens, sigma) for line in lines)
     return MeasuredRun(name=path.name, job=job, steps=steps)
 
@@ -80,7 +82,7 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
 
 
 def _measured_step(
-    path: Path, line: dict[str, Any], job: Job, prompt_tokens: int, sigma: float
+    path: Path, line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float
 ) -> MeasuredStep:
     file = path / "rollouts" / step_name(int(line["step"]), behind=".jsonl.gz")
     if file.is_file():
@@ -96,7 +98,9 @@ def _measured_step(
     )
 
 
-def _from_means(line: dict[str, Any], job: Job, prompt_tokens: int, sigma: float) -> Workload:
+def _from_means(
+    line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float
+) -> Workload:
     """What metrics.jsonl says of a step whose rollouts were not saved."""
     limit = job.config.rollout.max_response_tokens
     mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)

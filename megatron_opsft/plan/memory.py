@@ -19,7 +19,7 @@ from megatron_opsft.plan.activations import (
     layer_bytes,
     recomputed_bytes,
 )
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -83,12 +83,17 @@ class RankMemory:
         return max(self.rollout, self.train, self.push)
 
     @property
+    def fullest_phase(self) -> str:
+        """In which it needs most."""
+        return max(("rollout", "train", "push"), key=lambda phase: float(getattr(self, phase)))
+
+    @property
     def margin(self) -> float:
         """Negative where it does not fit."""
         return self.limit - self.peak
 
 
-def num_in_flight(job: Job, stage: int, num_microbatches: int) -> float:
+def num_in_flight(job: TrainingJob, stage: int, num_microbatches: int) -> float:
     """Micro-batches whose activations a rank holds at once, each of all its layers.
 
     1F1B: a stage runs ahead by the stages behind it. Interleaved, by two micro-batches for each of
@@ -101,7 +106,9 @@ def num_in_flight(job: Job, stage: int, num_microbatches: int) -> float:
     return chunks / vpp
 
 
-def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, float, float]:
+def activation_bytes(
+    job: TrainingJob, stage: Stage, in_flight: float
+) -> tuple[float, float, float]:
     """(kept, needed for a moment in a backward pass, needed for a moment by the loss), of the
     largest micro-batch. The loss exists on the last stage alone, never together with the
     second.
@@ -127,14 +134,14 @@ def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, f
     return kept, moment, loss
 
 
-def _largest_weight_gradient(job: Job) -> float:
+def _largest_weight_gradient(job: TrainingJob) -> float:
     """In the model's dtype, until it is added to the main gradient."""
     shape = job.shape
     rows = 2 * shape.shard_ffn[1] / job.parallel.tp
     return rows * shape.hidden_size * job.dtype_bytes
 
 
-def _loss_bytes(job: Job) -> float:
+def _loss_bytes(job: TrainingJob) -> float:
     """At most: every token of the micro-batch is one of a response."""
     method = job.cross_entropy.method
     if method == "fused_linear":
@@ -156,7 +163,7 @@ def _loss_bytes(job: Job) -> float:
     )
 
 
-def engine_elements(job: Job) -> int:
+def engine_elements(job: TrainingJob) -> int:
     """Elements of the weights on one rank (the first) of an engine."""
     if not job.engine.tensor_parallel:
         return whole_elements(job.shape)
@@ -175,17 +182,17 @@ def whole_elements(shape: ModelShape) -> int:
     return sum(prod(s) for s in WeightTable(shape).hf_shapes().values())
 
 
-def kv_bytes_per_token(job: Job) -> float:
+def kv_bytes_per_token(job: TrainingJob) -> float:
     """On one rank of an engine."""
     heads = max(1.0, job.shape.num_kv_heads / job.engine_tp)
     return 2 * job.shape.num_layers * heads * job.shape.head_dim * job.dtype_bytes
 
 
-def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
+def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMemory:
     """The three phases of a rank; num_microbatches: of a step on each data-parallel rank."""
     in_flight = num_in_flight(job, stage.index, num_microbatches)
     kept, moment, loss = activation_bytes(job, stage, in_flight)
-    engine = _Engine.of(job)
+    engine = engine_memory(job)
     base = job.hardware.reserved_bytes + stage.resident_bytes
     buckets = _bucket_bytes(job)
     return RankMemory(
@@ -205,7 +212,7 @@ def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
     )
 
 
-def checkpoint_host_bytes(job: Job, stages: Sequence[Stage]) -> int:
+def checkpoint_host_bytes(job: TrainingJob, stages: Sequence[Stage]) -> int:
     """Host memory of one node while a checkpoint is written or read, beside what the processes
     hold anyway.
 
@@ -218,7 +225,7 @@ def checkpoint_host_bytes(job: Job, stages: Sequence[Stage]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Engine:
+class EngineMemory:
     """Bytes of one rank of a rollout engine. asleep: what of it stays while the trainer works."""
 
     weights: float
@@ -231,34 +238,31 @@ class _Engine:
     def awake(self) -> float:
         return self.weights + self.extra + max(0.0, self.kv_cache)
 
-    @classmethod
-    def of(cls, job: Job) -> "_Engine":
-        """As `rollout.vllm.options` and `rollout.hf.engine` say."""
-        rollout = job.config.rollout
-        weights = float(engine_elements(job) * job.dtype_bytes)
-        if not job.engine.refills:
-            tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
-            tokens *= job.max_sequence_tokens
-            cache = _HF_CACHE_SLACK * tokens * kv_bytes_per_token(job)
-            return cls(weights=weights, extra=0, kv_cache=cache, asleep=weights, can_sleep=False)
-        if not job.hardware.is_cuda:
-            cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
-            held = weights + cache
-            return cls(weights=weights, extra=0, kv_cache=cache, asleep=held, can_sleep=False)
+
+def engine_memory(job: TrainingJob) -> EngineMemory:
+    """As `rollout.vllm.options` and `rollout.hf.engine` say."""
+    rollout = job.config.rollout
+    weights, extra = float(engine_elements(job) * job.dtype_bytes), 0.0
+    can_sleep, asleep = False, weights
+    if not job.engine.refills:
+        tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
+        tokens *= job.max_sequence_tokens
+        cache = _HF_CACHE_SLACK * tokens * kv_bytes_per_token(job)
+    elif not job.hardware.is_cuda:
+        cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
+        asleep = weights + cache
+    else:
         extra = _ENGINE_EXTRA_BYTES + _profiled_bytes(job)
         budget = rollout.gpu_memory_fraction * job.hardware.memory_bytes
         cache = float(rollout.kv_cache_bytes or budget - weights - extra)
         can_sleep = rollout.placement == "colocated"
-        return cls(
-            weights=weights,
-            extra=extra,
-            kv_cache=cache,
-            asleep=_ASLEEP_BYTES if can_sleep else weights + extra + max(0.0, cache),
-            can_sleep=can_sleep,
-        )
+        asleep = _ASLEEP_BYTES if can_sleep else weights + extra + max(0.0, cache)
+    return EngineMemory(
+        weights=weights, extra=extra, kv_cache=cache, asleep=asleep, can_sleep=can_sleep
+    )
 
 
-def _profiled_bytes(job: Job) -> float:
+def _profiled_bytes(job: TrainingJob) -> float:
     """The most that vLLM's profiling pass allocates, which it sets aside: one layer's feed-forward
     part on the largest batch of prompt tokens (longer prompts come in parts), or the sampler's two
     float32 copies of the logits.
@@ -272,14 +276,14 @@ def _profiled_bytes(job: Job) -> float:
     return max(layer, sampler)
 
 
-def _cpu_cache_bytes(job: Job) -> float:
+def _cpu_cache_bytes(job: TrainingJob) -> float:
     """As `rollout.vllm.options` sizes it: a full batch of the longest sequences."""
     tokens = job.max_sequence_tokens * (job.config.rollout.batch_size + 1)
     return min(tokens * kv_bytes_per_token(job), job.hardware.memory_bytes / 4)
 
 
-def _bucket_bytes(job: Job) -> float:
-    """Of a push: two buckets under way. The first push streams whole tensors instead, one of which
+def _bucket_bytes(job: TrainingJob) -> float:
+    """A push: two buckets under way. The first push streams whole tensors instead, one of which
     may be larger than a bucket (an embedding), beside its gathered shards.
     """
     bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)

@@ -12,19 +12,21 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
+from megatron_opsft.plan.estimate import RunEstimate, estimate_run
 from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
     DEFAULT_SIGMA,
     PAPER_ACCEPTANCE,
     PAPER_MEAN_TOKENS,
-    START_ACCEPTANCE,
-    START_MEAN_TOKENS,
-    make_workload,
 )
-from megatron_opsft.plan.options import load_shape
+from megatron_opsft.plan.options import ResponseOptions, load_shape
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import Plan, make_plan
+
+# What training starts at, most responses cut off by the limit.
+START_MEAN_TOKENS = 10000.0
+START_ACCEPTANCE = 0.3
 
 FIRST_LINE = (
     "# What these commands predict (tools/update_presets.py writes it; nothing is measured yet):"
@@ -58,37 +60,36 @@ def with_figures(path: Path) -> str:
     for command in commands:
         num_nodes, device = int(command[2]), command[3]
         now, start = (
-            plan_preset(config, num_nodes, device, at_start=at_start) for at_start in (False, True)
+            estimate_preset(config, num_nodes, device, at_start=at_start)
+            for at_start in (False, True)
         )
         written += [command[0], *_comment(_sentences(now, start))]
     return before + "\n".join([FIRST_LINE, *written, LAST_LINE, ""]) + after
 
 
-def plan_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> Plan:
+def estimate_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> RunEstimate:
     """The plan of a configuration on nodes of 8 devices; at_start: with the long responses that
     training begins with, instead of those that it ends at. Parameters are counted, not built.
     """
     hardware = load_hardware(device)
-    world_size = num_nodes * hardware.gpus_per_node
-    job = check_job(config, load_shape(config.model.path), hardware, world_size)
-    workload = make_workload(
-        job.num_responses,
+    shape, world_size = load_shape(config.model.path), num_nodes * hardware.gpus_per_node
+    job = TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)
+    check_job(job)
+    responses = ResponseOptions(
         mean_tokens=START_MEAN_TOKENS if at_start else PAPER_MEAN_TOKENS,
         sigma=DEFAULT_SIGMA,
-        limit=config.rollout.max_response_tokens,
         acceptance=START_ACCEPTANCE if at_start else PAPER_ACCEPTANCE,
-        prompt_tokens=min(DEFAULT_PROMPT_TOKENS, config.data.max_prompt_tokens),
+        prompt_tokens=DEFAULT_PROMPT_TOKENS,
     )
-    return make_plan(job, count_stages(job), workload, config.run.steps)
+    return estimate_run(job, count_stages(job), responses.workload(job), config.run.steps)
 
 
-def _sentences(now: Plan, start: Plan) -> str:
+def _sentences(now: RunEstimate, start: RunEstimate) -> str:
     rank, job, step = now.worst, now.job, now.step
     stage = rank.stage
     engine = rank.rollout - rank.reserved - stage.resident_bytes
     hours = step.total * now.num_steps / 3600
-    phases = {"rollouts": rank.rollout, "training": rank.train, "pushes": rank.push}
-    fullest = max(phases, key=lambda name: phases[name])
+    fullest = {"rollout": "rollouts", "train": "training", "push": "pushes"}[rank.fullest_phase]
     return (
         f"GB on each of {job.world_size} GPUs of {_gb(rank.limit)}: weights "
         f"{_gb(stage.weight_bytes)}, gradients {_gb(stage.gradient_bytes)}, optimizer "

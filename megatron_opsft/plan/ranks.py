@@ -21,7 +21,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
@@ -29,7 +29,7 @@ from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distrib
 from megatron_opsft.weights.rules import WeightTable
 
 
-def build_stages(job: Job) -> list[Stage]:
+def build_stages(job: TrainingJob) -> list[Stage]:
     """Every pipeline stage, on its rank with tensor- and data-parallel rank 0.
 
     Errors: `UserError` inside a process group, and where the parts do not add up to the Hugging
@@ -50,7 +50,7 @@ def build_stages(job: Job) -> list[Stage]:
     return stages
 
 
-def build_stage(job: Job, rank: int, table: WeightTable) -> Stage:
+def build_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
     """What one global rank holds. `cpu_compat` is installed."""
     with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
         models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
@@ -69,7 +69,7 @@ def build_stage(job: Job, rank: int, table: WeightTable) -> Stage:
         )
 
 
-def build_buffers(job: Job, device: Device) -> tuple[list[Any], list[Any]]:
+def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any]]:
     """The model chunks of the rank that this process is, and Megatron's buffers of their weights
     and main gradients.
     """
@@ -88,7 +88,7 @@ def build_buffers(job: Job, device: Device) -> tuple[list[Any], list[Any]]:
 
 
 @contextmanager
-def fake_rank(job: Job, rank: int) -> Iterator[Layout]:
+def fake_rank(job: TrainingJob, rank: int) -> Iterator[Layout]:
     """Inside, this process is one rank of the job's world, whose other ranks are not there."""
     dist.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
     try:

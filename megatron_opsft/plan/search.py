@@ -2,44 +2,35 @@
 the trainer's own check of a layout.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import floor
 from typing import Any
 
-from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
-from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.estimate import SAFE_SHARE, RunEstimate, estimate_run, run_as_json
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import SAFE_SHARE, Plan, as_json, make_plan
-from megatron_opsft.rollout.traits import engine_traits
 
 _MAX_PIPELINE = 32
 _RECOMPUTE = ("none", "selective", "full")
 
 Change = dict[str, Any]
+"""section.key -> value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundLayout:
     """One layout and what makes it of the given configuration."""
 
-    plan: Plan
+    estimate: RunEstimate
     overrides: tuple[str, ...]
 
 
-def search_layouts(
-    config: Config,
-    shape: ModelShape,
-    hardware: Hardware,
-    world_size: int,
-    workload: Callable[[Job], Workload],
-    num_steps: int,
-) -> list[Found]:
+def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list[FoundLayout]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
     what they lack. What it proposes leaves `SAFE_SHARE` of the memory free.
 
@@ -50,38 +41,42 @@ def search_layouts(
     """
     found = []
     refused: UserError | None = None
-    for changes in _layouts(config, shape, hardware, world_size):
+    for changes in _layouts(job):
         try:
-            job = check_job(_changed(config, changes), shape, hardware, world_size)
+            estimate = _estimate(job, changes, workload, num_steps)
         except UserError as error:
             refused = error
             continue
-        plan = make_plan(job, count_stages(job), workload(job), num_steps)
-        fraction = _fraction_that_fits(plan)
+        fraction = _fraction_that_fits(estimate)
         if fraction is not None:
             changes = {**changes, "rollout.gpu_memory_fraction": fraction}
-            job = check_job(_changed(config, changes), shape, hardware, world_size)
-            plan = make_plan(job, count_stages(job), workload(job), num_steps)
-        found.append(Found(plan=plan, overrides=_overrides(config, changes)))
+            estimate = _estimate(job, changes, workload, num_steps)
+        found.append(FoundLayout(estimate=estimate, overrides=_overrides(job.config, changes)))
     if not found:
-        check_job(config, shape, hardware, world_size)  # what is wrong with the file itself
-        raise refused or UserError(f"no layout of {world_size} ranks is there to be tried")
+        check_job(job)  # what is wrong with the file itself
+        raise refused or UserError(f"no layout of {job.world_size} ranks is there to be tried")
     return sorted(found, key=_rank_of)
 
 
-def _rank_of(found: Found) -> tuple[bool, float, int]:
+def _estimate(job: TrainingJob, changes: Change, workload: Workload, num_steps: int) -> RunEstimate:
+    """With counted parameters. Errors: `UserError` where the trainer refuses the change."""
+    changed = replace(job, config=_changed(job.config, changes))
+    check_job(changed)
+    return estimate_run(changed, count_stages(changed), workload, num_steps)
+
+
+def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
     """Fitting ones first, the fastest; among equally fast ones the simplest."""
-    plan = found.plan
-    badness = plan.step.total if plan.is_safe else -plan.worst.margin
-    return not plan.is_safe, round(badness, 3), len(found.overrides)
+    estimate = found.estimate
+    badness = estimate.step.total if estimate.is_safe else -estimate.worst.margin
+    return not estimate.is_safe, round(badness, 3), len(found.overrides)
 
 
-def _layouts(
-    config: Config, shape: ModelShape, hardware: Hardware, world_size: int
-) -> Iterator[Change]:
-    inside_node = [n for n in range(1, hardware.gpus_per_node + 1) if world_size % n == 0]
-    engine_sizes = inside_node if engine_traits(config.rollout.engine).tensor_parallel else [1]
-    offload = config.train.offload_layers
+def _layouts(job: TrainingJob) -> Iterator[Change]:
+    shape, world_size = job.shape, job.world_size
+    inside_node = [n for n in range(1, job.hardware.gpus_per_node + 1) if world_size % n == 0]
+    engine_sizes = inside_node if job.engine.tensor_parallel else [1]
+    offload = job.config.train.offload_layers
     for tp in inside_node:
         for pp in range(1, min(shape.num_layers, _MAX_PIPELINE) + 1):
             if shape.num_layers % pp or world_size % (tp * pp) or (offload and pp > 1):
@@ -125,34 +120,34 @@ def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
     return tuple(overrides)
 
 
-def _fraction_that_fits(plan: Plan) -> float | None:
-    """Of a device's memory, for vLLM; None where that is not what stands in the way."""
-    job = plan.job
+def _fraction_that_fits(estimate: RunEstimate) -> float | None:
+    """Share of a device's memory, for vLLM; None where that is not what stands in the way."""
+    job = estimate.job
     if not job.hardware.is_cuda or not job.engine.refills:
         return None
     if job.config.rollout.kv_cache_bytes is not None:
         return None
-    room = (1 - SAFE_SHARE) * plan.worst.limit
-    over = max(rank.rollout for rank in plan.memory) - room
+    room = (1 - SAFE_SHARE) * estimate.worst.limit
+    over = max(rank.rollout for rank in estimate.memory) - room
     if over <= 0:
         return None
-    fraction = job.config.rollout.gpu_memory_fraction - over / plan.worst.limit
+    fraction = job.config.rollout.gpu_memory_fraction - over / estimate.worst.limit
     fraction = floor(100 * fraction) / 100
     return fraction if fraction > 0 else None
 
 
-def found_as_json(found: list[Found], exact: Plan | None) -> dict[str, Any]:
+def found_as_json(found: list[FoundLayout], exact: RunEstimate | None) -> dict[str, Any]:
     """One JSON object; exact: the plan of the first, from Megatron's own model."""
     return {
         "fits": exact is not None and exact.fits,
-        "best": as_json(exact) if exact is not None else None,
+        "best": run_as_json(exact) if exact is not None else None,
         "layouts": [
             {
                 "overrides": list(one.overrides),
-                "fits": one.plan.is_safe,
-                "margin_bytes": one.plan.worst.margin,
-                "step_seconds": one.plan.step.total,
-                "price": one.plan.price,
+                "fits": one.estimate.is_safe,
+                "margin_bytes": one.estimate.worst.margin,
+                "step_seconds": one.estimate.step.total,
+                "price": one.estimate.price,
             }
             for one in found
         ],

@@ -1,15 +1,16 @@
 """Seconds of the parts of a step, as pure functions of sizes and of a device's figures.
 
-No Megatron, no process group: a simulation of a step is made of the same functions. Each is a
-roofline: the products at the achieved share of peak, bytes at the achieved share of bandwidth.
+Each is a roofline: the products at the achieved share of peak, bytes at the achieved share of
+bandwidth. No Megatron, no process group.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from megatron_opsft.architectures.flops import forward_flops, layer_weights
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.plan.job import TrainingJob
 
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 10e-6
@@ -22,70 +23,42 @@ _GRADIENT_BYTES = 16.0
 _STREAM_FRACTION = 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassSeconds:
-    """Of one micro-batch on one rank."""
+def sequence_seconds(
+    job: TrainingJob, num_layers: int, num_tokens: Any, num_loss_tokens: Any
+) -> tuple[Any, Any]:
+    """(forward, backward) pass of one sequence of a packed micro-batch through `num_layers` layers
+    of one rank, beside what a micro-batch costs whatever is in it; arrays give arrays.
 
-    forward: float
-    backward: float
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward
-
-
-def microbatch_seconds(
-    shape: ModelShape,
-    hardware: Hardware,
-    *,
-    num_layers: int,
-    lengths: Sequence[int],
-    num_loss_tokens: int,
-    tp: int,
-    pp: int,
-    stage_ranks: int,
-    dtype_bytes: int,
-    recompute: str,
-) -> PassSeconds:
-    """One packed micro-batch through `num_layers` layers of one rank.
-
-    lengths: of the sequences in it; num_loss_tokens: 0 unless the rank has the output layer;
-    stage_ranks: of a pipeline stage, which is how far away the next stage's rank is. A
-    backward pass is two forward passes of products, and recomputation one more (full), or that of
-    the feed-forward parts (selective). Tensor parallelism exchanges the hidden states twice a layer
-    and pass, ring algorithm: 2 (n - 1) / n of their bytes (Shoeybi et al., 2019). A pipeline hands
-    them on once.
+    num_loss_tokens: 0 unless the rank has the output layer. A backward pass is two forward passes
+    of products, and recomputation one more (full), or that of the feed-forward parts (selective).
+    Tensor parallelism exchanges the hidden states twice a layer and pass, ring algorithm:
+    2 (n - 1) / n of their bytes (Shoeybi et al., 2019). A pipeline hands them on once.
     """
-    stage = replace(shape, num_layers=num_layers)
-    tokens = sum(lengths)
+    hardware, tp, pp = job.hardware, job.parallel.tp, job.parallel.pp
+    stage = replace(job.shape, num_layers=num_layers)
     rate = hardware.peak_flops * hardware.training_fraction * tp
-    forward = forward_flops(stage, lengths, num_loss_tokens) / rate
-    hidden_bytes = float(tokens * shape.hidden_size * dtype_bytes)
+    forward = forward_flops(stage, [num_tokens], num_loss_tokens) / rate
+    hidden_bytes = num_tokens * stage.hidden_size * job.dtype_bytes
     exchange = 2 * num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
     hand_on = 0.0
-    if pp > 1:
-        hand_on = hidden_bytes / (
-            hardware.bandwidth(stage_ranks + 1) * hardware.collective_fraction
-        )
+    if pp > 1:  # the next stage begins as many ranks away as a stage has
+        bandwidth = hardware.bandwidth(job.world_size // pp + 1)
+        hand_on = hidden_bytes / (bandwidth * hardware.collective_fraction)
     again = 0.0
-    if recompute == "full":
-        again = forward_flops(stage, lengths, 0) / rate + exchange
-    elif recompute == "selective":
-        again = 2.0 * tokens * feed_forward_weights(shape) * num_layers / rate + exchange / 2
-    fixed = hardware.step_overhead_seconds / 2
-    return PassSeconds(
-        forward=forward + exchange + hand_on + fixed,
-        backward=2 * forward + exchange + again + hand_on + fixed,
-    )
+    if job.config.train.recompute == "full":
+        again = forward_flops(stage, [num_tokens], 0) / rate + exchange
+    elif job.config.train.recompute == "selective":
+        again = 2.0 * num_tokens * _feed_forward_weights(stage) * num_layers / rate + exchange / 2
+    return forward + exchange + hand_on, 2 * forward + exchange + again + hand_on
 
 
-def feed_forward_weights(shape: ModelShape) -> int:
+def _feed_forward_weights(shape: ModelShape) -> int:
     """Weights of one layer's feed-forward part that one token meets."""
     heads = 2 * shape.num_heads + 2 * shape.num_kv_heads
     return layer_weights(shape) - shape.hidden_size * shape.head_dim * heads
 
 
-def ring_seconds(num_bytes: float, size: int, span: int, hardware: Hardware) -> float:
+def ring_seconds(num_bytes: Any, size: int, span: int, hardware: Hardware) -> Any:
     """A reduce-scatter or all-gather of so many bytes between `size` ranks; an all-reduce is two.
 
     span: ranks between the first and the last of them, which decides whether a node holds them all.
@@ -94,16 +67,6 @@ def ring_seconds(num_bytes: float, size: int, span: int, hardware: Hardware) -> 
         return 0.0
     rate = hardware.bandwidth(span) * hardware.collective_fraction
     return num_bytes * (size - 1) / size / rate
-
-
-def pipeline_seconds(stages: Sequence[float], num_microbatches: int, vpp: int = 1) -> float:
-    """1F1B: the slowest stage works through all micro-batches, and the others' first and last ones
-    surround it (Narayanan et al., 2021): with equal stages (m + (p - 1) / v) x one micro-batch.
-
-    stages: seconds of a micro-batch, both passes, on each pipeline rank.
-    """
-    slowest = max(stages)
-    return num_microbatches * slowest + (sum(stages) - slowest) / vpp
 
 
 def optimizer_seconds(num_parameters: float, dp: int, hardware: Hardware) -> float:
@@ -131,7 +94,7 @@ class EngineSizes:
 
 
 def engine_sizes(shape: ModelShape, tp: int, dtype_bytes: int) -> EngineSizes:
-    """Of one rank of a vLLM engine; a key/value head is on several ranks where there are fewer."""
+    """One rank of a vLLM engine; a key/value head is on several ranks where there are fewer."""
     moe = shape.moe
     head = shape.hidden_size * shape.vocab_size
     weights = layer_weights(shape)
@@ -150,25 +113,17 @@ def engine_sizes(shape: ModelShape, tp: int, dtype_bytes: int) -> EngineSizes:
     )
 
 
-def decode_bytes(engine: EngineSizes, batch: int, context: float) -> float:
-    """Read from memory in one step: weights once, the keys and values of `context` tokens.
-
-    Of the experts those that some token of the batch goes to, as if it chose evenly.
-    """
-    met = 0.0
-    if engine.num_experts:
-        missed = (1 - engine.top_k / engine.num_experts) ** batch
-        met = engine.num_experts * (1 - missed)
-    return engine.read_bytes + engine.expert_bytes * met + engine.kv_bytes * context
-
-
 def decode_step_seconds(
     engine: EngineSizes, hardware: Hardware, batch: int, context: float
 ) -> float:
-    """One token of `batch` sequences that hold `context` tokens together."""
-    reading = decode_bytes(engine, batch, context) / (
-        hardware.memory_bandwidth * hardware.decode_fraction
-    )
+    """One token of `batch` sequences that hold `context` tokens together: weights are read once,
+    and of the experts those that some token goes to, as if it chose evenly.
+    """
+    num_bytes = engine.read_bytes + engine.kv_bytes * context
+    if engine.num_experts:
+        missed = (1 - engine.top_k / engine.num_experts) ** batch
+        num_bytes += engine.expert_bytes * engine.num_experts * (1 - missed)
+    reading = num_bytes / (hardware.memory_bandwidth * hardware.decode_fraction)
     products = engine.flops * batch / (hardware.peak_flops * hardware.prefill_fraction)
     return max(reading, products) + decode_step_overhead(engine, hardware)
 
@@ -199,8 +154,3 @@ def push_seconds(
     over_network = received_bytes * across_nodes / hardware.network_bandwidth
     inside = received_bytes * (1 - across_nodes) / hardware.link_bandwidth
     return max(over_network, inside) / hardware.push_fraction + hardware.push_overhead_seconds
-
-
-def verify_seconds(num_responses: float, num_cores: float, hardware: Hardware) -> float:
-    """Responses to be verified on cores that share them evenly."""
-    return num_responses * hardware.verify_seconds / num_cores

@@ -7,13 +7,13 @@ from functools import cache
 from math import prod
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import shard_shape
 
 
-def count_stages(job: Job) -> list[Stage]:
+def count_stages(job: TrainingJob) -> list[Stage]:
     """Every pipeline stage; layers are cut evenly."""
     pp, vpp = job.parallel.pp, job.parallel.vpp or 1
     layers = job.shape.num_layers // pp

@@ -7,47 +7,46 @@ from rich.table import Table
 from rich.text import Text
 
 from megatron_opsft.plan.calibrate import Calibration
-from megatron_opsft.plan.memory import RankMemory
-from megatron_opsft.plan.search import Found
-from megatron_opsft.plan.verdict import Plan
+from megatron_opsft.plan.estimate import RunEstimate
+from megatron_opsft.plan.search import FoundLayout
 
 
-def show_plan(plan: Plan, notes: Sequence[str]) -> RenderableType:
-    """Memory of every distinct rank, a step in seconds, what is to be said, and the verdict."""
+def show_run(run: RunEstimate, notes: Sequence[str]) -> RenderableType:
+    """Memory of the stages that differ, a step in seconds, what is to be said, and the verdict."""
     return Group(
-        Text(_headline(plan)),
-        _memory_table(plan),
-        Text(_host_memory(plan)),
-        _step_table(plan),
+        Text(_headline(run)),
+        _memory_table(run),
+        Text(_host_memory(run)),
+        _step_table(run),
         *(Text(f"note: {note}") for note in notes),
-        Text(verdict_line(plan), style="bold green" if plan.fits else "bold red"),
+        Text(verdict_line(run), style="bold green" if run.fits else "bold red"),
     )
 
 
-def verdict_line(plan: Plan) -> str:
+def verdict_line(run: RunEstimate) -> str:
     """Fits or not, with the margin, and what the run takes."""
-    if not plan.fits:
-        return "DOES NOT FIT. " + "; ".join(plan.problems)
-    rank = plan.worst
-    cost = f"{plan.num_steps} steps take {_hours(plan)}, {plan.device_hours:,.1f} device-hours"
-    if plan.price:
-        cost += f", ${plan.price:,.0f}"
-    fits = "FITS" if plan.is_safe else "FITS TIGHTLY"
+    if not run.fits:
+        return "DOES NOT FIT. " + "; ".join(run.problems)
+    rank = run.worst
+    cost = f"{run.num_steps} steps take {_hours(run)}, {run.device_hours:,.1f} device-hours"
+    if run.price:
+        cost += f", ${run.price:,.0f}"
+    fits = "FITS" if run.is_safe else "FITS TIGHTLY"
     spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
     return (
         f"{fits}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
-        f"Bottleneck: {plan.bottleneck}."
+        f"Bottleneck: {run.bottleneck}."
     )
 
 
-def _hours(plan: Plan) -> str:
-    hours = plan.step.total * plan.num_steps / 3600
+def _hours(run: RunEstimate) -> str:
+    hours = run.step.total * run.num_steps / 3600
     return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
 
 
-def _headline(plan: Plan) -> str:
-    job = plan.job
-    whole = sum(rank.stage.whole_parameters for rank in plan.memory)
+def _headline(run: RunEstimate) -> str:
+    job = run.job
+    whole = sum(rank.stage.whole_parameters for rank in run.memory)
     layout = f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}"
     if job.parallel.vpp:
         layout += f", {job.parallel.vpp} virtual stages"
@@ -62,15 +61,15 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _memory_table(plan: Plan) -> Table:
-    ranks = _distinct(plan.memory)
-    table = Table(title=f"GB on one rank of {plan.worst.limit / 1e9:.1f}", title_justify="left")
+def _memory_table(run: RunEstimate) -> Table:
+    # Those between hold as many layers, and fewer activations from stage to stage.
+    pp = len(run.memory)
+    ranks = [run.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
+    table = Table(title=f"GB on one rank of {run.worst.limit / 1e9:.1f}", title_justify="left")
     table.add_column("pipeline stage")
-    for name, _ in ranks:
-        table.add_column(name, justify="right")
-    table.add_row(
-        "parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for _, r in ranks)
-    )
+    for rank in ranks:
+        table.add_column(str(rank.stage.index), justify="right")
+    table.add_row("parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks))
     for label, of in (
         ("weights", lambda r: r.stage.weight_bytes),
         ("gradients", lambda r: r.stage.gradient_bytes),
@@ -84,51 +83,25 @@ def _memory_table(plan: Plan) -> Table:
         ("KV cache", lambda r: r.kv_cache),
         ("reserved", lambda r: r.reserved),
     ):
-        table.add_row(label, *(_gb(of(rank)) for _, rank in ranks))
+        table.add_row(label, *(_gb(of(rank)) for rank in ranks))
     table.add_section()
     for phase in ("rollout", "train", "push"):
-        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for _, rank in ranks))
-    table.add_row("margin", *(_gb(rank.margin) for _, rank in ranks))
+        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for rank in ranks))
+    table.add_row("margin", *(_gb(rank.margin) for rank in ranks))
     return table
 
 
-def _host_memory(plan: Plan) -> str:
-    needed, there = plan.checkpoint_host_bytes, plan.job.host_bytes_per_node
+def _host_memory(run: RunEstimate) -> str:
+    needed, there = run.checkpoint_host_bytes, run.job.host_bytes_per_node
     return f"host memory of a node for a checkpoint: {_gb(needed)} GB of {_gb(there)}"
-
-
-def _distinct(memory: Sequence[RankMemory]) -> list[tuple[str, RankMemory]]:
-    """At most four columns: neighbours that hold the same are one, and of many that differ in their
-    activations alone the first and the last are shown.
-    """
-    groups: list[list[RankMemory]] = []
-    for rank in memory:
-        before = groups[-1][-1] if groups else None
-        same = before is not None and (
-            before.stage.num_parameters == rank.stage.num_parameters
-            and before.stage.has_output == rank.stage.has_output
-            and before.stage.has_embedding == rank.stage.has_embedding
-        )
-        if same:
-            groups[-1].append(rank)
-        else:
-            groups.append([rank])
-    shown = []
-    for group in groups:
-        if len(group) > 1 and group[0].activations != group[-1].activations:
-            shown += [(str(r.stage.index), r) for r in (group[0], group[-1])]
-        else:
-            first, last = group[0].stage.index, group[-1].stage.index
-            shown.append((str(first) if first == last else f"{first}-{last}", group[0]))
-    return shown
 
 
 def _gb(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:,.3f}" if abs(num_bytes) < 1e9 else f"{num_bytes / 1e9:,.1f}"
 
 
-def _step_table(plan: Plan) -> Table:
-    step, job, work = plan.step, plan.job, plan.workload
+def _step_table(run: RunEstimate) -> Table:
+    step, job, work = run.step, run.job, run.workload
     table = Table(title="One step", title_justify="left")
     for column, justify in (("phase", "left"), ("seconds", "right"), ("share", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -138,20 +111,20 @@ def _step_table(plan: Plan) -> Table:
         (
             "rollout",
             step.rollout,
-            f"{len(work.lengths)} responses of {mean:.0f} tokens on average, {plan.slots} at once "
-            f"in an engine (its cache holds {plan.kv_tokens:,} tokens)",
+            f"{len(work.lengths)} responses of {mean:.0f} tokens on average, {step.slots} at once "
+            f"in an engine (its cache holds {run.kv_tokens:,} tokens)",
         ),
         (
             "verify",
             step.verify,
-            f"on {job.cores_per_node * job.world_size / job.ranks_per_node:.0f} CPU cores",
+            f"on {job.cores_per_rank * job.world_size:.0f} CPU cores",
         ),
         (
             "train",
             step.train,
-            f"{len(work.accepted)} accepted responses, {plan.num_microbatches} micro-batches a "
+            f"{len(work.accepted)} accepted responses, {step.num_microbatches} micro-batches a "
             f"rank; bubbles {step.bubble:.0%}, exchange {step.exchange:.2f} s, update "
-            f"{step.update:.2f} s; MFU {plan.mfu:.1%}",
+            f"{step.update:.2f} s; MFU {run.mfu:.1%}",
         ),
         ("push", step.push, "updated weights into the engines, with proof"),
     )
@@ -162,24 +135,27 @@ def _step_table(plan: Plan) -> Table:
         "step",
         f"{step.total:.2f}",
         "",
-        f"{plan.tokens_per_second:,.0f} sampled tokens/s; MFU of the step {plan.step_mfu:.1%}",
+        f"{run.tokens_per_second:,.0f} sampled tokens/s; MFU of the step {run.step_mfu:.1%}; ranks "
+        f"wait {step.waiting / step.total:.0%} of it",
     )
     return table
 
 
-def show_found(found: Sequence[Found], exact: Plan | None, num_tried: int) -> RenderableType:
+def show_found(
+    found: Sequence[FoundLayout], exact: RunEstimate | None, num_tried: int
+) -> RenderableType:
     """The layouts of a search, best first; exact: the plan of the best one."""
     table = Table(title=f"The best of {num_tried} layouts", title_justify="left")
     for column in ("step s", "rollout", "train", "push", "margin GB", "fits"):
         table.add_column(column, justify="right")
     table.add_column("overrides", overflow="fold")
     for one in found:
-        step = one.plan.step
+        step = one.estimate.step
         seconds = (step.total, step.rollout, step.train, step.push)
         table.add_row(
             *(f"{value:.2f}" for value in seconds),
-            _gb(one.plan.worst.margin),
-            "yes" if one.plan.is_safe else "tight" if one.plan.fits else "no",
+            _gb(one.estimate.worst.margin),
+            "yes" if one.estimate.is_safe else "tight" if one.estimate.fits else "no",
             " ".join(one.overrides),
         )
     if exact is None:

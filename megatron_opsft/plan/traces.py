@@ -16,7 +16,7 @@ from megatron_opsft.runtime.step_names import in_step_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class RecordedResponse:
     """prompt_tokens: None where the trace does not say. accepted: correct, as far as it says."""
 
     num_tokens: int
@@ -24,20 +24,11 @@ class Response:
     prompt_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """groups: the responses to one problem each."""
-
-    groups: tuple[tuple[Response, ...], ...]
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Mean over the responses that say."""
-        known = [r.prompt_tokens for g in self.groups for r in g if r.prompt_tokens is not None]
-        return round(sum(known) / len(known)) if known else None
+Group = Sequence[RecordedResponse]
+"""The responses to one problem."""
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> list[Group]:
     """A run directory (its rollouts of all steps), a directory or file of rollouts, or a JSONL(.gz)
     file of `num_tokens`, with `problem_id`, `outcome` and `num_prompt_tokens` where they are known.
 
@@ -50,17 +41,15 @@ def read_trace(path: Path) -> Trace:
         files = [file for _, file in in_step_order(where.iterdir(), behind=".jsonl.gz")]
     if not files or not files[0].is_file():
         raise UserError(f"{path}: no rollouts/step_*.jsonl.gz there and no file of lengths")
-    groups: list[tuple[Response, ...]] = []
-    for file in files:
-        groups += read_step(file)
+    groups = [group for file in files for group in read_step(file)]
     if not groups:
         raise UserError(f"{path} holds no response")
-    return Trace(groups=tuple(groups))
+    return groups
 
 
-def read_step(file: Path) -> list[tuple[Response, ...]]:
+def read_step(file: Path) -> list[Group]:
     """The groups of one file, in their order."""
-    groups: dict[Any, list[Response]] = {}
+    groups: dict[Any, list[RecordedResponse]] = {}
     try:
         data = file.read_bytes()
         lines = (gzip.decompress(data) if file.suffix == ".gz" else data).decode().splitlines()
@@ -70,36 +59,36 @@ def read_step(file: Path) -> list[tuple[Response, ...]]:
         raise UserError(
             f"{file} is no JSONL of responses with num_tokens: {error!r}; see docs/scaling.md"
         ) from None
-    return [tuple(group) for group in groups.values()]
+    return list(groups.values())
 
 
-def _response(row: dict[str, Any]) -> Response:
+def _response(row: dict[str, Any]) -> RecordedResponse:
     prompt = row.get("num_prompt_tokens")
-    return Response(
+    return RecordedResponse(
         num_tokens=int(row["num_tokens"]),
         accepted=row.get("outcome", "correct") == "correct",
         prompt_tokens=None if prompt is None else int(prompt),
     )
 
 
-def replay(groups: Sequence[Sequence[Response]], *, prompt_tokens: int, limit: int) -> Workload:
+def replay(groups: Sequence[Group], *, prompt_tokens: int, limit: int) -> Workload:
     """One step as it was. prompt_tokens: where the responses do not say.
 
     Engines get the problems with the longest prompts first (`rollout.engine.split_batches`).
     """
     in_order = sorted(groups, key=lambda group: -(group[0].prompt_tokens or 0))
-    trace = Trace(groups=tuple(tuple(group) for group in in_order))
-    responses = [response for group in trace.groups for response in group]
+    responses = [response for group in in_order for response in group]
+    known = [r.prompt_tokens for r in responses if r.prompt_tokens is not None]
     return Workload(
         lengths=tuple(response.num_tokens for response in responses),
         accepted=tuple(response.num_tokens for response in responses if response.accepted),
-        prompt_tokens=trace.prompt_tokens or prompt_tokens,
+        prompt_tokens=round(sum(known) / len(known)) if known else prompt_tokens,
         limit=limit,
     )
 
 
 def draw_from_trace(
-    trace: Trace,
+    trace: Sequence[Group],
     *,
     num_prompts: int,
     group_size: int,
@@ -116,13 +105,13 @@ def draw_from_trace(
     chance = random.Random(seed)
     groups = []
     for _ in range(num_prompts):
-        group = chance.choice(trace.groups)
+        group = chance.choice(trace)
         drawn = list(group) if len(group) == group_size else chance.choices(group, k=group_size)
         groups.append([_cut(response, limit) for response in drawn])
     return replay(groups, prompt_tokens=prompt_tokens, limit=limit)
 
 
-def _cut(response: Response, limit: int) -> Response:
+def _cut(response: RecordedResponse, limit: int) -> RecordedResponse:
     if response.num_tokens < limit:
         return response
-    return Response(num_tokens=limit, accepted=False, prompt_tokens=response.prompt_tokens)
+    return RecordedResponse(num_tokens=limit, accepted=False, prompt_tokens=response.prompt_tokens)

@@ -9,7 +9,7 @@ from tiny_models import SHAPES
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.plan.ranks import (
     build_buffers,
@@ -38,7 +38,7 @@ class Measured:
     activations: int
 
 
-def planned_job(case: Case, tokens: int) -> Job:
+def planned_job(case: Case, tokens: int) -> TrainingJob:
     """The case as a plan sees it, with micro-batches of so many tokens."""
     config = load_config(
         None,
@@ -57,7 +57,7 @@ def planned_job(case: Case, tokens: int) -> Job:
             f"train.cross_entropy={case.cross_entropy}",
         ],
     )
-    return Job(
+    return TrainingJob(
         config=config,
         shape=SHAPES[case.model],
         hardware=load_hardware("cpu"),
@@ -65,19 +65,19 @@ def planned_job(case: Case, tokens: int) -> Job:
     )
 
 
-def planned_stages(job: Job) -> list[Stage]:
+def planned_stages(job: TrainingJob) -> list[Stage]:
     """`build_stages`, for a process of its own."""
     return build_stages(job)
 
 
-def planned_ranks(job: Job, ranks: list[int]) -> list[Stage]:
+def planned_ranks(job: TrainingJob, ranks: list[int]) -> list[Stage]:
     """What some global ranks hold, each built for itself."""
     cpu_compat.install()
     table = WeightTable(job.shape, "local", job.parallel.tp)
     return [build_stage(job, rank, table) for rank in ranks]
 
 
-def updated_elements(job: Job, rank: int) -> list[int]:
+def updated_elements(job: TrainingJob, rank: int) -> list[int]:
     """Elements that each data-parallel peer of a rank updates."""
     cpu_compat.install()
     with fake_rank(job, rank), cpu_compat.without_memory() as meta:

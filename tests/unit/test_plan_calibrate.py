@@ -16,9 +16,7 @@ from megatron_opsft.plan.calibrate import calibrate, fit_two, write_hardware
 from megatron_opsft.plan.hardware import Hardware, load_hardware
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.measured import read_run
-from megatron_opsft.plan.memory import rank_memory
-from megatron_opsft.plan.predict import predict_step
-from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.step import estimate_step
 
 SHAPE = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 TRUE = replace(
@@ -39,8 +37,6 @@ SMALL_BATCHES = ("rollout.group_size=2", "train.max_tokens_per_microbatch=4600")
 def write_run(path: Path, hardware: Hardware, *overrides: str, lengths: bool = True) -> Path:
     """A run whose seconds are what a plan with these figures predicts."""
     job = replace(make_job(SHAPE, 8, "parallel.tp=2", *overrides), hardware=hardware)
-    stages = count_stages(job)
-    memory = [rank_memory(job, stage, 1) for stage in stages]
     (path / "rollouts").mkdir(parents=True)
     (path / "config.yaml").write_text(to_yaml(job.config))
     (path / "manifest.json").write_text(json.dumps({"world_size": 8}))
@@ -51,7 +47,7 @@ def write_run(path: Path, hardware: Hardware, *overrides: str, lengths: bool = T
         mean = sum(work.accepted) / len(work.accepted)
         if not lengths:  # then their mean is all that is written down of the accepted ones
             work = replace(work, accepted=(round(mean),) * len(work.accepted))
-        seconds = predict_step(job, stages, memory, work)
+        seconds = estimate_step(job, work)
         lines.append(
             {
                 "step": step,

@@ -8,19 +8,19 @@ from real_shapes import REAL_SHAPES
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job, notes_of
+from megatron_opsft.plan.estimate import RunEstimate, estimate_run, host_notes
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import kv_bytes_per_token, num_in_flight, rank_memory
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.tables import verdict_line
-from megatron_opsft.plan.verdict import Plan, host_notes, make_plan
 
 SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 LARGE = REAL_SHAPES["Qwen2.5-72B"]
 
 
-def planned(job: Job) -> Plan:
-    return make_plan(job, count_stages(job), make_responses(job), 100)
+def planned(job: TrainingJob) -> RunEstimate:
+    return estimate_run(job, count_stages(job), make_responses(job), 100)
 
 
 def gigabytes(num_bytes: float) -> float:
@@ -111,7 +111,7 @@ def test_host_memory_of_a_checkpoint() -> None:
 
 def test_nothing_accepted_is_a_step_too() -> None:
     job = make_job(SMALL, 8)
-    plan = make_plan(job, count_stages(job), make_responses(job, acceptance=0.0), 100)
+    plan = estimate_run(job, count_stages(job), make_responses(job, acceptance=0.0), 100)
     assert plan.step.bubble == 0
     assert plan.mfu == 0
 
@@ -166,7 +166,7 @@ def test_what_the_trainer_would_refuse_is_refused(
 ) -> None:
     job = make_job(SMALL, world_size, *overrides)
     with pytest.raises(UserError, match=message):
-        check_job(job.config, SMALL, job.hardware, world_size)
+        check_job(job)
 
 
 def test_waste_is_noted() -> None:

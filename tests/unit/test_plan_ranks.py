@@ -13,7 +13,7 @@ from tiny_models import SHAPES
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.weights.rules import WeightTable
@@ -28,7 +28,7 @@ REAL = [
 ]
 
 
-def real_job(model: str, world_size: int, tp: int, pp: int, vpp: int | None) -> Job:
+def real_job(model: str, world_size: int, tp: int, pp: int, vpp: int | None) -> TrainingJob:
     config = load_config(
         None,
         [
@@ -42,7 +42,9 @@ def real_job(model: str, world_size: int, tp: int, pp: int, vpp: int | None) -> 
         ],
     )
     hardware = load_hardware("h100")
-    return Job(config=config, shape=REAL_SHAPES[model], hardware=hardware, world_size=world_size)
+    return TrainingJob(
+        config=config, shape=REAL_SHAPES[model], hardware=hardware, world_size=world_size
+    )
 
 
 @pytest.mark.parametrize(("model", "world_size", "tp", "pp", "vpp", "published"), REAL)

@@ -7,29 +7,31 @@ from real_shapes import REAL_SHAPES
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
-from megatron_opsft.plan.search import Found, search_layouts
+from megatron_opsft.plan.estimate import SAFE_SHARE, estimate_run
+from megatron_opsft.plan.search import FoundLayout, search_layouts
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import SAFE_SHARE, make_plan
 
 
-def search(model: str, world_size: int, *overrides: str, gpu: str = "h100") -> list[Found]:
+def search(model: str, world_size: int, *overrides: str, gpu: str = "h100") -> list[FoundLayout]:
     job = make_job(REAL_SHAPES[model], world_size, *overrides, gpu=gpu)
-    return search_layouts(job.config, job.shape, job.hardware, world_size, make_responses, 10)
+    return search_layouts(job, make_responses(job), 10)
 
 
 def test_the_best_layout_is_the_fastest_that_fits_and_its_overrides_make_it() -> None:
     model, base = "DeepSeek-R1-Distill-Qwen-7B", ("rollout.gpu_memory_fraction=0.6",)
     found = search(model, 16, *base)
     best = found[0]
-    safe = [one for one in found if one.plan.is_safe]
-    assert best.plan.step.total == pytest.approx(min(o.plan.step.total for o in safe), abs=1e-3)
-    assert best.plan.worst.margin >= SAFE_SHARE * 84.9e9
+    safe = [one for one in found if one.estimate.is_safe]
+    assert best.estimate.step.total == pytest.approx(
+        min(o.estimate.step.total for o in safe), abs=1e-3
+    )
+    assert best.estimate.worst.margin >= SAFE_SHARE * 84.9e9
     # As a user would take it over.
     job = make_job(REAL_SHAPES[model], 16, *base, *best.overrides)
-    check_job(job.config, job.shape, job.hardware, 16)
-    again = make_plan(job, count_stages(job), make_responses(job), 10)
-    assert again.step == best.plan.step
-    assert again.worst.margin == best.plan.worst.margin
+    check_job(job)
+    again = estimate_run(job, count_stages(job), make_responses(job), 10)
+    assert again.step == best.estimate.step
+    assert again.worst.margin == best.estimate.worst.margin
 
 
 def test_every_layout_is_tried_once() -> None:
@@ -44,12 +46,12 @@ def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
     found = search("DeepSeek-R1-Distill-Qwen-32B", 64, "rollout.gpu_memory_fraction=0.9")
     (lowered,) = [o for o in found[0].overrides if o.startswith("rollout.gpu_memory_fraction=")]
     assert 0.3 < float(lowered.split("=")[1]) < 0.9
-    assert found[0].plan.is_safe
+    assert found[0].estimate.is_safe
 
 
 def test_what_fits_nowhere_is_said() -> None:
     found = search("Qwen2.5-72B", 8)
-    assert found and not any(one.plan.fits for one in found)
+    assert found and not any(one.estimate.fits for one in found)
 
 
 def test_a_search_without_any_accepted_layout_gives_the_reason() -> None:
@@ -62,7 +64,7 @@ def test_the_hugging_face_engine_has_no_layout_of_its_own() -> None:
     shape = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
     job = make_job(shape, 4, "rollout.engine=hf", "rollout.batch_size=8")
     assert config.rollout.tp == 1
-    found = search_layouts(job.config, shape, job.hardware, 4, make_responses, 10)
+    found = search_layouts(job, make_responses(job), 10)
     assert {o for one in found for o in one.overrides if o.startswith("rollout")} == {
         "rollout.tp=1"
     }

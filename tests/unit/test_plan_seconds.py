@@ -9,17 +9,14 @@ from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.predict import push_bytes, rollout_seconds, train_seconds
 from megatron_opsft.plan.seconds import (
     decode_step_seconds,
     engine_sizes,
-    microbatch_seconds,
-    pipeline_seconds,
     push_seconds,
     ring_seconds,
+    sequence_seconds,
 )
-from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.verdict import make_plan
+from megatron_opsft.plan.step import estimate_step, push_bytes
 
 SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 MIXTURE = REAL_SHAPES["Qwen3-30B-A3B"]
@@ -42,7 +39,7 @@ PLAIN = replace(
 
 
 def test_nothing_of_it_needs_megatron() -> None:
-    modules = "hardware, seconds, lengths, memory, activations, predict, stages, verdict, simulate"
+    modules = "hardware, seconds, lengths, memory, activations, stages, pipeline, step, estimate"
     code = (
         f"from megatron_opsft.plan import {modules}; import sys; "
         "print([n for n in sys.modules if n.split('.')[0] in ('megatron', 'transformers')])"
@@ -54,19 +51,10 @@ def test_nothing_of_it_needs_megatron() -> None:
 def passes(
     recompute: str = "none", tp: int = 1, pp: int = 1, stage_ranks: int = 1
 ) -> tuple[float, float]:
-    one = microbatch_seconds(
-        SMALL,
-        PLAIN,
-        num_layers=SMALL.num_layers,
-        lengths=[1000],
-        num_loss_tokens=900,
-        tp=tp,
-        pp=pp,
-        stage_ranks=stage_ranks,
-        dtype_bytes=2,
-        recompute=recompute,
-    )
-    return one.forward, one.backward
+    """Of 1,000 tokens, 900 of them with a loss, through all layers."""
+    layout = (f"train.recompute={recompute}", f"parallel.tp={tp}", f"parallel.pp={pp}")
+    job = replace(make_job(SMALL, stage_ranks * pp, *layout), hardware=PLAIN)
+    return sequence_seconds(job, SMALL.num_layers, 1000, 900)
 
 
 def test_a_pass_is_its_products_at_peak() -> None:
@@ -94,11 +82,7 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
     assert passes(tp=4, pp=2, stage_ranks=8)[0] - without == pytest.approx(hidden / 1e10)
 
 
-def test_a_pipeline_is_filled_and_drained() -> None:
-    assert pipeline_seconds([3.0], 5) == 15.0
-    assert pipeline_seconds([3.0] * 4, 5) == 3.0 * (5 + 3)
-    assert pipeline_seconds([3.0] * 4, 8, vpp=3) == 3.0 * (8 + 1)
-    assert pipeline_seconds([1.0, 3.0], 5) == 16.0
+def test_a_ring_passes_all_but_its_own_part() -> None:
     assert ring_seconds(1e11, 4, 8, PLAIN) == pytest.approx(0.75)
     assert ring_seconds(1e11, 1, 1, PLAIN) == 0.0
 
@@ -147,14 +131,9 @@ def test_what_a_push_moves_shrinks_with_the_engines_tp() -> None:
 
 
 def test_more_ranks_make_the_phases_shorter() -> None:
-    seconds = {}
+    steps = {}
     for world_size in (8, 16):
         job = make_job(SMALL, world_size)
-        stages, responses = count_stages(job), make_responses(job)
-        plan = make_plan(job, stages, responses, 1)
-        seconds[world_size] = (
-            rollout_seconds(job, plan.memory[0], responses).decode,
-            train_seconds(job, stages, responses)[0],
-        )
-    assert seconds[16][0] < seconds[8][0]
-    assert seconds[16][1] < 0.7 * seconds[8][1]
+        steps[world_size] = estimate_step(job, make_responses(job))
+    assert steps[16].decode < steps[8].decode
+    assert steps[16].train < 0.7 * steps[8].train

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.lengths import draw_workload
+from megatron_opsft.plan.lengths import make_workload
 from megatron_opsft.plan.traces import draw_from_trace, read_step, read_trace, replay
 
 ROWS = [
@@ -37,14 +37,13 @@ def test_a_run_is_a_trace_of_all_its_steps(tmp_path: Path) -> None:
     for step in (1, 2):
         write_rows(tmp_path / "rollouts" / f"step_00000{step}.jsonl.gz", ROWS)
     trace = read_trace(tmp_path)
-    assert [[r.num_tokens for r in group] for group in trace.groups] == [[10, 20], [30, 40]] * 2
-    assert trace.prompt_tokens == 6
+    assert [[r.num_tokens for r in group] for group in trace] == [[10, 20], [30, 40]] * 2
+    assert replay(trace, prompt_tokens=99, limit=40).prompt_tokens == 6
 
 
 def test_a_file_of_lengths_is_enough(tmp_path: Path) -> None:
     trace = read_trace(write_rows(tmp_path / "x.jsonl", [{"num_tokens": n} for n in (5, 7)]))
-    assert [[r.num_tokens for r in group] for group in trace.groups] == [[5], [7]]
-    assert trace.prompt_tokens is None
+    assert [[r.num_tokens for r in group] for group in trace] == [[5], [7]]
     work = draw_from_trace(trace, num_prompts=30, group_size=2, limit=7, prompt_tokens=11, seed=0)
     assert len(work.lengths) == 60
     assert work.prompt_tokens == 11
@@ -76,7 +75,7 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_drawn_lengths_have_the_mean_and_the_acceptance() -> None:
-    work = draw_workload(
+    work = make_workload(
         20_000, mean_tokens=1000, sigma=0.5, limit=4000, acceptance=0.4, prompt_tokens=9, seed=5
     )
     assert sum(work.lengths) / 20_000 == pytest.approx(1000, rel=0.02)

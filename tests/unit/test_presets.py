@@ -15,9 +15,13 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.lengths import Workload
-from megatron_opsft.plan.presets import FIRST_LINE, LAST_LINE, has_block, plan_preset, with_figures
+from megatron_opsft.plan.presets import (
+    FIRST_LINE,
+    LAST_LINE,
+    estimate_preset,
+    has_block,
+    with_figures,
+)
 from megatron_opsft.plan.search import search_layouts
 from megatron_opsft.storage.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
 
@@ -46,19 +50,14 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
     config = load_config(path)
     for _, num_nodes, device in commands_of(path):
         for at_start in (False, True):
-            plan = plan_preset(config, num_nodes, device, at_start=at_start)
+            plan = estimate_preset(config, num_nodes, device, at_start=at_start)
             assert plan.is_safe
             assert plan.worst.margin > 0.1 * plan.worst.limit
     _, num_nodes, device = commands_of(path)[0]
-    plan = plan_preset(config, num_nodes, device, at_start=False)
+    plan = estimate_preset(config, num_nodes, device, at_start=False)
 
-    def responses(job: Job) -> Workload:
-        return plan.workload
-
-    found = search_layouts(
-        config, plan.job.shape, plan.job.hardware, plan.job.world_size, responses, 1
-    )
-    assert plan.step.total < 1.06 * found[0].plan.step.total
+    found = search_layouts(plan.job, plan.workload, 1)
+    assert plan.step.total < 1.06 * found[0].estimate.step.total
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -74,7 +73,7 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
     plan = json.loads(ended.stdout)
     assert plan["is_safe"] and plan["checkpoint_host_bytes"] > 0
     if cluster:
-        counted = plan_preset(load_config(path), cluster[0][1], cluster[0][2], at_start=False)
+        counted = estimate_preset(load_config(path), cluster[0][1], cluster[0][2], at_start=False)
         assert plan["margin_bytes"] == pytest.approx(counted.worst.margin, abs=2e7)
         assert plan["seconds"]["total"] == pytest.approx(counted.step.total)
 
@@ -82,7 +81,7 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
 def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
     page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
     needed = [
-        plan_preset(load_config(path), 1, "h100", at_start=False).checkpoint_host_bytes
+        estimate_preset(load_config(path), 1, "h100", at_start=False).checkpoint_host_bytes
         for path in PRESETS
         if path.stem.endswith("paper")
     ]

@@ -11,16 +11,21 @@ import pytest
 import yaml
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.scaling.collect import measured_point
 from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
-from megatron_opsft.plan.scaling.points import Point, read_points, write_points
-from megatron_opsft.plan.scaling.runs import start_run
-from megatron_opsft.plan.scaling.sweep import Case, make_cases, parse_ranks, parse_vary
+from megatron_opsft.plan.scaling.measure import measured_point
+from megatron_opsft.plan.scaling.points import ScalingPoint, read_points, write_points
+from megatron_opsft.plan.scaling.sweep import (
+    SweepCase,
+    make_cases,
+    parse_ranks,
+    parse_vary,
+    start_run,
+)
 from megatron_opsft.plan.scaling.tables import compared, scaling_page, strong_series, weak_series
 from megatron_opsft.report.scaling import plot_scaling
 
 TOOL = Path(__file__).parents[2] / "tools" / "scaling.py"
-POINT = Point(
+POINT = ScalingPoint(
     simulated=False,
     source="runs/a",
     model="tiny",
@@ -42,7 +47,7 @@ POINT = Point(
 )
 
 
-def simulated(ranks: int, step_seconds: float, prompts: int = 8) -> Point:
+def simulated(ranks: int, step_seconds: float, prompts: int = 8) -> ScalingPoint:
     return replace(
         POINT,
         simulated=True,
@@ -241,9 +246,9 @@ def test_finished_runs_stay_and_failed_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "summary.json").write_text("{}")
     nothing = tmp_path / "no.yaml"
-    start_run(nothing, Case(ranks=1, overrides=()), tmp_path / "done", [])
+    start_run(nothing, SweepCase(ranks=1, overrides=()), tmp_path / "done", [])
     assert [path.name for path in (tmp_path / "done").iterdir()] == ["summary.json"]
-    case = Case(ranks=1, overrides=("parallel.tp=1",))
+    case = SweepCase(ranks=1, overrides=("parallel.tp=1",))
     with pytest.raises(UserError, match=r"ranks_1-parallel.tp_1: .* exit code 1; see .*bad\.log"):
         start_run(nothing, case, tmp_path / "bad", [])
     assert f"error: config file {nothing}" in (tmp_path / "bad.log").read_text()

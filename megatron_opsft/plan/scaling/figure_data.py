@@ -26,7 +26,7 @@ def lines_of(all_series: Sequence[Series]) -> list[Line]:
 
 
 def idle_of(all_series: Sequence[Series]) -> Idle | None:
-    """Of the first series that has simulated points."""
+    """Shares of the first series that has simulated points."""
     for name, series in all_series:
         simulated = [point for point in series if point.simulated]
         if len(simulated) > 1:

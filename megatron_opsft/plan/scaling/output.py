@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.scaling.figure_data import idle_of, lines_of
-from megatron_opsft.plan.scaling.points import Point, read_points, write_points
+from megatron_opsft.plan.scaling.points import ScalingPoint, read_points, write_points
 from megatron_opsft.plan.scaling.tables import scaling_page, strong_series, weak_series
 from megatron_opsft.report.scaling import plot_scaling
 from megatron_opsft.runtime.durable import write_text
@@ -19,7 +19,9 @@ def check_output(out: Path, figure: str, overwrite: bool) -> None:
         raise UserError(f"--out={out} holds points; name another directory or give --overwrite")
 
 
-def write_output(points: Sequence[Point], others: Sequence[Path], out: Path, figure: str) -> str:
+def write_output(
+    points: Sequence[ScalingPoint], others: Sequence[Path], out: Path, figure: str
+) -> str:
     """Everything in --out, these points and those of other files; the tables, and where it all is.
 
     Errors: `UserError` where there is no point, and for what is no points.json.

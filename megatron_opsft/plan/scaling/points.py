@@ -12,7 +12,7 @@ from megatron_opsft.runtime.durable import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScalingPoint:
     """Seconds are medians over `steps` steps; measured phases are rank 0's, where waiting for
     others is part of train; simulated ones end with their slowest rank.
 
@@ -66,22 +66,22 @@ class Point:
         return f"{name}, G {self.group_size}, L {self.max_response_tokens}"
 
 
-def write_points(points: Sequence[Point], directory: Path) -> None:
+def write_points(points: Sequence[ScalingPoint], directory: Path) -> None:
     """points.json and points.csv, the same in both."""
     rows = [asdict(point) for point in points]
     text = io.StringIO()
-    writer = csv.DictWriter(text, [f.name for f in fields(Point)], lineterminator="\n")
+    writer = csv.DictWriter(text, [f.name for f in fields(ScalingPoint)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_text(directory / "points.csv", text.getvalue())
     write_text(directory / "points.json", json.dumps({"points": rows}, indent=1) + "\n")
 
 
-def read_points(path: Path) -> list[Point]:
-    """Of a points.json. Errors: `UserError`."""
+def read_points(path: Path) -> list[ScalingPoint]:
+    """The points of a points.json. Errors: `UserError`."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["points"]
-        return [Point(**row) for row in rows]
+        return [ScalingPoint(**row) for row in rows]
     except FileNotFoundError:
         raise UserError(f"--with={path} does not exist") from None
     except (OSError, ValueError, KeyError, TypeError) as error:

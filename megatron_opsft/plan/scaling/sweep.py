@@ -1,8 +1,13 @@
-"""The cases of a sweep: every number of ranks with every combination of what is varied; pure."""
+"""The cases of a sweep: every number of ranks with every combination of what is varied, and real
+runs of them.
+"""
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from megatron_opsft.errors import UserError
@@ -11,7 +16,7 @@ Scaling = Literal["strong", "weak", "both"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SweepCase:
     """overrides: section.key=value, on top of the configuration file."""
 
     ranks: int
@@ -19,7 +24,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Of a directory."""
+        """Name of a directory."""
         parts = [part.replace("=", "_").replace("/", "_") for part in self.overrides]
         return "-".join([f"ranks_{self.ranks}", *parts])
 
@@ -56,7 +61,7 @@ def parse_vary(text: str) -> list[tuple[str, ...]]:
 
 def make_cases(
     ranks: Sequence[int], vary: Sequence[str], prompts_per_step: int, scaling: Scaling
-) -> Iterator[Case]:
+) -> Iterator[SweepCase]:
     """strong: the configuration's prompts on any number of ranks; weak: they grow with the ranks,
     from the configuration's on the fewest. No case comes twice.
     """
@@ -64,7 +69,7 @@ def make_cases(
     for number, choice in itertools.product(ranks, combinations):
         overrides = tuple(itertools.chain.from_iterable(choice))
         if scaling != "weak" or number == ranks[0]:
-            yield Case(ranks=number, overrides=overrides)
+            yield SweepCase(ranks=number, overrides=overrides)
         if scaling != "strong" and number != ranks[0]:
             if any(override.startswith("data.prompts_per_step=") for override in overrides):
                 raise UserError(
@@ -72,4 +77,25 @@ def make_cases(
                     "--scaling strong"
                 )
             grown = prompts_per_step * number // ranks[0]
-            yield Case(ranks=number, overrides=(*overrides, f"data.prompts_per_step={grown}"))
+            yield SweepCase(ranks=number, overrides=(*overrides, f"data.prompts_per_step={grown}"))
+
+
+def start_run(config: Path, case: SweepCase, run_dir: Path, overrides: Sequence[str]) -> None:
+    """Train to the end on this machine, through torchrun; a run that is there is continued, and a
+    finished one is left as it is.
+
+    Its output goes to RUN_DIR.log. Errors: `UserError` naming the log, where the run fails.
+    """
+    if (run_dir / "summary.json").is_file():
+        return
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(case.ranks), "-m", "megatron_opsft", "train", str(config)),
+        *(*overrides, *case.overrides, f"run.dir={run_dir}", "--resume"),
+    ]
+    log = run_dir.with_name(run_dir.name + ".log")
+    with open(log, "a", encoding="utf-8") as output:
+        code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+    if code:
+        raise UserError(f"{case.name}: the run ended with exit code {code}; see {log}")

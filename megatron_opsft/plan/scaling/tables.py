@@ -4,13 +4,13 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from megatron_opsft.plan.scaling.points import Point
+from megatron_opsft.plan.scaling.points import ScalingPoint
 
-Series = tuple[str, list[Point]]
+Series = tuple[str, list[ScalingPoint]]
 """A name and at least two points of it, by ranks, measured ones first."""
 
 
-def strong_series(points: Sequence[Point]) -> list[Series]:
+def strong_series(points: Sequence[ScalingPoint]) -> list[Series]:
     """The same work on more ranks: equal layout and equal prompts in a step."""
     return _series(
         points,
@@ -19,7 +19,7 @@ def strong_series(points: Sequence[Point]) -> list[Series]:
     )
 
 
-def weak_series(points: Sequence[Point]) -> list[Series]:
+def weak_series(points: Sequence[ScalingPoint]) -> list[Series]:
     """Work that grows with the ranks: equal layout and equal prompts for each rank."""
     return _series(
         points,
@@ -29,9 +29,11 @@ def weak_series(points: Sequence[Point]) -> list[Series]:
 
 
 def _series(
-    points: Sequence[Point], key: Callable[[Point], Hashable], name: Callable[[Point], str]
+    points: Sequence[ScalingPoint],
+    key: Callable[[ScalingPoint], Hashable],
+    name: Callable[[ScalingPoint], str],
 ) -> list[Series]:
-    found: dict[Hashable, list[Point]] = {}
+    found: dict[Hashable, list[ScalingPoint]] = {}
     for point in points:
         found.setdefault(key(point), []).append(point)
     return [
@@ -41,7 +43,7 @@ def _series(
     ]
 
 
-def scaling_page(points: Sequence[Point]) -> str:
+def scaling_page(points: Sequence[ScalingPoint]) -> str:
     """All tables there are points for, as one Markdown page."""
     parts = ["# Scaling"]
     for title, all_series, efficiency in (
@@ -59,23 +61,23 @@ def scaling_page(points: Sequence[Point]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def strong_efficiency(point: Point, first: Point) -> float:
+def strong_efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
     """Share of the speed-up that so many more ranks could bring."""
     return first.step_seconds * first.ranks / (point.step_seconds * point.ranks)
 
 
-def weak_efficiency(point: Point, first: Point) -> float:
+def weak_efficiency(point: ScalingPoint, first: ScalingPoint) -> float:
     """A step takes as long as the first one's where it is 1."""
     return first.step_seconds / point.step_seconds
 
 
-def first_of_kind(point: Point, series: Sequence[Point]) -> Point:
+def first_of_kind(point: ScalingPoint, series: Sequence[ScalingPoint]) -> ScalingPoint:
     """What a point's efficiency is relative to: simulated points to simulated ones."""
     return next(p for p in series if p.simulated == point.simulated)
 
 
 def _scaling_table(
-    series: Sequence[Point], efficiency: Callable[[Point, Point], float] | None
+    series: Sequence[ScalingPoint], efficiency: Callable[[ScalingPoint, ScalingPoint], float] | None
 ) -> str:
     heads = ["ranks", "", "step s", "rollout", "verify", "train", "push", "tokens/s", "efficiency"]
     heads += ["idle: rollout tail", "bubble", "slowest rank", "fits"]
@@ -105,10 +107,10 @@ def _scaling_table(
     return _markdown(heads, rows)
 
 
-def compared(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+def compared(points: Sequence[ScalingPoint]) -> list[tuple[ScalingPoint, ScalingPoint]]:
     """(measured, simulated) of the same case."""
 
-    def case(point: Point) -> tuple[Any, ...]:
+    def case(point: ScalingPoint) -> tuple[Any, ...]:
         return point.layout, point.prompts_per_step, point.ranks
 
     pairs = []
@@ -119,7 +121,7 @@ def compared(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     return pairs
 
 
-def _comparison_table(pairs: Iterable[tuple[Point, Point]]) -> str:
+def _comparison_table(pairs: Iterable[tuple[ScalingPoint, ScalingPoint]]) -> str:
     heads = ["case", "ranks", "measured s", "simulated s", "simulated / measured"]
     rows = [
         [

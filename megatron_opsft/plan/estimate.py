@@ -1,10 +1,10 @@
-"""The plan of a job: does it fit, how long does a step take, what does the run cost; pure."""
+"""A whole run: does it fit, how long does a step take, what does it cost; pure."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_opsft.plan.engines import num_slots
-from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
@@ -13,19 +13,15 @@ from megatron_opsft.plan.memory import (
     kv_bytes_per_token,
     rank_memory,
 )
-from megatron_opsft.plan.predict import (
-    StepSeconds,
-    num_microbatches,
-    predict_step,
-    training_flops,
-)
+from megatron_opsft.plan.step import StepEstimate, estimate_step
+from megatron_opsft.plan.training import training_flops
 
 # Of a device's memory that is to stay free: the formulas are not better than that.
 SAFE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunEstimate:
     """All that is said about a job. memory: of every pipeline stage.
 
     tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
@@ -33,12 +29,10 @@ class Plan:
     of one node's CPU memory.
     """
 
-    job: Job
+    job: TrainingJob
     memory: list[RankMemory]
     workload: Workload
-    step: StepSeconds
-    num_microbatches: int
-    slots: int
+    step: StepEstimate
     kv_tokens: int
     checkpoint_host_bytes: int
     num_steps: int
@@ -72,11 +66,12 @@ class Plan:
 
     def _utilization(self, seconds: float) -> float:
         peak = self.job.hardware.peak_flops * self.job.world_size
-        return training_flops(self.job, self.workload) / (seconds * peak)
+        done = training_flops(self.job, self.workload)
+        return done / (seconds * peak) if done else 0.0
 
     @property
     def device_hours(self) -> float:
-        """Of the whole run, evaluation and checkpoints left out."""
+        """The whole run's, evaluation and checkpoints left out."""
         return self.step.total * self.num_steps * self.job.world_size / 3600
 
     @property
@@ -88,14 +83,9 @@ class Plan:
     def bottleneck(self) -> str:
         """The longest phase, and what takes it longest."""
         step = self.step
-        phases = {
-            "rollout": step.rollout,
-            "verify": step.verify,
-            "train": step.train,
-            "push": step.push,
-        }
-        name = max(phases, key=lambda phase: phases[phase])
-        share = phases[name] / step.total
+        phases = ("rollout", "verify", "train", "push")
+        name = max(phases, key=lambda phase: float(getattr(step, phase)))
+        share = getattr(step, name) / step.total
         return f"{name}, {share:.0%} of a step: {self._reason(name)}"
 
     def _reason(self, phase: str) -> str:
@@ -108,7 +98,7 @@ class Plan:
                     f"{step.decode_overhead:.0%} of decoding is a fixed cost of each token's step; "
                     "more responses to an engine would use it better"
                 )
-            return f"decoding reads weights and cache, {self.slots} responses at once"
+            return f"decoding reads weights and cache, {self.step.slots} responses at once"
         if phase == "train":
             if step.exchange > step.train / 3:
                 return "the exchange of gradients"
@@ -120,18 +110,18 @@ class Plan:
         return "weights between trainer and engines"
 
 
-def make_plan(job: Job, stages: list[Stage], workload: Workload, num_steps: int) -> Plan:
+def estimate_run(
+    job: TrainingJob, stages: Sequence[Stage], workload: Workload, num_steps: int
+) -> RunEstimate:
     """stages: of `ranks.build_stages`, or of `stages.count_stages`."""
-    count = num_microbatches(job, workload)
-    memory = [rank_memory(job, stage, count) for stage in stages]
+    step = estimate_step(job, workload, stages)
+    memory = [rank_memory(job, stage, max(1, step.num_microbatches)) for stage in stages]
     kv_tokens = int(max(0.0, memory[0].kv_cache) / kv_bytes_per_token(job))
-    return Plan(
+    return RunEstimate(
         job=job,
         memory=memory,
         workload=workload,
-        step=predict_step(job, stages, memory, workload),
-        num_microbatches=count,
-        slots=num_slots(job, memory[0], workload),
+        step=step,
         kv_tokens=kv_tokens,
         checkpoint_host_bytes=checkpoint_host_bytes(job, stages),
         num_steps=num_steps,
@@ -139,11 +129,11 @@ def make_plan(job: Job, stages: list[Stage], workload: Workload, num_steps: int)
     )
 
 
-def host_notes(plan: Plan) -> list[str]:
-    """What the nodes' CPU memory is too small for: one line each. Devices decide whether a plan
+def host_notes(run: RunEstimate) -> list[str]:
+    """What the nodes' CPU memory is too small for: one line each. Devices decide whether a run
     fits, since how much CPU memory a node has is not theirs to say.
     """
-    needed, there = plan.checkpoint_host_bytes, plan.job.host_bytes_per_node
+    needed, there = run.checkpoint_host_bytes, run.job.host_bytes_per_node
     if needed <= there:
         return []
     return [
@@ -152,7 +142,7 @@ def host_notes(plan: Plan) -> list[str]:
     ]
 
 
-def _problems(job: Job, memory: list[RankMemory], kv_tokens: int) -> list[str]:
+def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> list[str]:
     """Why it does not fit; empty where it does."""
     problems = []
     for phase, fix in (
@@ -178,17 +168,19 @@ def _problems(job: Job, memory: list[RankMemory], kv_tokens: int) -> list[str]:
     return problems
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def run_as_json(run: RunEstimate) -> dict[str, Any]:
     """One JSON object: bytes, seconds, shares and dollars."""
-    job = plan.job
+    job = run.job
     stages = [
-        {**asdict(rank), "margin": rank.margin, "in_phase": _phase_of(rank)} for rank in plan.memory
+        {**asdict(rank), "margin": rank.margin, "in_phase": rank.fullest_phase}
+        for rank in run.memory
     ]
-    step = plan.step
+    step = run.step
+    seconds = {**asdict(step), "rollout": step.rollout, "total": step.total}
     return {
-        "fits": plan.fits,
-        "is_safe": plan.is_safe,
-        "problems": plan.problems,
+        "fits": run.fits,
+        "is_safe": run.is_safe,
+        "problems": run.problems,
         "world_size": job.world_size,
         "device": job.hardware.name,
         "tp": job.parallel.tp,
@@ -200,28 +192,22 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
         "cross_entropy": job.cross_entropy.method,
-        "parameters": sum(rank.stage.whole_parameters for rank in plan.memory),
+        "parameters": sum(rank.stage.whole_parameters for rank in run.memory),
         "stages": stages,
-        "margin_bytes": plan.worst.margin,
-        "checkpoint_host_bytes": plan.checkpoint_host_bytes,
+        "margin_bytes": run.worst.margin,
+        "checkpoint_host_bytes": run.checkpoint_host_bytes,
         "host_bytes_per_node": job.host_bytes_per_node,
-        "kv_tokens": plan.kv_tokens,
-        "slots": plan.slots,
-        "num_microbatches": plan.num_microbatches,
-        "seconds": {**asdict(step), "rollout": step.rollout, "total": step.total},
-        "tokens_per_second": plan.tokens_per_second,
-        "mfu": plan.mfu,
-        "step_mfu": plan.step_mfu,
-        "bottleneck": plan.bottleneck,
-        "steps": plan.num_steps,
-        "device_hours": plan.device_hours,
-        "price": plan.price,
-        "mean_response_tokens": plan.workload.sampled_tokens / len(plan.workload.lengths),
-        "num_accepted": len(plan.workload.accepted),
+        "kv_tokens": run.kv_tokens,
+        "slots": seconds.pop("slots"),
+        "num_microbatches": seconds.pop("num_microbatches"),
+        "seconds": seconds,
+        "tokens_per_second": run.tokens_per_second,
+        "mfu": run.mfu,
+        "step_mfu": run.step_mfu,
+        "bottleneck": run.bottleneck,
+        "steps": run.num_steps,
+        "device_hours": run.device_hours,
+        "price": run.price,
+        "mean_response_tokens": run.workload.sampled_tokens / len(run.workload.lengths),
+        "num_accepted": len(run.workload.accepted),
     }
-
-
-def _phase_of(rank: RankMemory) -> str:
-    """The phase in which it needs most."""
-    phases = {"rollout": rank.rollout, "train": rank.train, "push": rank.push}
-    return max(phases, key=lambda phase: phases[phase])
