@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_section import Section
+from megatron_opsft.config_yaml import parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -50,18 +51,14 @@ def validated(model: type[M], tree: dict[str, Any], where: str) -> M:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. Errors: `UserError`."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"config file {path} cannot be read: {_one_line(error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} must hold sections such as `run:`, not {tree!r}")
     return tree
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _apply(tree: dict[str, Any], override: str) -> None:
@@ -72,9 +69,9 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             f"override {override!r}: write section.key=value, for example optimizer.lr=1e-6"
         )
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"override {override!r}: {_one_line(error)}") from None
+        value = parse_yaml_value(text)
+    except ValueError as error:
+        raise UserError(f"override {override!r}: {error}") from None
     section = tree.setdefault(parts[0], {})
     if not isinstance(section, dict):
         raise UserError(f"config section {parts[0]} must hold keys, not {section!r}")
