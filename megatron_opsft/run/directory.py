@@ -72,7 +72,8 @@ class RunDir:
                     f"run.dir={self.path} holds {path}, which this run reads; --overwrite would "
                     "delete it, so name another directory"
                 )
-        for entry in entries:
+        # The manifest last: what a kill leaves of it can be overwritten again.
+        for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:

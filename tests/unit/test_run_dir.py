@@ -53,6 +53,23 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
     assert left == {"slurm.out", "notes", "notes/a.txt", "rollouts", "checkpoints"}
 
 
+def test_an_overwrite_that_is_killed_can_be_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "checkpoints" / "step_000001").mkdir()
+    (tmp_path / "checkpoints" / "step_000001" / "metadata.json").touch()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        run.open(resume=False, overwrite=True)
+    run.open(resume=False, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"rollouts", "checkpoints"}
+
+
 def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("of: another program\n")
     with pytest.raises(UserError, match=r"no manifest\.json"):
