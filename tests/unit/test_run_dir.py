@@ -156,6 +156,25 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
     assert left == {*kept, tmp_path / "rollouts" / "step_000001.jsonl.gz"}
 
 
+def test_files_that_only_look_like_a_runs_are_not_deleted(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    kept = {"failed_step_notes.json", "curves.csv", "failed_step_000002.json.bak"}
+    for name in (*kept, "failed_step_000002.json", "curves.png"):
+        (tmp_path / name).touch()
+    assert run.failed_batch(2) == tmp_path / "failed_step_000002.json"
+    run.open(resume=False, overwrite=True)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*kept, "rollouts", "checkpoints"}
+
+
+@pytest.mark.parametrize("damaged", [b"\x80\n", b"[]\n", b"{}\n", b'{"step": null}\n', b"\0\0"])
+def test_truncate_drops_damaged_lines(tmp_path: Path, damaged: bytes) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + damaged)
+    run.truncate(after_step=2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'
+
+
 def test_truncate_drops_a_torn_line_whose_step_would_count(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}')
