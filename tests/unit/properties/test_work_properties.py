@@ -32,7 +32,7 @@ def test_plans_hold_every_sequence_once_and_as_many_bins_on_every_rank(
     assert len(plan) == dp_size
     assert len({len(mine) for mine in plan}) == 1 and len(plan[0]) % multiple == 0
     report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
-    assert 0 <= report.fill <= 1 and 0 <= report.imbalance <= dp_size
+    assert 0 <= report.fill <= 1 and 0 <= report.imbalance < dp_size + 1e-9
 
 
 @st.composite
