@@ -109,11 +109,12 @@ class RunDir:
                 write_bytes(path, b"".join(kept))
         written = (self.path / "rollouts").iterdir()
         for step, path in in_step_order(written, behind=_ROLLOUTS_END):
-            if step > after_step:
+            if step > after_step and path.is_file():
                 path.unlink()
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
-                shutil.rmtree(path)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
 
     def failed_batch(self, step: int) -> Path:
         """Where the batch of a step is kept whose loss was not finite."""

@@ -146,6 +146,13 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
     kept += [tmp_path / "checkpoints" / ".partial_mine", tmp_path / "checkpoints" / ".partial_9"]
     for path in kept:
         path.touch()
+    # Of another kind than a run's: files are rollouts, directories are checkpoints.
+    kept += [tmp_path / "rollouts" / "step_000009.jsonl.gz", tmp_path / "rollouts" / "step_000008"]
+    for path in kept[-2:]:
+        path.mkdir()
+    kept += [tmp_path / "checkpoints" / ".partial_000004", tmp_path / "checkpoints" / "a"]
+    for path in kept[-2:]:
+        path.touch()
     for step in (1, 2, 1_000_000):
         run.save_rollouts(step, [_pair(0)])
     (tmp_path / "checkpoints" / ".partial_replaced_000002").mkdir()
