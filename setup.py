@@ -53,6 +53,7 @@ setup(
         ],
         "wandb": ["wandb"],
         "test": [
+            "hypothesis>=6.100",
             "mypy>=1.13",
             "pytest>=8",
             "pytest-timeout>=2.3",

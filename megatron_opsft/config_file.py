@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_section import Section
+from megatron_opsft.config_yaml import parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -57,18 +58,14 @@ def load(
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. Errors: `UserError`."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"config file {path} cannot be read: {_one_line(error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} must hold sections such as `run:`, not {tree!r}")
     return tree
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
@@ -79,9 +76,9 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
         example = "key=value, for example limit=8" if has_plain_keys else _EXAMPLE
         raise UserError(f"override {override!r}: write {example}")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"override {override!r}: {_one_line(error)}") from None
+        value = parse_yaml_value(text)
+    except ValueError as error:
+        raise UserError(f"override {override!r}: {error}") from None
     if not dot:
         tree[key] = value
         return

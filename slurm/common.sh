@@ -43,10 +43,11 @@ if [[ -n ${NCCL_SOCKET_IFNAME:-} ]]; then
 fi
 
 # Exit codes of the ranks (docs/cluster.md): 75 asks for a requeue; 2 and 3 would only come again. 76 is
-# rank.sh's for a rank that a signal ended during its start: the job is requeued, but not for ever.
+# rank.sh's for a rank that a signal ended: in training it had saved nothing, and the job is requeued, but
+# not for ever. What saves as it goes (eval.sh, convert.sh) may be stopped like that at every time limit.
 REQUEUE_CODE=75
 EARLY_CODE=76
-MAX_EARLY_STOPS=3
+MAX_EARLY_STOPS=${MAX_EARLY_STOPS:-3}
 FINAL_CODES=" 2 3 "
 # Of an array, this task alone: the bare id of one of its tasks is the id of the whole array.
 JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
@@ -80,11 +81,12 @@ choose_config() {
 # the job, and differs from one start of a job to the next: a rank left over cannot join.
 choose_rendezvous() {
   local first node
-  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # into `head` it could die of SIGPIPE
+  first=${first%%$'\n'*}
   node=$(scontrol show node --oneliner "$first")
   [[ $node =~ NodeAddr=([^ ]+) ]] || fail "scontrol show node $first names no NodeAddr; set MASTER_ADDR"
   export MASTER_ADDR=${SET_ADDR:-${BASH_REMATCH[1]}}
-  export MASTER_PORT=${SET_PORT:-$((15000 + (SLURM_JOB_ID * 31 + ${ATTEMPT/./} * 7) % 17000))}
+  export MASTER_PORT=${SET_PORT:-$((15000 + (SLURM_JOB_ID * 31 + 10#${ATTEMPT/./} * 7) % 17000))}
 }
 
 # The ranks' command line: `COMMAND` behind what the container needs. Sets SRUN_OPTIONS and PREFIX.
@@ -132,12 +134,13 @@ start_ranks() {
   ls "$JOB_LOGS" >/dev/null # on a network file system: sees what other nodes have just written
   OUTCOME="0 every rank is done"
   if ((code != 0)); then OUTCOME="$code srun ended with exit code $code"; fi
-  if [[ -f $OUTCOME_FILE ]]; then OUTCOME=$(<"$OUTCOME_FILE"); fi
+  # Empty: the disk was full.
+  if [[ -s $OUTCOME_FILE ]]; then OUTCOME=$(<"$OUTCOME_FILE"); fi
 }
 
 # Not while it is being cancelled, out of time, or losing a node (SLURM requeues it itself then).
 job_goes_on() {
-  scontrol show job --oneliner "$JOB" | grep -q " JobState=RUNNING "
+  [[ $(scontrol show job --oneliner "$JOB") == *" JobState=RUNNING "* ]]
 }
 
 # COMMAND... on every task of the job, until it is done; exits with the job's exit code. COMMAND must

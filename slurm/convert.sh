@@ -19,6 +19,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 
+MAX_EARLY_STOPS=100 # each start has saved what it did
 # shellcheck source=slurm/common.sh
 source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
 run_ranks "$PYTHON" -m megatron_opsft convert "$@"

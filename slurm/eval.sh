@@ -25,6 +25,7 @@ MODEL=${MODEL:?set MODEL to a Hugging Face directory or hub name}
 OUT=${OUT:?set OUT to the directory of the results}
 BENCHMARKS=${BENCHMARKS:-gsm8k,math500,amc23,aime24,aime25}
 ENGINE=${ENGINE:-vllm}
+MAX_EARLY_STOPS=100 # each start has saved what it did
 # shellcheck source=slurm/common.sh
 source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
 run_ranks "$PYTHON" -m megatron_opsft eval --model "$MODEL" --benchmarks "$BENCHMARKS" \

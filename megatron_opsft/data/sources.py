@@ -65,6 +65,8 @@ def _read_jsonl(path: Path) -> list[Row]:
                     rows.append(_parse_line(number, line))
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"data: {path} is damaged or no gzip file ({error})") from error
+    except OSError as error:
+        raise UserError(f"data: {path} cannot be read ({error.strerror or error})") from error
     return rows
 
 
@@ -86,7 +88,8 @@ def _read_parquet(path: Path) -> list[Row]:
 
     try:
         return _number(pyarrow.parquet.read_table(path).to_pylist())
-    except (pyarrow.ArrowException, OSError) as error:
+    # ValueError, OverflowError: text that is not UTF-8, a date outside of Python's.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(
             f"data: {path} is no readable Parquet file ({_first_line(error)})"
         ) from error

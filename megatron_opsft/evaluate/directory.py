@@ -34,13 +34,14 @@ def locked(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"--out {directory}: another evaluation is writing there; wait for it, or name "
+                "another directory"
+            ) from None
         yield
-    except BlockingIOError:
-        raise UserError(
-            f"--out {directory}: another evaluation is writing there; wait for it, or name "
-            "another directory"
-        ) from None
     finally:
         os.close(handle)
 
@@ -64,10 +65,10 @@ def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: b
     if overwrite:
         for name in (*_WRITTEN, MANIFEST):
             entry = directory / name
-            if entry.is_dir():
+            if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry.exists():
-                entry.unlink()
+            else:
+                entry.unlink(missing_ok=True)
         return
     before = manifest["identity"]
     for name, old, new in _differences(before, json.loads(json.dumps(identity))):

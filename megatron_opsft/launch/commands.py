@@ -51,12 +51,25 @@ def local(
 
     command = ["train", str(config), *(overrides or [])]
     first = ["--resume"] * resume + ["--overwrite"] * overwrite
+    manifest = loaded.run.dir / "manifest.json"
+    replaced = _stamp(manifest) if overwrite else None
+
+    def start(again: bool) -> int:
+        # The run that is to be replaced must not be resumed, if the first start died before that.
+        fresh = not again or (replaced is not None and _stamp(manifest) == replaced)
+        return torchrun.run([*command, *(first if fresh else ["--resume"])])
+
     with Torchrun(ranks) as torchrun:
-        code = run_with_restarts(
-            lambda again: torchrun.run([*command, *(["--resume"] if again else first)]),
-            max_restarts,
-        )
+        code = run_with_restarts(start, max_restarts)
     raise typer.Exit(code)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Tells a file from one that has replaced it; None where there is none."""
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 @app.command(

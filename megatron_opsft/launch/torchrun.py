@@ -7,7 +7,9 @@ ranks get the signal instead, checkpoint after their step, and leave with 75.
 
 import logging
 import signal
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -18,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class Torchrun:
@@ -30,6 +33,7 @@ class Torchrun:
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._stopping = False
+        self._ended = threading.Event()
         self._handlers: dict[signal.Signals, Any] = {}
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -60,10 +64,21 @@ class Torchrun:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._stopping = True
-        # Ranks lead sessions of their own: a terminal's Ctrl-C does not reach them by itself.
-        for rank in psutil.Process().children():
-            rank.send_signal(signal.SIGTERM)
+        if not self._stopping:
+            self._stopping = True
+            threading.Thread(target=self._stop_ranks, daemon=True).start()
+
+    def _stop_ranks(self) -> None:
+        """Also those that are only now being started, until the context ends.
+
+        Ranks lead sessions of their own: a terminal's Ctrl-C does not reach them by itself.
+        """
+        stopped: set[psutil.Process] = set()
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            for rank in set(psutil.Process().children()) - stopped:
+                with suppress(psutil.NoSuchProcess):
+                    rank.send_signal(signal.SIGTERM)
+                stopped.add(rank)
 
     def __enter__(self) -> Self:
         # What it says about ranks that end with 75 would read like a failure.
@@ -77,5 +92,6 @@ class Torchrun:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._ended.set()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

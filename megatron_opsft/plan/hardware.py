@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from megatron_opsft.config_yaml import parse_yaml
 from megatron_opsft.errors import UserError
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
@@ -111,13 +110,11 @@ def load_hardware(
 def read_entries(path: Path) -> dict[str, dict[str, Any]]:
     """The whole file: device -> its figures and their sources. Errors: `UserError`."""
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"--hardware={path} does not exist") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(
-            f"--hardware={path} cannot be read: {' '.join(str(error).split())}"
-        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--hardware={path} cannot be read: {error}") from None
     if not isinstance(entries, dict) or not all(isinstance(v, dict) for v in entries.values()):
         raise UserError(f"--hardware={path} must hold one section of figures for each device")
     return entries

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
-from megatron_opsft.runtime.durable import write_bytes, write_text
+from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
 from megatron_opsft.runtime.watchdog import CLAIM
 from megatron_opsft.storage.replacing import check_out
@@ -19,19 +19,20 @@ _ENTRIES = (
     "metrics.jsonl",
     "evals.jsonl",
     "summary.json",
-    "curves.*",
-    "failed_step_*.json",
+    "curves.png",
+    "curves.svg",
     "rollouts",
     "checkpoints",
     "hf",
     "tensorboard",
     "wandb",
 )
+_FAILED, _FAILED_END = "failed_step_", ".json"
 _ROLLOUTS_END = ".jsonl.gz"
 
 
 class RunDir:
-    """The files of one run, named in `_ENTRIES`. Used by rank 0 alone."""
+    """The files of one run: `_ENTRIES` and the batches of failed steps. Used by rank 0 alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -72,7 +73,8 @@ class RunDir:
                     f"run.dir={self.path} holds {path}, which this run reads; --overwrite would "
                     "delete it, so name another directory"
                 )
-        for entry in entries:
+        # The manifest last: what a kill leaves of it can be overwritten again.
+        for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
@@ -80,7 +82,8 @@ class RunDir:
 
     def _entries(self) -> list[Path]:
         """What a run wrote here; directories without a file do not count."""
-        written = [path for pattern in _ENTRIES for path in sorted(self.path.glob(pattern))]
+        written = [path for name in _ENTRIES if (path := self.path / name).exists()]
+        written += [p for _, p in in_step_order(self.path.glob("*"), _FAILED, _FAILED_END)]
         return [
             path
             for path in written
@@ -100,17 +103,22 @@ class RunDir:
             if path.exists():
                 kept = [
                     line
-                    for line in path.read_text(encoding="utf-8").splitlines(keepends=True)
+                    for line in path.read_bytes().splitlines(keepends=True)
                     if keep_from_start and _step_of(line) <= after_step
                 ]
-                write_text(path, "".join(kept))
+                write_bytes(path, b"".join(kept))
         written = (self.path / "rollouts").iterdir()
         for step, path in in_step_order(written, behind=_ROLLOUTS_END):
-            if step > after_step:
+            if step > after_step and path.is_file():
                 path.unlink()
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
-                shutil.rmtree(path)
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+
+    def failed_batch(self, step: int) -> Path:
+        """Where the batch of a step is kept whose loss was not finite."""
+        return self.path / step_name(step, _FAILED, _FAILED_END)
 
     def save_rollouts(self, step: int, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
         """rollouts/step_N.jsonl.gz: one response a line; the same responses give the same bytes."""
@@ -143,9 +151,10 @@ def _is_run(manifest: Path) -> bool:
     return isinstance(content, dict) and "versions" in content and "kind" not in content
 
 
-def _step_of(line: str) -> float:
-    """The step of a JSON line; infinite for one that is torn."""
+def _step_of(line: bytes) -> float:
+    """The step of a JSON line; infinite for one that is torn or damaged."""
     try:
-        return int(json.loads(line)["step"]) if line.endswith("\n") else float("inf")
-    except ValueError:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
         return float("inf")
+    return step if isinstance(step, int) and line.endswith(b"\n") else float("inf")

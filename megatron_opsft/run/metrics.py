@@ -3,7 +3,9 @@
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.run.directory import RunDir
-from megatron_opsft.runtime.durable import append_line, explaining_full_disk, write_text
+from megatron_opsft.runtime.durable import (
+    FullDiskError,
+    append_line,
+    explaining_full_disk,
+    write_text,
+)
+
+log = logging.getLogger("megatron_opsft")
 
 Values = Mapping[str, float | int]
 
@@ -77,19 +86,34 @@ class MetricsLog:
 
     def _append(self, name: str, metrics: Values) -> None:
         append_line(self._directory / name, json.dumps(dict(metrics)))
-        for writer in self._writers:
-            with explaining_full_disk(self._directory, 0):
-                writer.write(metrics)
+        for writer in list(self._writers):
+            self._let(writer, partial(writer.write, metrics))
 
     def close(self) -> None:
         """Flush everything."""
         if self._progress is not None:
             self._progress.stop()
-        for writer in self._writers:
-            writer.close()
+        for writer in list(self._writers):
+            self._let(writer, writer.close)
+
+    def _let(self, writer: "_TensorBoard | _Wandb", act: Callable[[], None]) -> None:
+        """A writer that fails is left out from then on: the JSON lines have everything.
+
+        Errors: `FullDiskError`, as of the JSON lines.
+        """
+        try:
+            with explaining_full_disk(self._directory, 0):
+                act()
+        except FullDiskError:
+            raise
+        except Exception as error:  # of a package that the run does not depend on
+            self._writers.remove(writer)
+            log.warning("%s is left out from here on: %s", writer.name, _first_line(error))
 
 
 class _TensorBoard:
+    name = "TensorBoard"
+
     def __init__(self, directory: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -108,10 +132,14 @@ class _TensorBoard:
 class _Wandb:
     """id_file: what W&B knows the run by, so that a resumed one goes on there."""
 
+    name = "Weights & Biases"
+
     def __init__(self, config: RunConfig, id_file: Path) -> None:
         try:
             import wandb
-        except ImportError:
+
+            init = wandb.init  # a folder ./wandb, such as W&B's own, imports as an empty package
+        except (ImportError, AttributeError):
             raise UserError(
                 f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
                 "run.wandb=off"
@@ -119,16 +147,26 @@ class _Wandb:
         if not id_file.is_file():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(id_file, uuid4().hex)
-        self._run: Any = wandb.init(
-            project=config.wandb_project,
-            dir=str(config.dir),
-            mode=config.wandb,
-            id=id_file.read_text(encoding="utf-8"),
-            resume="allow",
-        )
+        try:
+            self._run: Any = init(
+                project=config.wandb_project,
+                dir=str(config.dir),
+                mode=config.wandb,
+                id=id_file.read_text(encoding="utf-8"),
+                resume="allow",
+            )
+        except Exception as error:  # no login, no network, no such project
+            raise UserError(
+                f"run.wandb={config.wandb}: W&B cannot be started ({_first_line(error)}); see "
+                "`wandb login`, or set run.wandb=offline"
+            ) from error
 
     def write(self, metrics: Values) -> None:
         self._run.log(dict(metrics), step=int(metrics["step"]))
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]

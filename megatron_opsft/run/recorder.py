@@ -162,7 +162,7 @@ class RunRecorder:
                 }
                 for sample in samples
             ]
-            path = self._dir.path / f"failed_step_{step:06d}.json"
+            path = self._dir.failed_batch(step)
             write_json(path, {"step": step, "samples": rows})
             log.error("step %d: loss or gradient is not finite; its batch is in %s", step, path)
 

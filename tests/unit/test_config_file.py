@@ -106,6 +106,52 @@ def test_resolved_file_loads_to_the_same_config(path: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("run.steps=010", 10),  # not octal
+        ("run.steps=1_000", 1000),
+        ("run.hang_minutes=007.50", 7.5),
+        ("optimizer.lr=1e-6", 1e-6),
+        ("optimizer.lr=+1.5e-06", 1.5e-6),
+        ("run.wandb_project=1:30", "1:30"),
+        ("run.dir=2024-02-30", Path("2024-02-30")),
+        ("run.dir='a #1'", Path("a #1")),
+        ("run.dir=a#1", Path("a#1")),
+    ],
+)
+def test_a_value_is_what_was_written(path: Path, override: str, value: object) -> None:
+    section, key = override.partition("=")[0].split(".")
+    assert getattr(getattr(load_config(path, [override]), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "part"),
+    [
+        ("run.steps=1:30", "run.steps='1:30'"),  # 90 to YAML 1.1
+        ("run.dir=runs/a #1", "'#1' for a comment; put the value in quotes"),
+        ("run.dir=#1", "comment"),
+        ("run.seed=" + "1" * 5000, "digits"),
+        ("run.dir=" + "[" * 3000, "nested too deeply"),
+        ("run.steps=!!int x", "does not fit its !!tag"),
+        ("run.dir=!!timestamp x", "does not fit its !!tag"),
+        ("run.tensorboard=!!bool x", "does not fit its !!tag"),
+        ("run.dir={a: 1, a: 2}", "the key a is there twice"),
+    ],
+)
+def test_what_yaml_stumbles_over_is_one_line(path: Path, override: str, part: str) -> None:
+    assert part in error_of(path, override)
+
+
+@pytest.mark.parametrize(
+    "text", ["run: {steps: 1, steps: 2}\n", "run: {steps: 1}\nrun: {seed: 3}\n"]
+)
+def test_a_key_that_is_there_twice_is_refused(path: Path, text: str) -> None:
+    """YAML takes the last one and says nothing of the others."""
+    path.write_text(MINIMAL + text)
+    assert "is there twice" in error_of(path)
+
+
+@pytest.mark.parametrize(
     "override",
     ["run.steps=true", "run.steps=yes", "data.prompts_per_step=on", "optimizer.lr=yes"]
     + ["parallel.vpp=true", "run.max_minutes=no", "eval.max_response_tokens=true"]

@@ -11,7 +11,12 @@ import pytest
 from forked_cli import ROOT, Finished, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.evaluate.directory import (
+    locked,
+    open_directory,
+    read_manifest,
+    write_manifest,
+)
 from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import open_model
 
@@ -38,6 +43,27 @@ def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
     with pytest.raises(UserError, match=r'data\.mini="d1", not "d2"'):
         open_directory(tmp_path, identity(mini="d2"), overwrite=False)
     enter(tmp_path, identity(mini="d1"))
+
+
+def test_a_lack_of_processes_is_not_taken_for_another_evaluation(tmp_path: Path) -> None:
+    """A fork that the system refuses has the same type as a lock that is held."""
+    with pytest.raises(BlockingIOError), locked(tmp_path):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    with locked(tmp_path), pytest.raises(UserError, match="another evaluation"), locked(tmp_path):
+        pass
+
+
+def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    out, scratch = tmp_path / "out", tmp_path / "scratch"
+    out.mkdir()
+    scratch.mkdir()
+    (scratch / "kept").touch()
+    enter(out, identity(mini="d1"))
+    (out / "samples").symlink_to(scratch)
+    (out / "table.md").symlink_to(tmp_path / "gone")
+    open_directory(out, identity(mini="d2"), overwrite=True)
+    assert list(out.iterdir()) == []
+    assert (scratch / "kept").exists()
 
 
 def edited_model(path: Path, file: str, **changes: object) -> dict[str, Any]:

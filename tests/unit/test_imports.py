@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
 # The rooms of the package, from the bottom up: folders, and files at its top. A room imports from
 # lower lines alone; those of one line do not know each other.
 LAYERS: list[list[str]] = [
-    ["config_section"],
+    ["config_section", "config_yaml"],
     ["records", "config", "errors"],
     ["command_line", "config_file", "runtime", "architectures", "methods", "report"],
     ["data", "weights", "loss", "batching"],

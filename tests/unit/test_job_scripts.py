@@ -96,6 +96,47 @@ def test_a_saved_step_forgives_stops_during_the_start(slurm: FakeSlurm) -> None:
     assert slurm.run(TRAIN, codes=[138]).exit_code == 1
 
 
+@pytest.mark.parametrize("script", ["eval.sh", "convert.sh"])
+def test_what_saves_as_it_goes_is_requeued_at_every_time_limit(
+    slurm: FakeSlurm, script: str
+) -> None:
+    """Neither an evaluation nor a conversion listens to signals: what is done is in their files."""
+    for _ in range(5):
+        ended = slurm.run(script, codes=[138], MODEL="m", OUT="o")
+        assert ended.exit_code == REQUEUE_EXIT_CODE, ended.stdout
+
+
+def test_many_restarts_have_a_rendezvous_each(slurm: FakeSlurm) -> None:
+    """Bash takes `08` for a wrong octal number."""
+    codes = [1] * 10
+    ended = slurm.run(TRAIN, codes=[*codes, 0], MAX_RESTARTS="10", SLURM_RESTART_COUNT="0")
+    assert ended.exit_code == 0, ended.stderr
+    ports = [line.rsplit(":", 1)[1] for line in ended.stdout.splitlines() if "rendezvous" in line]
+    assert len(set(ports)) == 11
+
+
+def test_a_list_of_many_nodes_is_read_to_its_end(slurm: FakeSlurm) -> None:
+    """More than a pipe holds: whoever writes it must not be left without a reader."""
+    scontrol = slurm.folder / "bin/scontrol"
+    many = 'for ((i = 1; i < 20000; i++)); do echo "n$i"; done; echo read >>"$FAKE_FOLDER/whole"'
+    scontrol.write_text(scontrol.read_text().replace("echo n1", many))
+    ended = slurm.run(TRAIN)
+    assert ended.exit_code == 0, ended.stderr
+    assert (slurm.folder / "whole").read_text() == "read\n"
+    assert "scontrol show node --oneliner n1" in slurm.calls("scontrol")
+
+
+def test_an_outcome_that_a_full_disk_left_empty_does_not_count(slurm: FakeSlurm) -> None:
+    """The exit code is srun's then: wrong input is not started again."""
+    python = slurm.folder / "bin/python"
+    python.write_text(
+        python.read_text().replace('exit "$code"', ': >"$OUTCOME_FILE"; exit "$code"')
+    )
+    ended = slurm.run(TRAIN, codes=[2])
+    assert ended.exit_code == 2
+    assert len(slurm.calls("srun")) == 1
+
+
 def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
     assert slurm.run(TRAIN, codes=[REQUEUE_EXIT_CODE], state="CANCELLED").exit_code == 75
     assert "scontrol requeue 41" not in slurm.calls("scontrol")

@@ -2,15 +2,20 @@
 
 import os
 import shlex
+import signal
 import subprocess
+import sys
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.launch.commands import local
 from megatron_opsft.launch.restarts import run_with_restarts
 from megatron_opsft.launch.slurm import Resources, batch_job, limit_seconds, submit
 
@@ -43,6 +48,58 @@ def test_only_crashes_are_started_again(
 
     assert run_with_restarts(start, max_restarts) == codes[-1]
     assert seen == starts
+
+
+@pytest.mark.parametrize("died_before_it_was_replaced", [True, False])
+def test_a_run_that_is_to_be_replaced_is_never_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died_before_it_was_replaced: bool
+) -> None:
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text("{}")
+    flags: list[str] = []
+
+    class FakeTorchrun(AbstractContextManager["FakeTorchrun"]):
+        def __init__(self, num_ranks: int) -> None:
+            pass
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def run(self, arguments: list[str]) -> int:
+            flags.append(arguments[-1])
+            if len(flags) > died_before_it_was_replaced:
+                manifest.unlink()
+                manifest.write_text("{...}")
+            return 1 if len(flags) < 3 else 0
+
+    monkeypatch.setattr("megatron_opsft.launch.torchrun.Torchrun", FakeTorchrun)
+    with pytest.raises(typer.Exit) as ended:
+        local(QUICKSTART, [f"run.dir={tmp_path}"], ranks=1, overwrite=True)
+    assert ended.value.exit_code == 0
+    second = "--overwrite" if died_before_it_was_replaced else "--resume"
+    assert flags == ["--overwrite", second, "--resume"]
+
+
+EARLY_STOP = """
+import os, signal, subprocess
+from megatron_opsft.launch import torchrun
+
+def run(options):
+    os.kill(os.getpid(), signal.SIGTERM)  # before there is any rank
+    rank = subprocess.Popen(["sleep", "60"])
+    raise SystemExit(f"rank: {rank.wait()}")
+
+torchrun.torchrun.run = run
+with torchrun.Torchrun(1) as started:
+    started.run(["train"])
+"""
+
+
+def test_a_stop_reaches_ranks_that_start_after_it() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", EARLY_STOP], capture_output=True, text=True, timeout=50
+    )
+    assert f"rank: -{signal.SIGTERM.value}" in ended.stderr
 
 
 def test_defaults_ask_for_what_the_script_asks_for() -> None:

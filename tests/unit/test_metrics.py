@@ -1,6 +1,7 @@
 """The metrics log: exact floats in JSON lines, TensorBoard events, plain console lines."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.metrics import MetricsLog
+from megatron_opsft.run.metrics import MetricsLog, _Wandb
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
@@ -87,6 +88,53 @@ def test_missing_wandb_names_the_install_line(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install wandb, or set run\.wandb=off"):
         _open(tmp_path, tensorboard=False, wandb="offline")
+
+
+def test_a_folder_of_that_name_is_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B writes into ./wandb, which Python imports as a package with nothing in it."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UserError, match="pip install wandb"):
+        _Wandb(RunConfig(dir=tmp_path, wandb="offline"), tmp_path / "wandb/run_id")
+    sys.modules.pop("wandb", None)
+
+
+def test_what_wandb_refuses_at_the_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**settings: object) -> None:
+        raise RuntimeError("api_key not configured\nsee ...")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    with pytest.raises(UserError, match=r"\(RuntimeError: api_key not configured\); see `wandb"):
+        _open(tmp_path, tensorboard=False, wandb="online")
+
+
+def test_a_writer_that_fails_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is left out with one warning; the others have every step, and all are closed."""
+
+    def refuse(*args: object, **named: object) -> None:
+        raise ConnectionError("the service is gone\ntraceback")
+
+    run = SimpleNamespace(log=refuse, finish=refuse)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: run))
+    log = _open(tmp_path, wandb="online")
+    with caplog.at_level(logging.WARNING, "megatron_opsft"):
+        for step in (1, 2):
+            log.step(_step_metrics(step))
+        log.close()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "Weights & Biases is left out from here on: ConnectionError: the service is gone"
+    )
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [1, 2]
 
 
 def test_a_resumed_run_goes_on_under_its_id_at_wandb(

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from megatron_opsft.config import DataConfig, EvalConfig
@@ -102,6 +104,34 @@ def test_half_of_a_surrogate_pair_is_a_bad_row(tmp_path: Path) -> None:
         for row, name in enumerate(("problem", "answer", "id"), start=1)
     ]
     assert "3 of 4 rows left out" in describe_bad_rows(read)
+
+
+def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    """Text that is not UTF-8, and a date after the year 9999, even where nobody asks for them."""
+    offsets = pyarrow.array([0, 2], pyarrow.int32()).buffers()[1]
+    text = pyarrow.StringArray.from_buffers(1, offsets, pyarrow.py_buffer(b"\xff\xfe"))
+    for column in (text, pyarrow.array([2**60], pyarrow.timestamp("ms"))):
+        path = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(
+            pyarrow.table({"problem": ["p"], "answer": ["1"], "more": column}), path
+        )
+        with pytest.raises(UserError, match="no readable Parquet file") as caught:
+            load_problems(str(path))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.touch()
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"rows\.jsonl cannot be read \(Permission denied\)"):
+        load_problems(str(path))
 
 
 def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:

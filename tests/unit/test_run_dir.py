@@ -53,6 +53,23 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
     assert left == {"slurm.out", "notes", "notes/a.txt", "rollouts", "checkpoints"}
 
 
+def test_an_overwrite_that_is_killed_can_be_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "checkpoints" / "step_000001").mkdir()
+    (tmp_path / "checkpoints" / "step_000001" / "metadata.json").touch()
+
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        run.open(resume=False, overwrite=True)
+    run.open(resume=False, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"rollouts", "checkpoints"}
+
+
 def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("of: another program\n")
     with pytest.raises(UserError, match=r"no manifest\.json"):
@@ -129,6 +146,13 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
     kept += [tmp_path / "checkpoints" / ".partial_mine", tmp_path / "checkpoints" / ".partial_9"]
     for path in kept:
         path.touch()
+    # Of another kind than a run's: files are rollouts, directories are checkpoints.
+    kept += [tmp_path / "rollouts" / "step_000009.jsonl.gz", tmp_path / "rollouts" / "step_000008"]
+    for path in kept[-2:]:
+        path.mkdir()
+    kept += [tmp_path / "checkpoints" / ".partial_000004", tmp_path / "checkpoints" / "a"]
+    for path in kept[-2:]:
+        path.touch()
     for step in (1, 2, 1_000_000):
         run.save_rollouts(step, [_pair(0)])
     (tmp_path / "checkpoints" / ".partial_replaced_000002").mkdir()
@@ -137,6 +161,25 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
         path for folder in ("rollouts", "checkpoints") for path in (tmp_path / folder).iterdir()
     }
     assert left == {*kept, tmp_path / "rollouts" / "step_000001.jsonl.gz"}
+
+
+def test_files_that_only_look_like_a_runs_are_not_deleted(tmp_path: Path) -> None:
+    run = _finished_run(tmp_path)
+    kept = {"failed_step_notes.json", "curves.csv", "failed_step_000002.json.bak"}
+    for name in (*kept, "failed_step_000002.json", "curves.png"):
+        (tmp_path / name).touch()
+    assert run.failed_batch(2) == tmp_path / "failed_step_000002.json"
+    run.open(resume=False, overwrite=True)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {*kept, "rollouts", "checkpoints"}
+
+
+@pytest.mark.parametrize("damaged", [b"\x80\n", b"[]\n", b"{}\n", b'{"step": null}\n', b"\0\0"])
+def test_truncate_drops_damaged_lines(tmp_path: Path, damaged: bytes) -> None:
+    run = _finished_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + damaged)
+    run.truncate(after_step=2)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'
 
 
 def test_truncate_drops_a_torn_line_whose_step_would_count(tmp_path: Path) -> None:

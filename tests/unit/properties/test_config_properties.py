@@ -1,0 +1,156 @@
+"""Overrides and files: what is accepted is what was written, the rest is one line."""
+
+import tempfile
+from pathlib import Path
+from typing import Any, get_args
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml, validated
+from megatron_opsft.config_yaml import parse_yaml
+from megatron_opsft.errors import UserError
+
+KEYS = {
+    (section, key): field
+    for section, kind in Config.model_fields.items()
+    for key, field in kind.annotation.model_fields.items()  # type: ignore[union-attr]
+}
+BASE = {"model": {"path": "m"}, "data": {"train": "d"}}
+PLAIN = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co", "Zl", "Zp"])
+WORDS = st.text(PLAIN, min_size=1, max_size=12)
+STARTS = tuple("-?:,[]{}#&*!|>'\"%@`~=<")  # which mean something to YAML
+
+
+def build(overrides: list[str]) -> Config:
+    return load_config(None, ["model.path=m", "data.train=d", *overrides])
+
+
+def accepted(overrides: list[str]) -> Config | None:
+    """None where it was refused, in one line."""
+    try:
+        return build(overrides)
+    except UserError as error:
+        assert "\n" not in str(error)
+        return None
+
+
+def value_of(config: Config, section: str, key: str) -> Any:
+    return getattr(getattr(config, section), key)
+
+
+@given(st.integers(0, 10**15), st.integers(0, 4), st.booleans())
+def test_integers_are_what_was_written(number: int, zeros: int, sign: bool) -> None:
+    text = "+" * sign + "0" * zeros + str(number)
+    assert build([f"run.seed={text}"]).run.seed == number
+
+
+@given(st.floats(min_value=0, allow_infinity=False, allow_subnormal=False))
+def test_floats_are_what_was_written(number: float) -> None:
+    for text in (repr(number), f"{number:.17e}", f"{number:.17g}", f"00{number!r}"):
+        assert build([f"optimizer.weight_decay={text}"]).optimizer.weight_decay == number
+
+
+@given(WORDS)
+@example("a #b")
+@example("12:30")
+@example("2024-02-30")
+@example("0o17")
+@example("1e-6")
+def test_text_is_what_was_written(word: str) -> None:
+    config = accepted([f"data.train={word}"])
+    if config is not None and not word.strip().startswith(STARTS):
+        assert config.data.train == word.strip(" ")
+
+
+@given(st.sampled_from(sorted(KEYS)), st.text(max_size=12))
+@example(("run", "dir"), "!!timestamp x")
+@example(("run", "seed"), "1" * 5000)
+@example(("run", "dir"), "[" * 3000)
+def test_no_text_ends_in_a_traceback(key: tuple[str, str], text: str) -> None:
+    accepted([f"{key[0]}.{key[1]}={text}"])
+
+
+@given(st.text(max_size=20))
+def test_no_override_ends_in_a_traceback(override: str) -> None:
+    accepted([override])
+
+
+@given(st.text(max_size=40))
+@example("run: {dir: 2024-02-30}")
+@example("run: {? [1] : 2}")
+@example("&a [*a]")
+def test_no_file_ends_in_a_traceback(text: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "run.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            load_config(path)
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(KEYS)), VALUES, max_size=4))
+def test_any_tree_is_accepted_or_refused_in_one_line(values: dict[tuple[str, str], Any]) -> None:
+    tree: dict[str, Any] = {section: dict(keys) for section, keys in BASE.items()}
+    for (section, key), value in values.items():
+        tree.setdefault(section, {})[key] = value
+    try:
+        config = validated(Config, tree, "here")
+    except UserError as error:
+        assert "\n" not in str(error)
+        return
+    assert validated(Config, parse_yaml(to_yaml(config)), "there") == config
+    for (section, key), value in values.items():
+        got = value_of(config, section, key)
+        assert not isinstance(value, bool) or got == value or (value is False and got == "off")
+        assert value is not None or got is None
+
+
+@given(st.dictionaries(st.sampled_from(["path"]), WORDS), WORDS, WORDS)
+@example({"path": "yes"}, "010", "1:30")
+@example({"path": "~"}, "=", "<<")
+def test_resolved_file_loads_to_the_same_config(
+    model: dict[str, str], train: str, project: str
+) -> None:
+    tree = {
+        "model": {"path": "m", **model},
+        "data": {"train": train},
+        "run": {"wandb_project": project},
+    }
+    config = validated(Config, tree, "here")
+    again = validated(Config, parse_yaml(to_yaml(config)), "there")
+    assert again == config
+    assert config_hash(again) == config_hash(config)
+    check_resumable(config, again, Path("runs/a"))
+
+
+def other_value(section: str, key: str) -> Any:
+    """A valid value that is not the default one."""
+    field, base = KEYS[section, key], value_of(build([]), section, key)
+    options = [a for a in get_args(field.annotation) if isinstance(a, str)]
+    tries = [o for o in options if o != base]
+    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other"]
+    for value in tries:
+        config = accepted([f"{section}.{key}={value}"])
+        if config is not None and value_of(config, section, key) != base:
+            return value
+    raise AssertionError(f"{section}.{key} has one value only")
+
+
+@given(st.sampled_from(sorted(KEYS)))
+def test_the_hash_tells_what_decides_the_numbers(key: tuple[str, str]) -> None:
+    """... and a resumed run may change what the hash leaves out."""
+    section, name = key
+    before, after = build([]), build([f"{section}.{name}={other_value(section, name)}"])
+    if config_hash(before) == config_hash(after):
+        check_resumable(before, after, Path("runs/a"))
+    assert config_hash(before) == config_hash(build([f"run.dir=elsewhere-{name}"]))

@@ -1,0 +1,111 @@
+"""Any row gives a problem or a bad row with a reason of one line; boxes are what TeX would take."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from megatron_opsft.data.answers import AnswerError, read_answer
+from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.problems import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS, load_problems
+from megatron_opsft.errors import UserError
+
+TEXT = st.text(st.characters(), max_size=12)  # lone surrogates as well
+LATEX = st.lists(
+    st.sampled_from(["\\boxed", "\\boxed{", "{", "}", "\\", "\\{", "\\}", " ", "4", "#### ", "é"]),
+    max_size=14,
+).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | LATEX,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+ROWS = st.dictionaries(
+    st.sampled_from([*PROBLEM_FIELDS, *ANSWER_FIELDS, *ID_FIELDS]) | TEXT, VALUES, max_size=5
+)
+GOOD = {"problem": "1 + 1?", "answer": "2"}
+LINES = st.one_of(
+    ROWS.map(lambda row: json.dumps(row).encode()),
+    ROWS.map(lambda row: json.dumps(GOOD | row).encode()),
+    VALUES.map(lambda value: json.dumps(value).encode()),
+    st.binary(max_size=20),
+).map(lambda line: line.replace(b"\n", b" "))
+
+
+@given(st.lists(LINES, max_size=6))
+@example([b"[" * 3000, b"1" * 5000, b'{"problem": "p", "answer": ' + b"1" * 4000 + b"}"])
+@example([b'\xef\xbb\xbf{"problem": "p", "answer": 1e308}', b"\xff\xfe{\0}\0"])
+def test_every_row_is_a_problem_or_a_bad_row(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "rows.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in [*lines, json.dumps(GOOD).encode()]))
+        try:
+            found = load_problems(str(path), problem_field="problem", answer_field="answer")
+        except UserError as error:
+            raise AssertionError("the last row is a problem") from error
+    numbers = [*found.rows, *(bad.row for bad in found.bad_rows)]
+    rows = [n for n, line in enumerate(lines, start=1) if line.strip()]
+    assert sorted(numbers) == [*rows, len(lines) + 1]
+    assert len({problem.id for problem in found.problems}) == len(found.problems)
+    for problem in found.problems:
+        assert problem.text.strip() and problem.answer == problem.answer.strip() != ""
+        f"{problem.id}{problem.text}{problem.answer}".encode()
+    for bad in found.bad_rows:
+        assert bad.reason and "\n" not in bad.reason
+
+
+@given(st.lists(LINES, max_size=4))
+def test_a_file_without_a_usable_row_is_one_line(lines: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "rows.jsonl"
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        try:
+            assert load_problems(str(path)).problems
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+@given(VALUES)
+def test_an_answer_is_text_that_stays_itself(value: object) -> None:
+    try:
+        answer = read_answer(value, "answer")
+    except AnswerError as error:
+        assert "\n" not in str(error)
+        return
+    assert answer and answer == answer.strip()
+    if isinstance(value, int | float):
+        assert float(answer) == float(value) and read_answer(answer, "answer") == answer
+
+
+@given(LATEX)
+@example("\\boxed{a\\\\}")
+def test_boxes_are_outermost_balanced_and_in_order(text: str) -> None:
+    end = 0
+    for box in find_boxes(text):
+        assert end <= box.start < box.end <= len(text)
+        end = box.end
+        whole = text[box.start : box.end]
+        assert whole.startswith("\\boxed") and whole.endswith("}")
+        assert box.content == whole[whole.index("{") + 1 : -1].strip() != ""
+        assert _depth(box.content) == 0
+
+
+def _depth(text: str) -> int:
+    bare = text.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
+    return bare.count("{") - bare.count("}")
+
+
+INNER = st.recursive(
+    st.text("ab+ 1\\,.^_", min_size=1, max_size=6).map(lambda text: text.replace("\\", "\\%")),
+    lambda inner: st.lists(inner | inner.map("{{{}}}".format), max_size=3).map("".join),
+    max_leaves=6,
+)
+
+
+@given(st.lists(INNER, max_size=3), st.text("xy $\n", max_size=4))
+def test_what_was_put_in_boxes_is_found(contents: list[str], between: str) -> None:
+    text = between.join(f"\\boxed{{{content}}}" for content in contents)
+    wanted = [content.strip() for content in contents if content.strip()]
+    assert [box.content for box in find_boxes(text)] == wanted

@@ -1,0 +1,112 @@
+"""Names of steps match whole and back; a run deletes what it wrote, and nothing else."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from megatron_opsft.run.directory import RunDir
+from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
+
+STEPS = st.integers(min_value=0, max_value=10**12)
+AFFIXES = st.sampled_from(["step_", PARTIAL, REPLACED, "a.b", "", "(", "000"])
+ENDS = st.sampled_from(["", ".jsonl.gz", ".*", "0a"])
+# Names that nearly are those of a run, and any others that a file system takes.
+NEARLY = st.tuples(
+    st.sampled_from(["step_", PARTIAL, REPLACED, "failed_step_", "curves.", ""]),
+    st.text("0123456789", max_size=8),
+    st.sampled_from(["", ".jsonl.gz", ".json", ".gz", "_", ".bak", "png", "\n"]),
+).map("".join)
+ANY = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=20)
+NAMES = st.one_of(NEARLY, ANY).filter(lambda name: name not in ("", ".", ".."))
+RUN_FILES = ("manifest.json", "config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json")
+RUN_FOLDERS = ("rollouts", "checkpoints", "hf", "tensorboard", "wandb")
+
+
+@given(STEPS, AFFIXES, ENDS)
+def test_a_step_is_read_back_from_its_name(step: int, before: str, behind: str) -> None:
+    assert step_in(step_name(step, before, behind), before, behind) == step
+
+
+@given(NAMES, AFFIXES, ENDS)
+@example("step_0000001", "step_", "")
+@example("step_000001\n", "step_", "")
+def test_only_the_name_of_a_step_is_one(name: str, before: str, behind: str) -> None:
+    step = step_in(name, before, behind)
+    assert step is None or step_name(step, before, behind) == name
+
+
+@given(st.lists(NAMES, max_size=8), st.lists(STEPS, max_size=5, unique=True))
+def test_steps_come_in_order_and_others_not_at_all(others: list[str], steps: list[int]) -> None:
+    foreign = [name for name in others if step_in(name) is None]
+    found = in_step_order(Path(name) for name in [*map(step_name, steps), *foreign])
+    assert found == [(step, Path(step_name(step))) for step in sorted(steps)]
+
+
+def _is_of_a_run(name: str) -> bool:
+    """What README and docs say that a run writes."""
+    failed = step_in(name, "failed_step_", ".json") is not None
+    return name in (*RUN_FILES, *RUN_FOLDERS) or failed or name in ("curves.png", "curves.svg")
+
+
+@settings(max_examples=25)
+@given(st.lists(NAMES, max_size=6, unique=True), st.integers(0, 3))
+@example(["failed_step_notes.json", "curves.csv", "failed_step_000002.json", "curves.png"], 0)
+def test_overwriting_and_resuming_leave_what_is_not_the_runs(
+    names: list[str], after_step: int
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        run = RunDir(Path(place))
+        run.open(resume=False, overwrite=False)
+        write_json(run.path / "manifest.json", {"versions": {}})
+        folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
+        for folder in folders:
+            for name in names:
+                if name not in (*RUN_FILES, *RUN_FOLDERS):
+                    (folder / name).touch()
+        foreign = [name for name in names if not _is_of_a_run(name)]
+        run.truncate(after_step)
+        for folder in folders:
+            left = {path.name for path in folder.iterdir()}
+            assert {n for n in foreign if not _belongs_to_a_step(n)} <= left
+        shutil.rmtree(run.path / "rollouts")
+        run.open(resume=False, overwrite=True)
+        left = {path.name for path in run.path.iterdir()}
+        assert left == {*foreign, "rollouts", "checkpoints"}
+
+
+def _belongs_to_a_step(name: str) -> bool:
+    places = (("step_", ".jsonl.gz"), (PARTIAL, ""), (REPLACED, ""))
+    return any(step_in(name, before, behind) is not None for before, behind in places)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.one_of(
+            st.builds('{{"step": {}, "loss": 0.5}}'.format, st.integers(0, 9)),
+            st.sampled_from(['{"step": 2, "lo', "[]", "null", "{}", '{"step": null}', "7", "\0\0"]),
+            st.sampled_from(['{"step": Infinity}', '{"step": NaN}', '{"step": "2"}']),
+        ),
+        max_size=6,
+    ),
+    st.integers(0, 9),
+    st.binary(max_size=4),
+)
+def test_lines_of_later_steps_and_damaged_ones_go(
+    lines: list[str], after_step: int, torn: bytes
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        run = RunDir(Path(place))
+        run.open(resume=False, overwrite=False)
+        content = "".join(line + "\n" for line in lines).encode() + torn.replace(b"\n", b"")
+        (run.path / "metrics.jsonl").write_bytes(content)
+        run.truncate(after_step)
+        kept = (run.path / "metrics.jsonl").read_text().splitlines()
+        wanted = [f'{{"step": {step}, "loss": 0.5}}' for step in range(after_step + 1)]
+        assert [line for line in kept if "loss" in line] == [
+            line for line in lines if line in wanted and after_step > 0
+        ]

@@ -1,0 +1,122 @@
+"""`--out` and identities: only what this project made is replaced; what differs is told apart."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.storage.hf_files import WEIGHT_NAMES
+from megatron_opsft.storage.partial import PartialDir, partial_dir
+from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
+
+WHOLE = [name for name in WEIGHT_NAMES if "*" not in name]
+FILES = st.sampled_from(
+    ["config.json", "conversion.json", "metadata.json", ".metadata", "notes.txt", *WHOLE]
+)
+FOLDERS = st.sampled_from(["src", "data", "checkpoints", *(f.rstrip("*") for f in MODEL_FOLDERS)])
+
+
+def fill(directory: Path, files: set[str], folders: set[str]) -> None:
+    directory.mkdir()
+    for name in files:
+        (directory / name).write_text("{}")
+    for name in folders:
+        (directory / name).mkdir()
+
+
+@given(st.sets(FILES), st.sets(FOLDERS), st.booleans())
+def test_only_a_model_a_conversion_or_nothing_may_be_replaced(
+    files: set[str], folders: set[str], overwrite: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out"
+        fill(out, files, folders)
+        try:
+            check_out(out, [], overwrite=overwrite)
+            allowed = True
+        except UserError as error:
+            assert "\n" not in str(error)
+            allowed = False
+        assert {path.name for path in out.iterdir()} == files | folders
+    is_hf = "config.json" in files and bool(files & set(WHOLE))
+    is_converted = {"conversion.json", "metadata.json", ".metadata"} <= files
+    foreign = folders & {"src", "data", "checkpoints"}
+    wanted = not foreign and (not files | folders or is_hf or is_converted)
+    assert allowed == (overwrite and wanted)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["clear", "publish", "remove", "killed"]), max_size=6), st.data())
+def test_a_partial_directory_touches_its_own_and_its_output(
+    acts: list[str], data: st.DataObject
+) -> None:
+    """Whatever a try does, and wherever it ends, the output is the old or the new one, whole."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "out"
+        fill(out, {"old"}, set())
+        neighbours = ["out.partial", ".out2.partial", "out2", ".out"]
+        for name in neighbours:
+            fill(Path(place) / name, {"kept"}, set())
+        content = {"old"}
+        for act in acts:
+            partial = PartialDir(out)
+            partial.lock()
+            fill(partial.data, {act}, set()) if not partial.data.exists() else None
+            there = {path.name for path in partial.data.iterdir()}
+            if act == "publish":
+                partial.publish()
+                content = there
+            elif act == "killed" and data.draw(st.booleans()):  # between publish's two renames
+                shutil.rmtree(partial.path / "replaced", ignore_errors=True)
+                out.rename(partial.path / "replaced")
+            elif act in ("clear", "remove"):
+                getattr(partial, act)()
+            partial.unlock()
+        again = PartialDir(out)
+        again.lock()
+        assert {path.name for path in out.iterdir()} == content
+        again.remove()
+        left = {path.name for path in Path(place).iterdir()}
+        assert left == {"out", *neighbours} and not partial_dir(out).exists()
+        assert all((Path(place) / name / "kept").exists() for name in neighbours)
+
+
+JSON = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(0, 1) | st.text("ab", max_size=2)
+SETTINGS = ("temperature", "engine", "tp", "shape", "seed")
+DATA = st.dictionaries(st.sampled_from(["gsm8k", "aime24", "mini"]), st.sampled_from("12"))
+IDENTITIES = st.builds(
+    lambda flat, shape, data: flat | {"shape": shape, "data": data},
+    st.fixed_dictionaries({key: JSON for key in SETTINGS}),
+    st.fixed_dictionaries({"layers": JSON}, optional={"rope": JSON}),
+    DATA,
+)
+
+
+@settings(max_examples=60)
+@given(IDENTITIES, st.sets(st.sampled_from(SETTINGS)), st.dictionaries(st.just("seed"), JSON), DATA)
+def test_identities_are_merged_and_what_differs_is_refused(
+    old: dict[str, Any], unrecorded: set[str], changed: dict[str, Any], data: dict[str, str]
+) -> None:
+    """unrecorded: what an earlier version did not write down, which cannot differ."""
+    new = old | changed | {"data": data}
+    before = {key: value for key, value in old.items() if key not in unrecorded}
+    known_data = {name: old["data"].get(name, digest) for name, digest in data.items()}
+    agrees = data == known_data and ("seed" in unrecorded or new["seed"] == old["seed"])
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        write_manifest(directory, {"identity": before})
+        try:
+            open_directory(directory, new, overwrite=False)
+        except UserError as error:
+            assert "\n" not in str(error) and not agrees
+            assert read_manifest(directory)["identity"] == before
+            return
+        assert agrees
+        write_manifest(directory, {"identity": new})
+        assert read_manifest(directory)["identity"] == new | {"data": old["data"] | data}
+        open_directory(directory, new | {"data": {}}, overwrite=False)

@@ -1,0 +1,85 @@
+"""Packing and dealing: every sample and every response once, budgets held, ranks alike."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron_opsft.batching.packing import describe_plan, pack_bins, plan_packing
+from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.rollout.engine import PromptRequest, dealt_size, my_share, split_batches
+
+LENGTHS = st.lists(st.integers(1, 400), max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 500))
+def test_bins_hold_every_sequence_once_within_the_budget(lengths: list[int], budget: int) -> None:
+    bins = pack_bins(lengths, budget)
+    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
+    assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in bins)
+
+
+@given(LENGTHS, st.integers(1, 500), st.integers(1, 6), st.integers(1, 3), st.integers(1, 10**5))
+def test_plans_hold_every_sequence_once_and_as_many_bins_on_every_rank(
+    lengths: list[int], budget: int, dp_size: int, multiple: int, quadratic_at: int
+) -> None:
+    plan = plan_packing(
+        lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
+    )
+    bins = [indices for mine in plan for indices in mine]
+    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
+    assert all(len(b) <= 1 or sum(lengths[i] for i in b) <= budget for b in bins)
+    assert len(plan) == dp_size
+    assert len({len(mine) for mine in plan}) == 1 and len(plan[0]) % multiple == 0
+    report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
+    assert 0 <= report.fill <= 1 and 0 <= report.imbalance < dp_size + 1e-9
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[PromptRequest]:
+    groups = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), max_size=10))
+    return [
+        PromptRequest(
+            problem_id=f"p{number}",
+            prompt_ids=(1,) * num_tokens,
+            sample_indices=tuple(range(num_samples)),
+            seeds=tuple(100 * number + index for index in range(num_samples)),
+        )
+        for number, (num_tokens, num_samples) in enumerate(groups)
+    ]
+
+
+def responses(some: list[PromptRequest]) -> Counter[tuple[str, int, int]]:
+    return Counter(
+        (request.problem_id, index, seed)
+        for request in some
+        for index, seed in zip(request.sample_indices, request.seeds, strict=True)
+    )
+
+
+@given(requests(), st.integers(1, 12), st.integers(1, 5))
+def test_every_response_is_dealt_once(
+    work: list[PromptRequest], batch_size: int, num_ranks: int
+) -> None:
+    size = dealt_size(sum(responses(work).values()), batch_size, num_ranks)
+    shares = [my_share(work, size, rank, num_ranks) for rank in range(num_ranks)]
+    dealt = responses([request for share in shares for request in share])
+    assert dealt == responses(work) and set(dealt.values()) <= {1}
+    counts = [sum(responses(share).values()) for share in shares]
+    assert max(counts) - min(counts) <= size
+    batches = split_batches(work, size)
+    assert all(sum(responses(list(b)).values()) == size for b in batches[:-1])
+    for rank, share in enumerate(shares):
+        assert split_batches(share, size) == batches[rank::num_ranks]
+
+
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 9), st.integers(0, 20))
+def test_an_epoch_draws_every_problem_once(
+    num_problems: int, batch_size: int, seed: int, step: int
+) -> None:
+    sampler = ProblemSampler(num_problems=num_problems, batch_size=batch_size, seed=seed)
+    assert len(sampler.indices(step)) == batch_size
+    drawn = [index for s in range(num_problems) for index in sampler.indices(s)]
+    for epoch in range(batch_size):
+        part = drawn[epoch * num_problems : (epoch + 1) * num_problems]
+        assert sorted(part) == list(range(num_problems))

@@ -1,0 +1,53 @@
+"""What a plan multiplies, against figures that were published or follow from published ones."""
+
+import pytest
+from plan_cases import make_job
+from real_shapes import REAL_SHAPES
+
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.memory import kv_bytes_per_token
+from megatron_opsft.storage.hf_files import ASSETS
+
+# Published parameters without the input embedding, of experts those of one token; bytes of keys
+# and values of a token in bfloat16.
+PUBLISHED = {
+    "DeepSeek-R1-Distill-Qwen-1.5B": (1_777_088_000 - 151_936 * 1536, 28_672),
+    "DeepSeek-R1-Distill-Qwen-7B": (7_615_616_512 - 152_064 * 3584, 57_344),
+    "DeepSeek-R1-Distill-Qwen-32B": (32_763_876_352 - 152_064 * 5120, 262_144),
+    "Qwen2.5-72B": (72_706_203_648 - 152_064 * 8192, 327_680),
+    "Qwen3-30B-A3B": (3.04e9, 98_304),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_trained_token_takes_six_operations_a_parameter(name: str) -> None:
+    """Biases and norms are no products, and one token has next to no attention."""
+    active, _ = PUBLISHED[name]
+    assert 3 * forward_flops(REAL_SHAPES[name], [1], 1) == pytest.approx(6 * active, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_keys_and_values_of_a_token(name: str) -> None:
+    for tp in (1, 2):
+        job = make_job(REAL_SHAPES[name], 8, f"rollout.tp={tp}")
+        assert kv_bytes_per_token(job) * tp == PUBLISHED[name][1]
+
+
+def test_shipped_configurations_are_the_published_ones() -> None:
+    folders = sorted(path.parent for path in ASSETS.glob("model_configs/*/*/config.json"))
+    assert len(folders) >= 2
+    for folder in folders:
+        shape, real = read_model_shape(folder), REAL_SHAPES[folder.name]
+        for key in ("num_layers", "hidden_size", "ffn_size", "num_heads", "num_kv_heads"):
+            assert getattr(shape, key) == getattr(real, key), (folder.name, key)
+        assert shape.vocab_size == real.vocab_size
+
+
+def test_h100_is_the_data_sheet_s() -> None:
+    """SXM: 1,979 TFLOP/s with sparsity, 3.35 TB/s, 80 GB of which torch sees 79.1 GiB."""
+    h100 = load_hardware("h100")
+    assert h100.peak_flops == pytest.approx(1979e12 / 2, rel=1e-3)
+    assert h100.memory_bandwidth == 3.35e12
+    assert h100.memory_bytes == pytest.approx(79.1 * 2**30, rel=1e-3)
