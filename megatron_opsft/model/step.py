@@ -28,7 +28,7 @@ from megatron_opsft.runtime.distributed import (
     gather_from_all,
     sum_over_world,
 )
-from megatron_opsft.runtime.progress import place, whereabouts
+from megatron_opsft.runtime.phase import current_phase, describe_rank
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
@@ -225,8 +225,8 @@ class Trainer:
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:
         """What is wrong and where it came from; called by every rank."""
         values = f"loss {loss}, gradient norm {grad_norm}"
-        message = f"{place()}: {values}: the step was not applied"
-        sources = gather_from_all([] if self._own_loss_is_finite else [whereabouts()])
+        message = f"{current_phase()}: {values}: the step was not applied"
+        sources = gather_from_all([] if self._own_loss_is_finite else [describe_rank()])
         return f"{message}; not finite at {', '.join(sources)}" if sources else message
 
     def _start_gathering_weights(self) -> None:

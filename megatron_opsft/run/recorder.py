@@ -17,7 +17,7 @@ from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
@@ -54,7 +54,7 @@ class RunRecorder:
         checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
         """
         self._settle_checkpoint(wait=False)
-        enter("record")
+        enter_phase("record")
         everything = gather_to_main(pairs)
         if self._log is None:
             return
@@ -111,7 +111,7 @@ class RunRecorder:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         if self._s.held_out is None:
             return
-        enter("evaluate")
+        enter_phase("evaluate")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
             self._log.evaluation(
@@ -169,7 +169,7 @@ class RunRecorder:
 
     def finish(self) -> None:
         """Export the model as a Hugging Face directory and write summary.json."""
-        enter("export")
+        enter_phase("export")
         exporter = self._s.sync.exporter
         if self._log is None:
             for _ in exporter.stream():
