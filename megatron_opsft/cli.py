@@ -20,7 +20,7 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.progress import whereabouts
+from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
 app = typer.Typer(
@@ -138,15 +138,15 @@ def run(commands: typer.Typer) -> None:
     except NonFiniteError as error:  # the same on every rank, and it names the one it came from
         _exit(f"error: {error}", 3)
     except SyncError as error:
-        _exit(f"error: {whereabouts()}: {error}", 3)
+        _exit(f"error: {describe_rank()}: {error}", 3)
     except Exception as error:
         if full := full_disk_behind(error):
-            reason = f"{whereabouts()}: {full}"
+            reason = f"{describe_rank()}: {full}"
             _exit(f"error: {reason}; make room, then give the same command again", 2)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]
-        _exit(f"error: {whereabouts()}: {type(error).__name__}: {lines[0]}", 1, error)
+        _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
 
 
 @contextmanager
@@ -161,7 +161,7 @@ def _advising_resume() -> Iterator[None]:
     except Exception as error:
         if (full := full_disk_behind(error)) is None:
             raise
-        reason = f"{whereabouts()}: {full}"
+        reason = f"{describe_rank()}: {full}"
         raise UserError(f"{reason}; make room, then continue with --resume") from error
 
 
@@ -173,9 +173,9 @@ def _exit(message: str, code: int, trace: Exception | None = None) -> None:
     rank = int(os.environ.get("RANK", "0"))
     if not is_watched() and rank > 0:
         time.sleep(3)  # most errors are every rank's: let rank 0 say it and end the job
-    verdict = report_failure(code, message)
-    if verdict is None or verdict.rank == rank:
+    diagnosis = report_failure(code, message)
+    if diagnosis is None or diagnosis.rank == rank:
         if trace is not None:
             traceback.print_exception(trace)
         print(message, file=sys.stderr, flush=True)
-    os._exit(verdict.code if verdict is not None else code)
+    os._exit(diagnosis.code if diagnosis is not None else code)

@@ -47,14 +47,14 @@ from megatron_opsft.runtime.device import (
     prepare_environment,
     select_device,
 )
+from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.distributed import (
     Layout,
     start_distributed,
     start_watchdog,
     stop_distributed,
 )
-from megatron_opsft.runtime.progress import enter
-from megatron_opsft.runtime.verdict import Limits
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.versions import untested_versions
 from megatron_opsft.storage.hf_files import resolve_model
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -101,7 +101,7 @@ class Session:
 @contextmanager
 def open_session(config: Config) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed."""
-    enter("start", 0)
+    enter_phase("start", 0)
     device = _choose_device(config)
     given = _read_input(config)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)

@@ -20,7 +20,7 @@ from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
-from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
@@ -58,7 +58,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
 
 def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     """One rollout batch and one update."""
-    enter("prepare", step)
+    enter_phase("prepare", step)
     watch = Stopwatch(s.device)
     problems = s.problems_of(step)
     with watch.phase("rollout"):

@@ -1,8 +1,11 @@
 """From a model directory to a trainer on this rank: shape, shards, optimizer."""
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
@@ -58,6 +61,9 @@ def build_trainer(
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
+        stored = {tensors.dtype(name) for name in table.hf_shapes()}
+        if conversion := describe_conversion(stored, megatron.params_dtype):
+            log.info(conversion)
     models = build_model(shape, megatron, device)
     ModelShards.of(models, table, layout).fill(tensors.read)
     chunks = wrap_for_training(models, megatron, config.parallel)
@@ -73,3 +79,20 @@ def build_trainer(
     )
     # The distributed optimizer moved the parameters into its own buffer: match them anew.
     return trainer, ModelShards.of(models, table, layout)
+
+
+def describe_conversion(stored: Iterable[torch.dtype], trained: torch.dtype) -> str:
+    """What loading does to weights of these dtypes, in one line; "" where they stay as they are."""
+    others = {dtype for dtype in stored if dtype != trained}
+    if not others:
+        return ""
+    names = " and ".join(sorted(_name(dtype) for dtype in others))
+    exact = all(torch.promote_types(dtype, trained) == trained for dtype in others)
+    what = (
+        "every value is kept" if exact else "rounded once, here; float32 main weights start there"
+    )
+    return f"weights stored in {names} are trained in {_name(trained)} (model.dtype): {what}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

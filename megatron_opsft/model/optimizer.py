@@ -7,6 +7,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from megatron_opsft.config import OptimizerConfig
 
@@ -55,6 +56,18 @@ def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: flo
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
+
+
+def update(optimizer: MegatronOptimizer, grad_norm: Any) -> None:
+    """The rest of `optimizer.step()` after `prepare_grads` and `get_grad_norm`, which it would call
+    again: clip the gradients and apply them. Called by every rank.
+
+    grad_norm: what `get_grad_norm` returned, a number or a tensor.
+    """
+    clip_grad = optimizer.config.clip_grad
+    if clip_grad > 0:
+        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip_grad, grad_norm)
+    optimizer.step_with_ready_grads()
 
 
 def _allocate_state(optimizer: MegatronOptimizer) -> None:

@@ -20,7 +20,7 @@ from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.model.hidden_states import output_head, without_output_layer
-from megatron_opsft.model.optimizer import set_learning_rate
+from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -28,7 +28,7 @@ from megatron_opsft.runtime.distributed import (
     gather_from_all,
     sum_over_world,
 )
-from megatron_opsft.runtime.progress import place, whereabouts
+from megatron_opsft.runtime.phase import current_phase, describe_rank
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
@@ -204,10 +204,12 @@ class Trainer:
             )
         loss = self.accumulate(batches, factor)
         set_learning_rate(self.optimizer, lr, self._weight_decay)
-        grad_norm = self._gradient_norm()
+        self.optimizer.prepare_grads()
+        norm = self.optimizer.get_grad_norm()
+        grad_norm = math.nan if any_over_world(norm is None) else float(norm)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(self._describe_non_finite(loss, grad_norm))
-        self.optimizer.step()
+        update(self.optimizer, norm)
         self._start_gathering_weights()
         mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.is_loss_rank
         (tokens,) = sum_over_world([float(mine)])
@@ -223,8 +225,8 @@ class Trainer:
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:
         """What is wrong and where it came from; called by every rank."""
         values = f"loss {loss}, gradient norm {grad_norm}"
-        message = f"{place()}: {values}: the step was not applied"
-        sources = gather_from_all([] if self._own_loss_is_finite else [whereabouts()])
+        message = f"{current_phase()}: {values}: the step was not applied"
+        sources = gather_from_all([] if self._own_loss_is_finite else [describe_rank()])
         return f"{message}; not finite at {', '.join(sources)}" if sources else message
 
     def _start_gathering_weights(self) -> None:
@@ -242,9 +244,3 @@ class Trainer:
             for chunk in self.chunks:
                 chunk.start_param_sync(force_sync=True)
             self._gathering = False
-
-    def _gradient_norm(self) -> float:
-        """The norm before clipping; `optimizer.step` applies before anyone can look."""
-        self.optimizer.prepare_grads()
-        norm = self.optimizer.get_grad_norm()
-        return math.nan if any_over_world(norm is None) else float(norm)

@@ -15,6 +15,7 @@ from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
+from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.step_names import step_name
 
 # Of a plan -> of metrics.jsonl.
@@ -70,10 +71,11 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
     config = load_config(path / "config.yaml")
     try:
         world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        trained = [line for line in lines[WARM_UP_STEPS:] if line["num_accepted"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: manifest.json or metrics.jsonl is damaged: {error!r}") from None
+        raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
+    seconds = [f"{phase}_seconds" for phase in (*PHASES.values(), "step")]
+    lines = read_json_lines(path / "metrics.jsonl", required=["num_accepted", *seconds])
+    trained = [line for line in lines[WARM_UP_STEPS:] if line["num_accepted"]]
     if not trained:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {WARM_UP_STEPS}"

@@ -1,28 +1,39 @@
-"""JSON lines that a run left behind, as its reports read them."""
+"""The JSON lines of a run (metrics.jsonl, evals.jsonl), as everything reads them."""
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
 
+log = logging.getLogger("megatron_opsft")
 
-def read_json_lines(path: Path, *, numbers: Sequence[str] = ()) -> list[dict[str, Any]]:
+
+def read_json_lines(
+    path: Path, *, numbers: Sequence[str] = (), required: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """The objects of a file, in order; none where there is no file.
 
-    A last line without its line break is what a killed run left, and is left out. numbers: keys
-    whose values are numbers, or null or absent where a step has none. Errors: `UserError` naming
-    file and line for any other that is no object, has no whole `step`, or a value of another kind.
+    A last line without its line break is what a killed run left: it is left out, with a warning.
+    numbers: keys whose values are numbers, or null or absent where a step has none. required: keys
+    that every line has, with numbers. Errors: `UserError` naming file and line for any other that
+    is no object, has no whole `step`, or a value of another kind.
     """
     if not path.is_file():
         return []
-    return list(_checked(path, numbers))
+    *lines, torn = path.read_bytes().split(b"\n")
+    if torn:
+        log.warning("%s: the last line is torn, as by a kill; it is left out", path)
+    return list(_checked(path, lines, numbers, required))
 
 
-def _checked(path: Path, numbers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for place, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        where = f"{path}:{place}"
+def _checked(
+    path: Path, lines: Sequence[bytes], numbers: Sequence[str], required: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}:{number}"
         fix = "restore the file, or delete that line"
         try:
             record = json.loads(line)
@@ -32,7 +43,9 @@ def _checked(path: Path, numbers: Sequence[str]) -> Iterator[dict[str, Any]]:
             raise UserError(f"{where}: not a JSON object but {_short(record)}; {fix}")
         if type(record.get("step")) is not int:
             raise UserError(f"{where}: step is {_short(record.get('step'))}, no number; {fix}")
-        for key in numbers:
+        for key in (*numbers, *required):
+            if key in required and record.get(key) is None:
+                raise UserError(f"{where}: no {key}; {fix}")
             if type(record.get(key)) not in (int, float, type(None)):
                 raise UserError(f"{where}: {key} is {_short(record[key])}, no number; {fix}")
         yield record

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Rollout, Verdict
+from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
 from megatron_opsft.runtime.watchdog import CLAIM
@@ -94,19 +95,15 @@ class RunDir:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
 
         Also drops a last line that a kill left unfinished, and partial checkpoints. What has
-        another name than a run gives stays.
+        another name than a run gives stays. Errors: as of `read_json_lines`; nothing is dropped
+        then.
         """
         # The evaluation of step 0 belongs to a fresh start: it is made again.
-        keep_from_start = after_step > 0
-        for name in ("metrics.jsonl", "evals.jsonl"):
-            path = self.path / name
+        files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl")]
+        kept = [_lines_until(path, after_step) if after_step else b"" for path in files]
+        for path, lines in zip(files, kept, strict=True):
             if path.exists():
-                kept = [
-                    line
-                    for line in path.read_bytes().splitlines(keepends=True)
-                    if keep_from_start and _step_of(line) <= after_step
-                ]
-                write_bytes(path, b"".join(kept))
+                write_bytes(path, lines)
         written = (self.path / "rollouts").iterdir()
         for step, path in in_step_order(written, behind=_ROLLOUTS_END):
             if step > after_step and path.is_file():
@@ -151,10 +148,10 @@ def _is_run(manifest: Path) -> bool:
     return isinstance(content, dict) and "versions" in content and "kind" not in content
 
 
-def _step_of(line: bytes) -> float:
-    """The step of a JSON line; infinite for one that is torn or damaged."""
-    try:
-        step = json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
-    return step if isinstance(step, int) and line.endswith(b"\n") else float("inf")
+def _lines_until(path: Path, last_step: int) -> bytes:
+    """The lines of steps up to `last_step`, as they are in the file."""
+    steps = [line["step"] for line in read_json_lines(path)]
+    lines = path.read_bytes().split(b"\n") if steps else []
+    return b"".join(
+        b"%s\n" % line for step, line in zip(steps, lines, strict=False) if step <= last_step
+    )

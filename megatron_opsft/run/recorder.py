@@ -12,11 +12,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
+from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
@@ -53,7 +54,7 @@ class RunRecorder:
         checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
         """
         self._settle_checkpoint(wait=False)
-        enter("record")
+        enter_phase("record")
         everything = gather_to_main(pairs)
         if self._log is None:
             return
@@ -103,14 +104,14 @@ class RunRecorder:
             self.evaluate(step)
 
     def _is_evaluated(self, step: int) -> bool:
-        evaluations = _read_lines(self._dir.path / "evals.jsonl") if self._log else []
+        evaluations = read_json_lines(self._dir.path / "evals.jsonl") if self._log else []
         return any(line["step"] == step for line in evaluations)
 
     def evaluate(self, step: int) -> None:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         if self._s.held_out is None:
             return
-        enter("evaluate")
+        enter_phase("evaluate")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
             self._log.evaluation(
@@ -168,7 +169,7 @@ class RunRecorder:
 
     def finish(self) -> None:
         """Export the model as a Hugging Face directory and write summary.json."""
-        enter("export")
+        enter_phase("export")
         exporter = self._s.sync.exporter
         if self._log is None:
             for _ in exporter.stream():
@@ -191,14 +192,16 @@ class RunRecorder:
             self._log.close()
 
     def _summary(self) -> dict[str, object]:
-        evaluations = _read_lines(self._dir.path / "evals.jsonl")
-        steps = _read_lines(self._dir.path / "metrics.jsonl")
+        measured = ("accuracy", "mean_response_tokens", "samples")
+        evaluations = read_json_lines(
+            self._dir.path / "evals.jsonl", required=[f"eval_{key}" for key in measured]
+        )
+        steps = read_json_lines(
+            self._dir.path / "metrics.jsonl", required=("num_accepted", "step_seconds")
+        )
         summary: dict[str, object] = {}
         for name, line in (("base", evaluations[:1]), ("final", evaluations[-1:])):
-            summary[name] = {
-                key: line[0][f"eval_{key}"] if line else None
-                for key in ("accuracy", "mean_response_tokens", "samples")
-            }
+            summary[name] = {key: line[0][f"eval_{key}"] if line else None for key in measured}
         summary["steps"] = self._s.config.run.steps
         summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
         summary["seconds"] = sum(line["step_seconds"] for line in steps)
@@ -271,9 +274,3 @@ def _manifest(session: Session) -> dict[str, object]:
         "model": str(session.config.model.path),
         "world_size": session.layout.world_size,
     }
-
-
-def _read_lines(path: Path) -> list[dict[str, float]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -19,8 +19,8 @@ from megatron.core import parallel_state
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import join_job, leave_job
-from megatron_opsft.runtime.verdict import Limits
 from megatron_opsft.runtime.watchdog import Watchdog, this_process
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from megatron_opsft.runtime.device import Device, synchronize
-from megatron_opsft.runtime.progress import enter
+from megatron_opsft.runtime.phase import enter_phase
 
 
 class Stopwatch:
@@ -20,7 +20,7 @@ class Stopwatch:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        enter(name)
+        enter_phase(name)
         synchronize(self._device)
         start = time.perf_counter()
         yield

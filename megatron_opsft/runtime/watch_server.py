@@ -1,7 +1,7 @@
 """The watching end of the watchdog: a thread of rank 0 that hears every rank and ends the job.
 
 Lines of JSON over TCP. From a rank: its token and number, then a `beat` now and then, `failed` when
-it fails, `bye` when it is done. To a rank: `beat` with what rank 0 does, and `end` with a verdict.
+it fails, `bye` when it is done. To a rank: `beat` with what rank 0 does, or `end` with a diagnosis.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from megatron_opsft.runtime.progress import place
-from megatron_opsft.runtime.verdict import Limits, Peer, Process, Verdict, judge
+from megatron_opsft.runtime.diagnosis import Diagnosis, Limits, Peer, Process, diagnose
+from megatron_opsft.runtime.phase import current_phase
 
 _TICK_SECONDS = 0.1
 _FAREWELL_SECONDS = 2.0
@@ -31,18 +31,18 @@ class WatchServer:
         token: str,
         listener: socket.socket,
         limits: Limits,
-        on_verdict: Callable[[Verdict], None],
+        on_diagnosis: Callable[[Diagnosis], None],
     ) -> None:
-        """on_verdict: called in this thread when every rank has been told.
+        """on_diagnosis: called in this thread when every rank has been told.
 
-        `done`: this process may end now. `verdict`: none if all have left in peace.
+        `done`: this process may end now. `diagnosis`: none if all have left in peace.
         """
         now = time.monotonic()
         self.done = threading.Event()
-        self.verdict: Verdict | None = None
+        self.diagnosis: Diagnosis | None = None
         self._token = token
         self._limits = limits
-        self._on_verdict = on_verdict
+        self._on_diagnosis = on_diagnosis
         self._peers = {p.rank: Peer(process=p, heard=now, entered=now) for p in processes}
         self._lines: dict[socket.socket, bytes] = {}
         self._ranks: dict[socket.socket, int] = {}
@@ -67,15 +67,15 @@ class WatchServer:
                 for peer in self._peers.values():
                     peer.heard = now
             last = now
-            if verdict := judge(self._peers.values(), now, self._limits):
-                self.verdict = verdict
-                self._send({"end": asdict(verdict)})
-                self._on_verdict(verdict)
+            if diagnosis := diagnose(self._peers.values(), now, self._limits):
+                self.diagnosis = diagnosis
+                self._send({"end": asdict(diagnosis)})
+                self._on_diagnosis(diagnosis)
                 self._wait_until_gone()
                 break
             if now >= next_beat:
                 next_beat = now + self._limits.beat_seconds
-                self._send({"beat": str(place())})
+                self._send({"beat": str(current_phase())})
         self.done.set()
         for connection in [*self._lines]:
             self._close(connection)

@@ -2,7 +2,7 @@
 
 Every rank has a thread that tells rank 0 what it does and hears from rank 0. A rank that dies
 closes its connection; one that is stopped falls silent; one that is stuck stays in a phase for too
-long. Rank 0 judges (`verdict`), says it, and tells all to end. When it is rank 0 that is not heard,
+long. Rank 0 makes the diagnosis, says it, and tells all to end. When rank 0 itself is not heard,
 the others say so. What a process says last is said through `report_failure`, so that of many errors
 that come from one only that one is shown.
 
@@ -24,12 +24,12 @@ from typing import Any
 
 import psutil
 
-from megatron_opsft.runtime.progress import place
-from megatron_opsft.runtime.verdict import PEER_LOST_EXIT_CODE, Limits, Process, Verdict
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE, Diagnosis, Limits, Process
+from megatron_opsft.runtime.phase import current_phase
 from megatron_opsft.runtime.watch_server import WatchServer
 
 CLAIM = ".failure_"  # + a job's token: whoever creates it in the run's directory speaks
-_VERDICT_SECONDS = 5.0
+_DIAGNOSIS_SECONDS = 5.0
 _LEAVE_SECONDS = 30.0
 
 _watchdog: "Watchdog | None" = None
@@ -66,8 +66,8 @@ class Watchdog:
         self._limits = limits
         self._claim = directory / f"{CLAIM}{token}"
         self._main_where = "phase start"
-        self._verdict: Verdict | None = None
-        self._judged = threading.Event()
+        self._diagnosis: Diagnosis | None = None
+        self._diagnosed = threading.Event()
         self._reporting = self._leaving = False
         self._server: WatchServer | None = None
         if listener is not None:
@@ -80,15 +80,15 @@ class Watchdog:
         self._thread.start()
         _watchdog = self
 
-    def report(self, code: int, message: str) -> Verdict | None:
+    def report(self, code: int, message: str) -> Diagnosis | None:
         """Tell the others that this rank fails, and hear whose fault it is; None: nobody says."""
         self._reporting = True
         with contextlib.suppress(OSError):
             self._send({"failed": [code, message]})
-        self._judged.wait(_VERDICT_SECONDS)
+        self._diagnosed.wait(_DIAGNOSIS_SECONDS)
         if self._server is not None:
-            self._server.done.wait(_VERDICT_SECONDS)
-        return self._verdict
+            self._server.done.wait(_DIAGNOSIS_SECONDS)
+        return self._diagnosis
 
     def leave(self) -> None:
         """Say farewell; rank 0 waits for everyone's."""
@@ -98,8 +98,8 @@ class Watchdog:
         self._thread.join(_LEAVE_SECONDS)
         if self._server is not None:
             self._server.join()
-            if self._server.verdict is not None:
-                os._exit(self._server.verdict.code)
+            if self._server.diagnosis is not None:
+                os._exit(self._server.diagnosis.code)
         self._socket.close()
         _watchdog = None
 
@@ -118,7 +118,7 @@ class Watchdog:
                 heard = now
             last = now
             try:
-                here = place()
+                here = current_phase()
                 if now >= next_beat or here.number != told:
                     next_beat = now + self._limits.beat_seconds
                     told = here.number
@@ -143,62 +143,62 @@ class Watchdog:
         if "beat" in message:
             self._main_where = message["beat"]
         if "end" in message:
-            self._end(Verdict(**message["end"]))
+            self._end(Diagnosis(**message["end"]))
 
     def _lose_main(self, how: str) -> None:
         """Rank 0 cannot be heard: nobody but the others can say so."""
-        if self._leaving or self._judged.is_set():
+        if self._leaving or self._diagnosed.is_set():
             return
         name = f"rank 0 on {self._processes[0].host}"
-        verdict = Verdict(
+        diagnosis = Diagnosis(
             rank=0,
             code=PEER_LOST_EXIT_CODE,
             kind="died" if how == "died" else "silent",
             message=f"{name} {how} in {self._main_where}",
         )
-        self._say(verdict)
-        self._end(verdict)
+        self._say(diagnosis)
+        self._end(diagnosis)
 
-    def _say(self, verdict: Verdict) -> None:
-        """Print the verdict, unless another rank has already."""
+    def _say(self, diagnosis: Diagnosis) -> None:
+        """Print the diagnosis, unless another rank has already."""
         try:
             os.close(os.open(self._claim, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
         except OSError:
             pass  # no file can be created: better said twice than never
-        sys.stderr.write(f"error: {verdict.message}\n")  # at once: other ranks write there too
+        sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: other ranks write there too
         sys.stderr.flush()
 
-    def _end(self, verdict: Verdict) -> None:
-        """End this process as the verdict says, or let whoever reports a failure do it."""
-        if verdict.kind == "stuck" and verdict.rank == self._me.rank:
+    def _end(self, diagnosis: Diagnosis) -> None:
+        """End this process as the diagnosis says, or let whoever reports a failure do it."""
+        if diagnosis.kind == "stuck" and diagnosis.rank == self._me.rank:
             faulthandler.dump_traceback()  # where it is stuck, of all threads
-        self._kill(verdict)
-        self._verdict = verdict
-        self._judged.set()
+        self._kill(diagnosis)
+        self._diagnosis = diagnosis
+        self._diagnosed.set()
         if self._reporting:
             return
         if self._server is not None:
-            self._server.done.wait(_VERDICT_SECONDS)
-        os._exit(verdict.code)
+            self._server.done.wait(_DIAGNOSIS_SECONDS)
+        os._exit(diagnosis.code)
 
-    def _announce(self, verdict: Verdict) -> None:
+    def _announce(self, diagnosis: Diagnosis) -> None:
         """Who fails by itself says so itself; for the others rank 0 does."""
-        if verdict.kind != "failed":
-            self._say(verdict)
+        if diagnosis.kind != "failed":
+            self._say(diagnosis)
 
-    def _kill(self, verdict: Verdict) -> None:
+    def _kill(self, diagnosis: Diagnosis) -> None:
         """A process that is stopped ends neither by itself nor on SIGTERM."""
-        culprit = self._processes[verdict.rank]
-        if verdict.kind == "silent" and culprit.host == self._me.host:
+        culprit = self._processes[diagnosis.rank]
+        if diagnosis.kind == "silent" and culprit.host == self._me.host:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(culprit.pid)
                 if process.create_time() == culprit.created:
                     process.send_signal(signal.SIGKILL)
 
 
-def report_failure(code: int, message: str) -> Verdict | None:
+def report_failure(code: int, message: str) -> Diagnosis | None:
     """See `Watchdog.report`; None where no watchdog runs."""
     return _watchdog.report(code, message) if _watchdog is not None else None
 

@@ -9,7 +9,6 @@ interpreters that import neither torch nor CUDA, safe to start next to NCCL, glo
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -17,12 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Pipe, wait
 from types import TracebackType
-from typing import BinaryIO, Self, cast
+from typing import Self, cast
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.worker import read_message, write_message
 
 DEFAULT_JUDGE = "megatron_opsft.verify.math_verifier:judge"
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
@@ -30,7 +29,7 @@ MAX_WORKERS = 32
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from megatron_opsft.verify.worker import main; "
-    "main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))"
+    "main(sys.argv[2], *map(int, sys.argv[3:]))"
 )
 
 
@@ -40,19 +39,22 @@ class _Worker:
     """
 
     def __init__(self, judge: str, max_memory_bytes: int) -> None:
+        # The pipe's framing is multiprocessing's, the process is not: its children import the
+        # parent's main module again and cannot be given an environment.
+        self.pipe, theirs = Pipe()
+        numbers = [max_memory_bytes, os.getpid(), theirs.fileno()]
         # As multiprocessing's spawn does: the child finds modules where the parent found them.
-        arguments = [_BOOT, json.dumps(sys.path), judge, str(max_memory_bytes), str(os.getpid())]
+        arguments = [_BOOT, json.dumps(sys.path), judge, *map(str, numbers)]
         # A fixed hash seed: the order of sympy's sets must not differ between workers.
         environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        with _signals_held():
+        with theirs, _signals_held():
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints is no output of this program
+                pass_fds=[theirs.fileno()],
                 env=environment,
             )
-        self.requests = cast(BinaryIO, self.process.stdin)
-        self.replies = cast(BinaryIO, self.process.stdout)
         self.ready = False
         self.task: int | None = None
         self.num_judged = 0
@@ -62,9 +64,7 @@ class _Worker:
         """SIGKILL, reap and close; quiet when it is dead already."""
         self.process.kill()
         self.process.wait()
-        for stream in (self.requests, self.replies):
-            with contextlib.suppress(OSError):  # unsent bytes for a dead reader
-                stream.close()
+        self.pipe.close()
 
 
 class VerifierPool:
@@ -153,7 +153,7 @@ class VerifierPool:
         if not worker.ready or worker.task is not None or not waiting:
             return
         try:
-            write_message(worker.requests, items[waiting[0]])
+            worker.pipe.send(items[waiting[0]])
         except OSError:  # its pipe is closed: it died while idle
             self._replace(slot)
             return
@@ -168,15 +168,12 @@ class VerifierPool:
             if worker.task is not None or not worker.ready
         ]
         patience = min(worker.deadline for _, worker in pending) - time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            for slot, worker in pending:
-                selector.register(worker.replies, selectors.EVENT_READ, slot)
-            heard = {key.data for key, _ in selector.select(max(0.0, patience))}
+        readable = wait([worker.pipe for _, worker in pending], max(0.0, patience))
         now = time.monotonic()
         return [
-            (slot, slot in heard)
+            (slot, worker.pipe in readable)
             for slot, worker in pending
-            if slot in heard or worker.deadline <= now
+            if worker.pipe in readable or worker.deadline <= now
         ]
 
     def _receive(
@@ -187,8 +184,8 @@ class VerifierPool:
         """
         worker = self._workers[slot]
         try:
-            message = read_message(worker.replies) if heard else None
-        except (EOFError, ValueError):
+            message = worker.pipe.recv() if heard else None
+        except (EOFError, OSError):
             message = None
         if message is None and not worker.ready:
             raise _start_error(worker, heard)

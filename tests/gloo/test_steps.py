@@ -1,8 +1,11 @@
 """`Trainer.step` over several updates, against Hugging Face with torch's AdamW, in every layout."""
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from hf_reference import hf_training
 from jobs import (
     NUM_ROLLOUTS,
     OPTIMIZER,
+    Built,
     Case,
     as_arrays,
     batches_of,
@@ -19,12 +23,21 @@ from jobs import (
     gather_from_all,
     train_steps,
 )
+from megatron.core.optimizer import optimizer as megatron_optimizer
+from safetensors.torch import load_file, save_file
 from world import World
 
+import megatron_opsft
+from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.model import load
+from megatron_opsft.model.load import build_trainer
+from megatron_opsft.model.transformer_config import DTYPES
 from megatron_opsft.records import StepResult
+from megatron_opsft.runtime.distributed import start_distributed
 
 STEPS = 3
+TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
 LAYOUTS = [
     Case(),
     Case(tp=2),
@@ -95,6 +108,61 @@ def test_bfloat16_is_close_to_float32(world: World, case: Case) -> None:
     losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
     assert [r.loss for r in results] == pytest.approx(losses, rel=0.01)
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=0.03)
+
+
+def count_norms(case: Case) -> int:
+    """Gradient norms that Megatron computes on this rank in three updates."""
+    built = build(case)
+    compute = megatron_optimizer.get_grad_norm_fp32
+    with mock.patch.object(
+        megatron_optimizer, "get_grad_norm_fp32", side_effect=compute
+    ) as counted:
+        train_steps(built, case, range(STEPS))
+    return counted.call_count
+
+
+@pytest.mark.parametrize("case", [Case(dp=2), Case(tp=2, dtype="bfloat16")], ids=str)
+def test_a_step_computes_the_gradient_norm_once(world: World, case: Case) -> None:
+    assert world.run(count_norms, case.world_size, case) == [STEPS, STEPS]
+
+
+def loaded(dtype: str, directory: Path) -> tuple[list[str], bool, bool]:
+    """A model stored in one dtype and trained in another: what is said, whether each parameter is
+    the stored value in the other dtype, and whether the main weights are the parameters.
+    """
+    sections = {"model": {"path": str(directory), "dtype": dtype}, "run": {"dir": directory}}
+    config = Config.model_validate({**sections, "data": {"train": "none.jsonl"}})
+    case = Case(dtype=dtype)
+    said: list[str] = []
+    with mock.patch.object(load.log, "info", said.append):
+        layout = start_distributed(case.device, case.parallel)
+        trainer, shards = build_trainer(config, directory, case.device, layout)
+    built = Built(trainer=trainer, shards=shards, layout=layout)
+    kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}
+    found = exported(built)
+    (part,) = trainer.optimizer.chained_optimizers
+    main = torch.cat([p.detach().flatten().float() for p in part.get_parameters()])
+    own = torch.cat([p.detach().flatten().float() for _, p in shards.parameters])
+    equal = all(torch.equal(found[name], kept[name]) for name in kept)
+    return said[1:], equal, torch.equal(main.sort().values, own.sort().values)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "what"),
+    [
+        ("float32", "bfloat16", "rounded once, here; float32 main weights start there"),
+        ("bfloat16", "float32", "every value is kept"),
+    ],
+)
+def test_weights_of_another_dtype_are_converted_and_it_is_said(
+    world: World, stored: str, dtype: str, what: str, tmp_path: Path
+) -> None:
+    shutil.copy(TINY_REASONER / "config.json", tmp_path)
+    values = load_file(TINY_REASONER / "model.safetensors")
+    save_file({n: t.to(DTYPES[stored]) for n, t in values.items()}, tmp_path / "model.safetensors")
+    ((said, equal, same_main),) = world.run(loaded, 1, dtype, tmp_path)
+    assert said == [f"weights stored in {stored} are trained in {dtype} (model.dtype): {what}"]
+    assert equal and same_main
 
 
 def skip_between_updates(case: Case) -> tuple[StepResult, bool, list[StepResult]]:

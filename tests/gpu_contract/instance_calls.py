@@ -61,6 +61,8 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
     },
     "model/optimizer.py": {
+        "optimizer.get_parameters": f"{_OPTIMIZER}.get_parameters",
+        "optimizer.step_with_ready_grads": f"{_OPTIMIZER}.step_with_ready_grads",
         "part.init_state_fn": GIVEN,  # Megatron's own closure: (optimizer, config)
         "part.optimizer.state.values": "builtins.dict.values",
         "part.load_state_dict": f"{_PART}.load_state_dict",
@@ -79,7 +81,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
         "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
         "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
-        "self.optimizer.step": f"{_OPTIMIZER}.step",
         "get_forward_backward_func()": (
             f"{_SCHEDULES}no_pipelining",
             f"{_SCHEDULES}pipelining_without_interleaving",

@@ -13,8 +13,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from megatron_opsft.runtime.progress import enter
-from megatron_opsft.runtime.verdict import Limits, Process
+from megatron_opsft.runtime.diagnosis import Limits, Process
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Watchdog, report_failure, this_process
 
 LIMITS = Limits(hang_seconds=4.0, silence_seconds=1.6)
@@ -40,23 +40,23 @@ def main() -> None:
     processes, port = exchange(directory, rank, world_size, port)
     address = ("localhost", port)
     watchdog = Watchdog(processes, processes[rank], address, "job", LIMITS, directory, listener)
-    enter("rollout", 7)
+    enter_phase("rollout", 7)
     time.sleep(1)
     if behaviour == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     if behaviour == "fail":
-        verdict = report_failure(3, "not a number")
-        if verdict is None or verdict.rank == rank:
+        diagnosis = report_failure(3, "not a number")
+        if diagnosis is None or diagnosis.rank == rank:
             print("error: not a number", file=sys.stderr)
-        os._exit(verdict.code if verdict else 1)
+        os._exit(diagnosis.code if diagnosis else 1)
     if behaviour == "leave":
         watchdog.leave()
         return
     if behaviour == "stuck":
         time.sleep(60)
-    enter("train")  # one that is stuck is behind the others
+    enter_phase("train")  # one that is stuck is behind the others
     time.sleep(60)
 
 

@@ -8,6 +8,7 @@ import pytest
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
 from megatron_opsft.report.differences import compare_runs
+from megatron_opsft.report.lines import read_json_lines
 
 SUMMARY = {
     "base": {"accuracy": 0.961, "mean_response_tokens": 120.0},
@@ -92,6 +93,24 @@ def test_what_a_step_has_no_number_for_is_left_out(tmp_path: Path) -> None:
         file.write('{"step": 40, "eval_accuracy": null}\n')
     plot_run(run, tmp_path / "after.svg")
     assert (tmp_path / "after.svg").read_bytes() == (tmp_path / "before.svg").read_bytes()
+
+
+def test_a_torn_last_line_is_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert read_json_lines(path, required=["loss"]) == [{"step": 1, "loss": 0.5}]
+    assert [r.message for r in caplog.records] == [
+        f"{path}: the last line is torn, as by a kill; it is left out"
+    ]
+
+
+def test_a_line_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "eval_accuracy": 0.5}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: no loss; restore the file"):
+        read_json_lines(path, required=["loss"])
 
 
 def test_two_runs_are_compared_without_what_a_kill_left(tmp_path: Path) -> None:

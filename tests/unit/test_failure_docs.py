@@ -5,8 +5,8 @@ from pathlib import Path
 
 from megatron_opsft.config import Config
 from megatron_opsft.launch.restarts import FINAL_EXIT_CODES
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
-from megatron_opsft.runtime.verdict import PEER_LOST_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs/failures.md").read_text(encoding="utf-8")

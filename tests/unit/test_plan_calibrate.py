@@ -158,6 +158,12 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     (path / "metrics.jsonl").write_text("".join(lines[:2]))
     with pytest.raises(UserError, match="no step with an update after the first 2"):
         read(path)
-    (path / "metrics.jsonl").write_text('{"step": 1')
-    with pytest.raises(UserError, match="is damaged"):
+    (path / "metrics.jsonl").write_text('{"step": 1\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: not a line of JSON"):
+        read(path)
+    (path / "metrics.jsonl").write_text("".join(lines) + '{"step": 9, "eval_accuracy": 0.5}\n')
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: no num_accepted"):
+        read(path)
+    (path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
         read(path)

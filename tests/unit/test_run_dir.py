@@ -189,6 +189,18 @@ def test_truncate_drops_a_torn_line_whose_step_would_count(tmp_path: Path) -> No
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
+@pytest.mark.parametrize("line", ['{"step": 2, "lo', "null", '{"loss": 1.0}'])
+def test_truncate_names_a_damaged_line_and_drops_nothing(tmp_path: Path, line: str) -> None:
+    run = _finished_run(tmp_path)
+    text = f'{{"step": 1}}\n{line}\n{{"step": 3}}\n'
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 9}\n')
+    (tmp_path / "evals.jsonl").write_text(text)
+    with pytest.raises(UserError, match=r"evals\.jsonl:2: .*; restore the file, or delete"):
+        run.truncate(after_step=3)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 9}\n'
+    assert (tmp_path / "evals.jsonl").read_text() == text
+
+
 def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     (tmp_path / "evals.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n')

@@ -1,12 +1,14 @@
 """The verifier: what counts as an answer, and what the pool does with hangs, deaths and order."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from verifier_load import latex_items, resident_bytes
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
@@ -255,3 +257,16 @@ def test_scheduler_signals_do_not_end_workers_that_just_start() -> None:
         for worker, number in zip(pool._workers, (signal.SIGUSR1, signal.SIGTERM), strict=True):
             os.kill(worker.process.pid, number)
         assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
+
+
+def test_memory_and_verdicts_do_not_depend_on_what_came_before() -> None:
+    """Distinct answers in two orders; benchmarks/verifier.py does the same with 20,000."""
+    items = latex_items(600)
+    shuffled = random.Random(1).sample(items, len(items))
+    limit = 1 << 30
+    with VerifierPool(2, 60, max_memory_bytes=limit) as pool:
+        first = pool.score(items)
+        second = pool.score(shuffled)
+        assert all(resident_bytes(w.process.pid) < limit / 2 for w in pool._workers)
+    assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
+    assert [v.outcome for v in first] == [WRONG if n % 3 == 0 else CORRECT for n in range(1, 601)]

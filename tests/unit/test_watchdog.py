@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.runtime.distributed import open_listener
-from megatron_opsft.runtime.verdict import (
+from megatron_opsft.runtime.diagnosis import (
     PEER_LOST_EXIT_CODE,
     SETTLE_SECONDS,
+    Diagnosis,
     Limits,
     Peer,
     Process,
-    Verdict,
-    judge,
+    diagnose,
 )
+from megatron_opsft.runtime.distributed import open_listener
 from megatron_opsft.runtime.watch_server import WatchServer
 
 LIMITS = Limits(hang_seconds=600, silence_seconds=60)
@@ -33,19 +33,19 @@ def peer(rank: int, **known: object) -> Peer:
     return replace(Peer(process=process, heard=1000.0, entered=990.0), **known)
 
 
-def verdict(*peers: Peer, now: float = 1001.0, limits: Limits = LIMITS) -> Verdict | None:
-    return judge(peers, now, limits)
+def diagnosis(*peers: Peer, now: float = 1001.0, limits: Limits = LIMITS) -> Diagnosis | None:
+    return diagnose(peers, now, limits)
 
 
 def test_healthy_ranks_are_left_alone() -> None:
-    assert verdict(peer(0), peer(1)) is None
+    assert diagnosis(peer(0), peer(1)) is None
 
 
 def test_a_death_goes_before_the_failures_it_causes() -> None:
     failed = peer(0, failed=(999.9, 1, "connection closed"))
     died = peer(1, lost=1000.0, where="phase train of step 3")
-    found = verdict(failed, died)
-    assert found == Verdict(
+    found = diagnosis(failed, died)
+    assert found == Diagnosis(
         rank=1,
         code=PEER_LOST_EXIT_CODE,
         kind="died",
@@ -55,24 +55,24 @@ def test_a_death_goes_before_the_failures_it_causes() -> None:
 
 def test_nothing_is_judged_before_all_have_had_a_moment_to_be_heard() -> None:
     failed = peer(0, failed=(1000.9, 1, "connection closed"))
-    assert verdict(failed, peer(1)) is None
-    assert verdict(failed, peer(1), now=1000.9 + SETTLE_SECONDS) is not None
+    assert diagnosis(failed, peer(1)) is None
+    assert diagnosis(failed, peer(1), now=1000.9 + SETTLE_SECONDS) is not None
 
 
 def test_of_failures_the_first_counts_with_its_exit_code() -> None:
-    found = verdict(peer(0, failed=(1000.2, 1, "late")), peer(1, failed=(1000.1, 3, "first")))
+    found = diagnosis(peer(0, failed=(1000.2, 1, "late")), peer(1, failed=(1000.1, 3, "first")))
     assert found is not None
     assert (found.rank, found.code, found.kind, found.message) == (1, 3, "failed", "first")
 
 
 def test_who_has_said_why_it_fails_did_not_just_die() -> None:
-    found = verdict(peer(0), peer(1, failed=(1000.0, 2, "wrong"), lost=1000.1))
+    found = diagnosis(peer(0), peer(1, failed=(1000.0, 2, "wrong"), lost=1000.1))
     assert found is not None and (found.kind, found.code) == ("failed", 2)
 
 
 def test_silence_is_counted_from_the_last_sign_of_life() -> None:
-    assert verdict(peer(0, heard=1060), peer(1), now=1060.0) is None
-    found = verdict(peer(0, heard=1060), peer(1), now=1060.1)
+    assert diagnosis(peer(0, heard=1060), peer(1), now=1060.0) is None
+    found = diagnosis(peer(0, heard=1060), peer(1), now=1060.1)
     assert found is not None and (found.rank, found.kind) == (1, "silent")
     assert "rank 1 on node1 has given no sign of life for 60 s" in found.message
 
@@ -80,15 +80,15 @@ def test_silence_is_counted_from_the_last_sign_of_life() -> None:
 def test_of_ranks_that_stand_still_the_one_furthest_behind_is_named() -> None:
     ranks = [peer(r, heard=1640, entered=1030.0, number=8, where="phase train") for r in range(3)]
     ranks[1] = peer(1, heard=1640, entered=1039.0, number=7, where="phase verify")
-    assert verdict(*ranks, now=1630.0) is None
-    found = verdict(*ranks, now=1640.0)
+    assert diagnosis(*ranks, now=1630.0) is None
+    found = diagnosis(*ranks, now=1640.0)
     assert found is not None and (found.rank, found.kind) == (1, "stuck")
     assert "in phase verify for 10.0 min" in found.message
-    assert verdict(*ranks, now=1640.0, limits=replace(LIMITS, hang_seconds=0)) is None
+    assert diagnosis(*ranks, now=1640.0, limits=replace(LIMITS, hang_seconds=0)) is None
 
 
 def test_who_has_left_is_not_missed() -> None:
-    assert verdict(peer(0), peer(1, left=True, heard=0.0, entered=0.0, lost=1000.0)) is None
+    assert diagnosis(peer(0), peer(1, left=True, heard=0.0, entered=0.0, lost=1000.0)) is None
 
 
 def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], str, float]:
@@ -140,7 +140,7 @@ def server() -> Iterator[tuple[WatchServer, tuple[str, int]]]:
     """Of two ranks that have not come yet, and where it listens."""
     listener = open_listener("localhost", one_node=True)
     processes = [Process(rank=rank, host="here", pid=1, created=0.0) for rank in range(2)]
-    watching = WatchServer(processes, "secret", listener, LIMITS, lambda verdict: None)
+    watching = WatchServer(processes, "secret", listener, LIMITS, lambda diagnosis: None)
     address = listener.getsockname()[:2]
     yield watching, address
     for rank in range(2):
@@ -149,7 +149,7 @@ def server() -> Iterator[tuple[WatchServer, tuple[str, int]]]:
             lines = [greeting, {"bye": True}]
             connection.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     watching._thread.join(10)
-    assert not watching._thread.is_alive() and watching.verdict is None
+    assert not watching._thread.is_alive() and watching.diagnosis is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PEER_LOST_EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h; worth another start
-SETTLE_SECONDS = 0.5  # one fault shows in many ranks: so long after the first sign it is judged
+SETTLE_SECONDS = 0.5  # one fault shows in many ranks: so long after the first sign it is diagnosed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Diagnosis:
     """Who ended the job and why, and the exit code of every rank.
 
     kind: `failed` says so itself; `died` and `silent` cannot, `stuck` would not know.
@@ -63,7 +63,7 @@ class Peer:
         return f"rank {self.process.rank} on {self.process.host}"
 
 
-def judge(peers: Iterable[Peer], now: float, limits: Limits) -> Verdict | None:
+def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | None:
     """Who is at fault, if anyone is.
 
     A death goes before a failure, because the others fail of it; then the first in time. Of ranks
@@ -84,11 +84,11 @@ def judge(peers: Iterable[Peer], now: float, limits: Limits) -> Verdict | None:
     return None
 
 
-def _died(peer: Peer) -> Verdict:
+def _died(peer: Peer) -> Diagnosis:
     return _lost(peer, "died", f"{peer.name} died in {peer.where}")
 
 
-def _silent(peer: Peer, limits: Limits) -> Verdict:
+def _silent(peer: Peer, limits: Limits) -> Diagnosis:
     return _lost(
         peer,
         "silent",
@@ -97,7 +97,7 @@ def _silent(peer: Peer, limits: Limits) -> Verdict:
     )
 
 
-def _stuck(peer: Peer, now: float) -> Verdict:
+def _stuck(peer: Peer, now: float) -> Diagnosis:
     minutes = (now - peer.entered) / 60
     return _lost(
         peer,
@@ -107,11 +107,11 @@ def _stuck(peer: Peer, now: float) -> Verdict:
     )
 
 
-def _lost(peer: Peer, kind: str, message: str) -> Verdict:
-    return Verdict(rank=peer.process.rank, code=PEER_LOST_EXIT_CODE, kind=kind, message=message)
+def _lost(peer: Peer, kind: str, message: str) -> Diagnosis:
+    return Diagnosis(rank=peer.process.rank, code=PEER_LOST_EXIT_CODE, kind=kind, message=message)
 
 
-def _failed(peer: Peer) -> Verdict:
+def _failed(peer: Peer) -> Diagnosis:
     assert peer.failed is not None
     _, code, message = peer.failed
-    return Verdict(rank=peer.process.rank, code=code, kind="failed", message=message)
+    return Diagnosis(rank=peer.process.rank, code=code, kind="failed", message=message)
