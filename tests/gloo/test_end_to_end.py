@@ -50,6 +50,7 @@ def undisturbed(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run_dir
 
 
+@pytest.mark.quick
 def test_run_directory_of_one_rank(undisturbed: Path) -> None:
     metrics = read_lines(undisturbed / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3]

@@ -95,6 +95,7 @@ def test_losses_and_norms_do_not_depend_on_the_token_budget(
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
 
 
+@pytest.mark.quick
 def test_trained_tokens_are_counted_once(trained: Callable[[Case], Trained]) -> None:
     counts = set()
     for case in (Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)):

@@ -46,6 +46,7 @@ class World:
         self._directory = tempfile.TemporaryDirectory()
         self._num_jobs = 0
         self._num_inside = 0  # ranks of the context that was entered
+        self.entered: object = None
 
     def run(
         self, function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120
@@ -59,27 +60,25 @@ class World:
         job = ("run", function, world_size, self._store(), args)
         return self._ask(world_size, job, timeout)
 
-    def enter(self, context: Callable[..., Any], world_size: int, *args: Any) -> None:
-        """`with context(*args)`, a tuple, inside a process group, until `leave` or another job."""
+    def enter(self, name: object, context: Callable[..., Any], world_size: int, *args: Any) -> None:
+        """`with context(*args)`, a tuple, inside a process group, until `leave` or another job.
+
+        `entered` is the name until then, None otherwise: a job that failed ends the context too.
+        """
         self.leave()
         self._ask(world_size, ("enter", context, world_size, self._store(), args), 120)
-        self._num_inside = world_size
+        self._num_inside, self.entered = world_size, name
 
     def inside(self, function: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
         """`function(*entered, *args)` on the ranks of the context; otherwise as `run`."""
         __tracebackhide__ = True
         return self._ask(self._num_inside, ("inside", function, args), timeout)
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether a context is entered: a job that failed ends it too."""
-        return self._num_inside > 0
-
     def leave(self) -> None:
         """Leave the context, if any."""
-        if self._num_inside:
+        if self.entered is not None:
             self._ask(self._num_inside, ("leave",), 120)
-            self._num_inside = 0
+            self._num_inside, self.entered = 0, None
 
     def _store(self) -> str:
         self._num_jobs += 1
@@ -131,7 +130,7 @@ class World:
             process.join()
             connection.close()
         self._workers = []
-        self._num_inside = 0
+        self._num_inside, self.entered = 0, None
 
 
 def _receive(connection: Connection) -> tuple[bool, Any]:
