@@ -176,6 +176,7 @@ class KeptSession:
     def __init__(
         self, world: World, run_dir: Path, ranks: int, overrides: list[str], plain: bool = False
     ) -> None:
+        self.ranks, self.plain = ranks, plain
         self._world = world
         self._entering = (opened, ranks, run_dir, overrides, plain)
 

@@ -131,14 +131,13 @@ def test_both_engines_say_the_same_when_cold(
 
 @in_layouts(*LAYOUTS)
 def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
-    session: KeptSession, request: pytest.FixtureRequest
+    session: KeptSession,
 ) -> None:
-    name = request.node.callspec.params["session"]
-    steps = 20 if name == "1 rank" else 3
+    steps = 20 if session.plain and session.ranks == 1 else 3
     for differences, ways, not_pulled in session.run(train_and_compare, steps, timeout=400):
         assert len(differences) == steps
         assert max(differences) < 1e-4
-        assert ways == ["in_place" if LAYOUTS[name][2] else "stream"] * steps
+        assert ways == ["in_place" if session.plain else "stream"] * steps
         assert not_pulled == 0
 
 
@@ -188,17 +187,9 @@ def kept_prefix_cache(session: Session) -> Iterator[None]:
     del engine._core.llm.reset_prefix_cache
 
 
-@pytest.mark.parametrize(
-    ("session", "verify"),
-    [
-        ("1 rank, packed", "full"),
-        ("1 rank", "full"),
-        ("train PP2, rollout TP2, packed", "checksum"),
-        ("train TP2, rollout TP1", "checksum"),
-    ],
-    indirect=["session"],
-)
-def test_a_scaled_shard_stops_the_run(session: KeptSession, verify: str) -> None:
+@in_layouts("1 rank, packed", "1 rank", "train PP2, rollout TP2, packed", "train TP2, rollout TP1")
+def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
+    verify = "full" if session.ranks == 1 else "checksum"
     for said, version in session.run(outcome, scaled_shard, verify):
         assert "down_proj.weight" in said and f"version {version}" in said
 
