@@ -15,15 +15,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`gloo`: what tests/gloo holds. `slow`: that, and what has processes of its own, but for tests
-    marked `quick`.
-    """
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`."""
     for item in items:
-        is_gloo = item.path.parent.name == "gloo"
-        if is_gloo:
-            item.add_marker("gloo")
-        uses_processes = not {"cli", "elsewhere"}.isdisjoint(getattr(item, "fixturenames", ()))
-        if (is_gloo or uses_processes) and item.get_closest_marker("quick") is None:
+        has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
+            getattr(item, "fixturenames", ())
+        )
+        if has_processes and item.get_closest_marker("quick") is None:
             item.add_marker("slow")
 
 
