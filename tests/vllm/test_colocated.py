@@ -166,9 +166,9 @@ def outcome(
 @contextmanager
 def stale_tied_head(session: Session) -> Iterator[None]:
     """The embedding is sent, its second name is not: vLLM's packed head keeps the old weight."""
-    from megatron_opsft.rollout.vllm import core, engine
+    from megatron_opsft.rollout.vllm import engine
 
-    checked = core.checked_stream
+    checked = engine.checked_stream  # type: ignore[attr-defined]
 
     def without_head(tensors: Any, layout: Any) -> Any:
         return ((n, t) for n, t in checked(tensors, layout) if n != "lm_head.weight")
