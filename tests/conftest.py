@@ -13,6 +13,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`."""
+    for item in items:
+        has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
+            getattr(item, "fixturenames", ())
+        )
+        if has_processes and item.get_closest_marker("quick") is None:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
     """Runs the command line, each time in a process of its own."""

@@ -1,14 +1,12 @@
 """Whole runs of the shipped model on the embedded task: same numbers in every layout, through
-kills, and after SIGTERM.
+kills, and after a stop.
 """
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,6 +50,7 @@ def undisturbed(cli: ForkedCli, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return run_dir
 
 
+@pytest.mark.quick
 def test_run_directory_of_one_rank(undisturbed: Path) -> None:
     metrics = read_lines(undisturbed / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3]
@@ -115,26 +114,6 @@ def assert_same_training(undisturbed: Path, run_dir: Path) -> None:
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
         for key in ("num_accepted", "accuracy", "trained_tokens", "max_accepted_tokens"):
             assert other[key] == one[key]
-
-
-def test_sigterm_checkpoints_and_resume_goes_on(
-    cli: ForkedCli, undisturbed: Path, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "run"
-    run = cli.start(train_args(run_dir, "checkpoint.every=0"))
-    deadline = time.monotonic() + 200
-    while not (run_dir / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(run.pid, signal.SIGTERM)
-    assert run.wait().exit_code == 75
-    steps = len(read_lines(run_dir / "metrics.jsonl"))
-    assert 1 <= steps < 3
-    (checkpoint,) = (run_dir / "checkpoints").iterdir()
-    assert checkpoint.name == f"step_{steps:06d}"
-    assert not (run_dir / "summary.json").exists()
-    ended = cli.run([*train_args(run_dir), "--resume"])
-    assert ended.exit_code == 0, ended.stderr
-    assert compare_runs(undisturbed, run_dir) == []
 
 
 def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for(
@@ -234,15 +213,24 @@ def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: P
     assert "optimizer.lr" in ended.stderr
 
 
-def test_killed_run_resumes_bit_identically(tmp_path: Path) -> None:
-    tool = [sys.executable, str(ROOT / "tools/kill_and_resume.py"), QUICKSTART]
-    ended = subprocess.run(
-        [*tool, *SMALL, "run.steps=4", "--kills", "2"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=550,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert json.loads(ended.stdout)["identical"] is True
-    assert "while a checkpoint was being written" in ended.stderr
+def test_killed_run_resumes_bit_identically(
+    cli: ForkedCli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tools/kill_and_resume.py, its runs forked."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import kill_and_resume
+
+    class Forked:
+        def __init__(self, args: Namespace, run_dir: Path, *, resume: bool) -> None:
+            _, *words = kill_and_resume.command(args, run_dir, resume=resume)
+            assert words[:2] == ["-m", "megatron_opsft"]
+            run = cli.start(words[2:], prelude="import os; os.setsid()")
+            self.pid, self.poll = run.pid, run.poll
+            self.wait = lambda: run.wait().exit_code
+
+    monkeypatch.setattr(kill_and_resume, "start", Forked)
+    monkeypatch.setattr(sys, "argv", ["tool", QUICKSTART, *SMALL, "run.steps=4", "--kills", "2"])
+    kill_and_resume.main()
+    ended = capsys.readouterr()
+    assert json.loads(ended.out)["identical"] is True
+    assert "while a checkpoint was being written" in ended.err

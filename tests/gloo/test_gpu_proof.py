@@ -1,4 +1,4 @@
-"""tools/gpu_proof.sh itself on a CPU: a stage of every kind, one of them broken by a bad wheel."""
+"""tools/gpu_proof.sh itself on a CPU: every stage, one of them broken by a bad wheel."""
 
 import json
 import os
@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from forked_cli import ROOT
 
-# A script of our own, a benchmark, one whose package is broken, one for GPUs alone.
-STAGES = ["steps", "loss_speed", "convert_speed", "te_steps"]
+BROKEN = "convert_speed"  # the one stage that needs the command line's package
 
 
 def write_broken_wheel(path: Path, package: str) -> None:
@@ -46,11 +45,10 @@ def run(out: Path, *options: str, **variables: str) -> subprocess.CompletedProce
 def proof(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """How the script ended, and where its results are."""
+    """How the whole proof ended, one stage's package broken, and where its results are."""
     out, wheels = (tmp_path_factory.mktemp(name) for name in ("out", "wheels"))
     write_broken_wheel(wheels, "typer")
-    ended = run(out, "--device", "cpu", "--only", ",".join(STAGES), WHEELS=str(wheels))
-    return ended, out
+    return run(out, "--device", "cpu", WHEELS=str(wheels)), out
 
 
 def stages_of(out: Path) -> dict[str, dict[str, Any]]:
@@ -58,17 +56,16 @@ def stages_of(out: Path) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage for stage in summary["stages"]}
 
 
-def test_every_stage_has_an_outcome_and_its_figures_are_numbers(proof: Any) -> None:
+def test_every_stage_passes_that_is_not_broken_and_its_figures_are_numbers(proof: Any) -> None:
     ended, out = proof
     found = stages_of(out)
     outcomes = {name: stage["outcome"] for name, stage in found.items()}
-    assert outcomes == {
-        "environment": "passed",
-        "steps": "passed",
-        "loss_speed": "passed",
-        "te_steps": "left out",
-        "convert_speed": "failed",
-    }, ended.stdout + ended.stderr
+    passed = {name for name, outcome in outcomes.items() if outcome == "passed"}
+    message = ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert passed >= {"environment", "losses", "steps", "steps_on_2_ranks", "loss_speed"}, message
+    assert passed >= {"step_speed", "push_speed", "save_speed", "quickstart"}, message
+    assert {n for n, outcome in outcomes.items() if outcome == "failed"} == {BROKEN}, message
+    assert set(outcomes.values()) == {"passed", "failed", "left out"}, message
     for stage in found.values():
         assert all(isinstance(value, float | int) for value in stage["figures"].values())
         if stage["outcome"] == "passed":
@@ -79,40 +76,41 @@ def test_every_stage_has_an_outcome_and_its_figures_are_numbers(proof: Any) -> N
     assert found["loss_speed"]["figures"]["ms"] > 0
 
 
+def test_the_broken_stage_passes_without_the_bad_wheel(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--device", "cpu", "--only", BROKEN)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    found = stages_of(tmp_path)
+    assert {name: stage["outcome"] for name, stage in found.items()} == {
+        "environment": "passed",
+        BROKEN: "passed",
+    }
+    assert found[BROKEN]["figures"]
+
+
 def test_the_broken_stage_fails_the_proof_and_is_named(proof: Any) -> None:
     ended, out = proof
     assert ended.returncode == 1
-    assert json.loads((out / "gpu_proof.json").read_text())["failed"] == ["convert_speed"]
-    assert "FAILED: convert_speed: exit code 1: subprocess.CalledProcessError" in ended.stdout
+    assert json.loads((out / "gpu_proof.json").read_text())["failed"] == [BROKEN]
+    assert f"FAILED: {BROKEN}: exit code 1: subprocess.CalledProcessError" in ended.stdout
     log = (out / "logs" / ended.stdout.split("/logs/")[1].split()[0]).read_text()
     assert "broken on purpose" in log
 
 
 def test_what_is_left_out_is_named_with_its_reason(proof: Any) -> None:
     ended, out = proof
-    assert json.loads((out / "gpu_proof.json").read_text())["left_out"] == {
-        "te_steps": "needs a GPU"
-    }
+    left_out = json.loads((out / "gpu_proof.json").read_text())["left_out"]
+    assert left_out["te_steps"] == "needs a GPU"
     assert "te_steps: left out: needs a GPU" in ended.stdout
 
 
 def test_each_result_was_written_before_the_next_stage_began(proof: Any) -> None:
     _, out = proof
     files = sorted(out.glob("stage_*.json"))
-    assert len(files) == 1 + len(STAGES)
+    assert len(files) == len(stages_of(out))
     began = [json.loads(path.read_text())["began"] for path in files]
     written = [path.stat().st_mtime for path in files]
     assert all(end <= start for end, start in zip(written, began[1:], strict=False))
     assert [path.name for path in out.glob(".*")] == []
-
-
-def test_the_whole_proof_passes_on_a_cpu(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--device", "cpu")
-    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
-    outcomes = {name: stage["outcome"] for name, stage in stages_of(tmp_path).items()}
-    passed = {name for name, outcome in outcomes.items() if outcome == "passed"}
-    assert {"steps", "steps_on_2_ranks", "push_speed", "save_speed", "quickstart"} <= passed
-    assert set(outcomes.values()) == {"passed", "left out"}
 
 
 @pytest.mark.parametrize(

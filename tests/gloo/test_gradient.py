@@ -99,6 +99,7 @@ def test_gradient_matches_hf_when_one_rank_accepted_everything(world: World, ran
     check(world, Case(pp=2, dp=2, all_on_rank=rank))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", [Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2)], ids=str)
 def test_gradient_matches_hf_for_a_single_sample(world: World, case: Case) -> None:
     check(world, replace(case, num_samples=1))

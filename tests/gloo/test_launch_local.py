@@ -8,11 +8,11 @@ from pathlib import Path
 
 import psutil
 from forked_cli import ForkedCli
-from small_run import QUICKSTART, SMALL_RUN
+from small_run import FOUR_STEPS, QUICKSTART
 
-from megatron_opsft.report.differences import compare_runs
+from megatron_opsft.report.differences import compare_runs, read_lines
 
-SMALL = [QUICKSTART, *SMALL_RUN, "run.steps=4", "checkpoint.every=1"]
+SMALL = [QUICKSTART, *FOUR_STEPS]
 
 
 def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
@@ -23,24 +23,28 @@ def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
 
 
 def test_killed_rank_and_sigterm_leave_no_trace_in_the_numbers(
-    cli: ForkedCli, tmp_path: Path
+    cli: ForkedCli, four_steps: Path, tmp_path: Path
 ) -> None:
-    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
-    assert cli.run(["train", *SMALL, f"run.dir={undisturbed}"]).exit_code == 0
+    run_dir = tmp_path / "run"
     words = ["launch", "local", *SMALL, f"run.dir={run_dir}", "--max-restarts=1"]
     run = cli.start(words)
     wait_until((run_dir / "checkpoints/step_000001").exists)
     (rank,) = psutil.Process(run.pid).children()
     rank.kill()
+    before = len(read_lines(run_dir / "metrics.jsonl"))
     wait_until(lambda: psutil.Process(run.pid).children() not in ([], [rank]))
-    wait_until(lambda: len((run_dir / "metrics.jsonl").read_text().splitlines()) > 1)
+    wait_until(lambda: len(read_lines(run_dir / "metrics.jsonl")) > before)
     os.kill(run.pid, signal.SIGTERM)
     ended = run.wait()
     assert ended.exit_code == 75, ended.stderr
     assert "a rank ended with exit code 137; restart 1 of 1" in ended.stderr
+    steps = len(read_lines(run_dir / "metrics.jsonl"))
+    assert before < steps < 4
+    checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
+    assert checkpoints[-1] == f"step_{steps:06d}"
     assert not (run_dir / "summary.json").exists()
     assert cli.run(["train", *SMALL, f"run.dir={run_dir}", "--resume"]).exit_code == 0
-    assert compare_runs(undisturbed, run_dir) == []
+    assert compare_runs(four_steps, run_dir) == []
 
 
 def test_wrong_input_is_not_started_again(cli: ForkedCli, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,10 +59,19 @@ LAYOUTS = [
 ]
 
 
-def train(case: Case) -> tuple[list[StepResult], dict[str, Any]]:
+Trained = tuple[list[StepResult], dict[str, Any]]
+
+
+def train(case: Case) -> Trained:
     built = build(case)
     results = train_steps(built, case, range(STEPS))
     return results, as_arrays(exported(built))
+
+
+@pytest.fixture(scope="module")
+def trained(world: World) -> Callable[[Case], Trained]:
+    """`train` of rank 0, once for each case."""
+    return cache(lambda case: world.run(train, case.world_size, case)[0])
 
 
 def worst_difference(found: dict[str, Any], expected: dict[str, torch.Tensor]) -> float:
@@ -71,8 +82,10 @@ def worst_difference(found: dict[str, Any], expected: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize("case", LAYOUTS, ids=str)
-def test_losses_norms_and_weights_match_hf_with_torch_adamw(world: World, case: Case) -> None:
-    results, found = world.run(train, case.world_size, case)[0]
+def test_losses_norms_and_weights_match_hf_with_torch_adamw(
+    trained: Callable[[Case], Trained], case: Case
+) -> None:
+    results, found = trained(case)
     losses, norms, expected = hf_training(
         case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS
     )
@@ -85,18 +98,21 @@ def test_losses_norms_and_weights_match_hf_with_torch_adamw(world: World, case: 
 
 
 @pytest.mark.parametrize("budget", [1, 100, 10_000])
-def test_losses_and_norms_do_not_depend_on_the_token_budget(world: World, budget: int) -> None:
+def test_losses_and_norms_do_not_depend_on_the_token_budget(
+    trained: Callable[[Case], Trained], budget: int
+) -> None:
     case = Case(tp=2, dp=2, budget=budget)
-    results, _ = world.run(train, case.world_size, case)[0]
+    results, _ = trained(case)
     losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
     assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
 
 
-def test_trained_tokens_are_counted_once(world: World) -> None:
+@pytest.mark.quick
+def test_trained_tokens_are_counted_once(trained: Callable[[Case], Trained]) -> None:
     counts = set()
     for case in (Case(), Case(tp=2, pp=2), Case(pp=2, dp=2)):
-        results, _ = world.run(train, case.world_size, case)[0]
+        results, _ = trained(case)
         counts.add(tuple(r.trained_tokens for r in results))
     assert len(counts) == 1
     assert min(counts.pop()) > 13
@@ -179,11 +195,13 @@ def skip_between_updates(case: Case) -> tuple[StepResult, bool, list[StepResult]
 
 
 @pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
-def test_nothing_accepted_changes_nothing_on_any_rank(world: World, case: Case) -> None:
+def test_nothing_accepted_changes_nothing_on_any_rank(
+    world: World, trained: Callable[[Case], Trained], case: Case
+) -> None:
     skipped, unchanged, updates = world.run(skip_between_updates, case.world_size, case)[0]
     assert not skipped.applied and skipped.trained_tokens == 0
     assert unchanged
-    undisturbed, _ = world.run(train, case.world_size, case)[0]
+    undisturbed, _ = trained(case)
     assert updates == undisturbed[:2]
 
 

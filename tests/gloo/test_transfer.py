@@ -98,6 +98,7 @@ def test_push_makes_vllms_tensors_and_pull_brings_the_shards_back(
         assert rounds > 3
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("bucket_bytes", [300, 5_000, 2**28])
 def test_any_size_of_the_bucket_gives_the_same(world: World, bucket_bytes: int) -> None:
     """300 bytes are little more than one row."""

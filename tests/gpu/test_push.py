@@ -1,5 +1,6 @@
 """Pushes on a GPU, against the same code on the CPU."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ def test_checksums_are_those_of_the_cpu(dtype: torch.dtype, columns: int) -> Non
 
 def test_hf_engine_is_written_in_place(tmp_path: Path) -> None:
     overrides = ["run.device=cuda", "rollout.engine=hf"]
-    differences, ways, not_pulled = train_and_compare(tmp_path, overrides, 3)
+    differences, ways, not_pulled = with_session(
+        tmp_path, overrides, partial(train_and_compare, num_steps=3)
+    )
     assert ways == ["in_place"] * 3
     assert not_pulled == 0
     assert max(differences) < 1e-3
@@ -43,7 +46,9 @@ def test_hf_engine_is_written_in_place(tmp_path: Path) -> None:
 def test_vllm_sleeps_wakes_and_is_written_in_place(tmp_path: Path) -> None:
     """Log-probs in bfloat16 differ by rounding; wrong weights would differ by whole nats."""
     pytest.importorskip("vllm")
-    differences, ways, not_pulled = train_and_compare(tmp_path, BFLOAT16, 5)
+    differences, ways, not_pulled = with_session(
+        tmp_path, BFLOAT16, partial(train_and_compare, num_steps=5)
+    )
     assert ways == ["in_place"] * 5
     assert not_pulled == 0
     assert max(differences) < 0.3
@@ -75,7 +80,9 @@ def test_a_separate_engine_has_a_gpu_of_its_own(
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     overrides = [*BFLOAT16, "rollout.placement=separate"]
-    differences, ways, not_pulled = train_and_compare(tmp_path, overrides, 3)
+    differences, ways, not_pulled = with_session(
+        tmp_path, overrides, partial(train_and_compare, num_steps=3)
+    )
     assert ways == ["stream"] * 3
     assert not_pulled == 0
     assert max(differences) < 0.3

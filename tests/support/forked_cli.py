@@ -5,6 +5,7 @@ process, output and exit code. The server is this file as a script; requests and
 lines on its standard input and output.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -34,10 +35,19 @@ class Run:
         self.pid = pid
         self._server = server
         self._directory = directory
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        if self._code is None:
+            self._code = self._server.ask(wait=self.pid, timeout=None)["exit_code"]
+        return self._code
 
     def wait(self, timeout: float = 300) -> Finished:
         """Its end. Errors: AssertionError after `timeout` seconds; the run is killed then."""
-        code = self._server.ask(wait=self.pid, timeout=timeout)["exit_code"]
+        code = self.poll()
+        if code is None:
+            code = self._server.ask(wait=self.pid, timeout=timeout)["exit_code"]
         out, err = (
             (self._directory / name).read_text(encoding="utf-8", errors="replace")
             for name in ("stdout", "stderr")
@@ -99,6 +109,7 @@ def _serve() -> None:
     import megatron_opsft.report.curves
     import megatron_opsft.train  # noqa: F401
 
+    gc.freeze()  # no run's collections look at what is imported
     for line in sys.stdin:
         request = json.loads(line)
         if "argv" in request:
@@ -136,7 +147,11 @@ def _fork(request: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def _wait(pid: int, timeout: float) -> int | None:
+def _wait(pid: int, timeout: float | None) -> int | None:
+    """The exit code; without a timeout None while it runs."""
+    if timeout is None:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if done else None
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)

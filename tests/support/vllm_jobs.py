@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small_run import FEW_PROBLEMS
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from world import World
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Sample
@@ -16,6 +18,7 @@ from megatron_opsft.train import run_step
 
 QUICKSTART = Path(__file__).parents[2] / "examples/configs/quickstart.yaml"
 SMALL = [
+    *FEW_PROBLEMS,
     "data.prompts_per_step=4",
     "rollout.group_size=4",
     "rollout.max_response_tokens=64",
@@ -42,7 +45,7 @@ def plain_weights(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def opened(
-    run_dir: Path, overrides: list[str], *, plain: bool = False
+    run_dir: Path, overrides: list[str], plain: bool = False
 ) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(QUICKSTART, [*SMALL, f"run.dir={run_dir}", *overrides])
@@ -55,16 +58,22 @@ def opened(
         yield session, recorder
 
 
-def fresh_hf_model(session: Session) -> PreTrainedModel:
-    """A Hugging Face model that has just been given the trainer's weights; on every rank."""
-    state = dict(session.sync.exporter.stream())
+def hf_model_of(session: Session) -> PreTrainedModel:
+    """A Hugging Face model without the run's weights."""
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(session.model_dir), dtype=torch.float32
     )
+    return model.eval()
+
+
+def give_weights(session: Session, model: PreTrainedModel) -> None:
+    """Overwrite all of the model with the trainer's weights; on every rank."""
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    state = dict(session.sync.exporter.stream())
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     model.tie_weights()
-    return model.eval()
 
 
 @torch.inference_mode()
@@ -76,10 +85,12 @@ def hf_log_probs(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, ids[0, start:, None])[:, 0]
 
 
-def difference_from_hf(session: Session, samples: list[Sample]) -> float:
-    """Largest difference of the engine's log-probs from those of a fresh Hugging Face model."""
+def difference_from_hf(session: Session, model: PreTrainedModel, samples: list[Sample]) -> float:
+    """Largest difference of the engine's log-probs from those of a Hugging Face model that is given
+    the trainer's weights.
+    """
     scores = session.sampler.engine.score(samples)
-    model = fresh_hf_model(session)
+    give_weights(session, model)
     return max(
         [
             float((hf_log_probs(model, sample) - torch.tensor(scored)).abs().max())
@@ -90,28 +101,29 @@ def difference_from_hf(session: Session, samples: list[Sample]) -> float:
 
 
 def train_and_compare(
-    run_dir: Path, overrides: list[str], num_steps: int, plain: bool = False
+    session: Session, recorder: RunRecorder, num_steps: int
 ) -> tuple[list[float], list[str], int]:
     """Real steps; the difference from Hugging Face after each, by which way each push went, and
     how many shards a pull at the end does not bring back.
     """
-    with opened(run_dir, overrides, plain=plain) as (session, recorder):
-        ways: list[str] = []
-        compared: list[Sample] = []
-        push = session.sync.push
+    ways: list[str] = []
+    compared: list[Sample] = []
+    push = session.sync.push
 
-        def noting(version: int, samples: list[Sample]) -> Any:
-            result = push(version, samples)
-            ways.append(result.path)
-            compared[:] = samples
-            return result
+    def noting(version: int, samples: list[Sample]) -> Any:
+        result = push(version, samples)
+        ways.append(result.path)
+        compared[:] = samples
+        return result
 
-        session.sync.push = noting  # type: ignore[method-assign]
-        differences = []
-        for step in range(1, num_steps + 1):
-            run_step(session, recorder, step)
-            differences.append(difference_from_hf(session, compared))
-        return differences, ways, spoil_and_pull(session)
+    session.sync.push = noting  # type: ignore[method-assign]
+    model = hf_model_of(session)
+    differences = []
+    for _ in range(num_steps):
+        run_step(session, recorder, session.sync.version + 1)
+        differences.append(difference_from_hf(session, model, compared))
+    session.sync.push = push  # type: ignore[method-assign]
+    return differences, ways, spoil_and_pull(session)
 
 
 def spoil_and_pull(session: Session) -> int:
@@ -124,12 +136,55 @@ def spoil_and_pull(session: Session) -> int:
     return sum(not torch.equal(now[name], before[name]) for name in before)
 
 
+@contextmanager
+def scaled_shard(session: Session) -> Iterator[None]:
+    """What leaves the trainer's last rank is not what it holds: one parameter by one percent."""
+    sync: Any = session.sync
+    if sync._transfer is None:
+        stream = sync.exporter.stream
+
+        def scaled() -> Any:
+            for name, tensor in stream():
+                yield name, tensor * 1.01 if name.endswith("2.mlp.down_proj.weight") else tensor
+
+        sync.exporter.stream = scaled
+        yield
+        sync.exporter.stream = stream
+        return
+    sources = sync._transfer._sources
+    if session.layout.rank == session.layout.world_size - 1:
+        name = next(n for n in sources if n.endswith("3.mlp.linear_fc2.weight"))
+        sync._transfer._sources = {**sources, name: sources[name] * 1.01}
+    yield
+    sync._transfer._sources = sources
+
+
 def with_session(
     run_dir: Path,
     overrides: list[str],
     act: Callable[[Session, RunRecorder], Any],
     plain: bool = False,
 ) -> Any:
-    """`act` on an opened session; act: of a module, not nested."""
-    with opened(run_dir, overrides, plain=plain) as (session, recorder):
+    """`act` on a session of its own; act: of a module, not nested."""
+    with opened(run_dir, overrides, plain) as (session, recorder):
         return act(session, recorder)
+
+
+class KeptSession:
+    """One session for several tests: to start its engines takes longer than most of them."""
+
+    def __init__(
+        self, world: World, run_dir: Path, ranks: int, overrides: list[str], plain: bool = False
+    ) -> None:
+        self.ranks, self.plain = ranks, plain
+        self._world = world
+        self._entering = (opened, ranks, run_dir, overrides, plain)
+
+    def run(self, act: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
+        """`act(session, recorder, *args)` on every rank; act: of a module, not nested.
+
+        The session is opened where another one, or none, is open.
+        """
+        if self._world.entered is not self:
+            self._world.enter(self, *self._entering)
+        return self._world.inside(act, *args, timeout=timeout)

@@ -6,13 +6,15 @@ enters no collective any more: the whole world is killed then, and the next job 
 """
 
 import gc
+import importlib
 import multiprocessing
 import os
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,12 @@ from typing import Any
 NUM_WORKERS = 4
 _GRACE_SECONDS = 3.0
 _MANY_THREADS = 40  # of a worker between jobs
+# vLLM is not among them: it changes the process it lives in.
+_IMPORTED_ONCE = [
+    "megatron_opsft.session",
+    "transformers.models.qwen2.modeling_qwen2",
+    "torch._dynamo",
+]
 
 
 class JobFailed(AssertionError):
@@ -27,13 +35,18 @@ class JobFailed(AssertionError):
 
 
 class World:
-    """`run` calls a function on the first `world_size` workers and returns the results by rank."""
+    """`run` calls a function on the first `world_size` workers and returns the results by rank.
+
+    `enter` and `inside` do the same in a context that stays, as a whole session of the trainer.
+    """
 
     def __init__(self, num_workers: int = NUM_WORKERS) -> None:
         self._num_workers = num_workers
         self._workers: list[tuple[Any, Connection]] = []
         self._directory = tempfile.TemporaryDirectory()
         self._num_jobs = 0
+        self._num_inside = 0  # ranks of the context that was entered
+        self.entered: object = None
 
     def run(
         self, function: Callable[..., Any], world_size: int, *args: Any, timeout: float = 120
@@ -43,13 +56,41 @@ class World:
         Arguments and results are pickled. Errors: `JobFailed` when a rank raises or is late.
         """
         __tracebackhide__ = True
+        self.leave()
+        job = ("run", function, world_size, self._store(), args)
+        return self._ask(world_size, job, timeout)
+
+    def enter(self, name: object, context: Callable[..., Any], world_size: int, *args: Any) -> None:
+        """`with context(*args)`, a tuple, inside a process group, until `leave` or another job.
+
+        `entered` is the name until then, None otherwise: a job that failed ends the context too.
+        """
+        self.leave()
+        self._ask(world_size, ("enter", context, world_size, self._store(), args), 120)
+        self._num_inside, self.entered = world_size, name
+
+    def inside(self, function: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
+        """`function(*entered, *args)` on the ranks of the context; otherwise as `run`."""
+        __tracebackhide__ = True
+        return self._ask(self._num_inside, ("inside", function, args), timeout)
+
+    def leave(self) -> None:
+        """Leave the context, if any."""
+        if self.entered is not None:
+            self._ask(self._num_inside, ("leave",), 120)
+            self._num_inside, self.entered = 0, None
+
+    def _store(self) -> str:
+        self._num_jobs += 1
+        return str(Path(self._directory.name) / f"job{self._num_jobs}")
+
+    def _ask(self, world_size: int, job: tuple[Any, ...], timeout: float) -> list[Any]:
+        __tracebackhide__ = True
         if not self._workers:
             self._start()
-        self._num_jobs += 1
-        store = str(Path(self._directory.name) / f"job{self._num_jobs}")
         connections = [connection for _, connection in self._workers[:world_size]]
         for connection in connections:
-            connection.send((function, world_size, store, args))
+            connection.send(job)
         results: dict[Connection, Any] = {}
         failures: list[str] = []
         deadline = time.monotonic() + timeout
@@ -71,7 +112,9 @@ class World:
         return [results[connection] for connection in connections]
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has imported what all of them need.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_IMPORTED_ONCE)
         for rank in range(self._num_workers):
             here, there = context.Pipe()
             # Not a daemon: Megatron's checkpoint writer starts processes of its own.
@@ -81,12 +124,13 @@ class World:
             self._workers.append((process, here))
 
     def stop(self) -> None:
-        """Kill the workers; the next `run` starts new ones."""
+        """Kill the workers; the next job starts new ones."""
         for process, connection in self._workers:
             process.kill()
             process.join()
             connection.close()
         self._workers = []
+        self._num_inside, self.entered = 0, None
 
 
 def _receive(connection: Connection) -> tuple[bool, Any]:
@@ -105,21 +149,52 @@ def _serve(rank: int, connection: Connection) -> None:
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()
+    for name in _IMPORTED_ONCE:
+        importlib.import_module(name)
+    gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
+    worker = _Worker(rank)
     while True:
         try:
-            function, world_size, store, args = connection.recv()
+            name, *job = connection.recv()
         except EOFError:
             return
         try:
-            answer = (True, _run_job(function, rank, world_size, store, args))
+            answer = (True, getattr(worker, name)(*job))
         except BaseException:
             answer = (False, traceback.format_exc())
         connection.send(answer)
 
 
-def _run_job(
-    function: Callable[..., Any], rank: int, world_size: int, store: str, args: tuple[Any, ...]
-) -> Any:
+class _Worker:
+    """The jobs, on one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._context = ExitStack()
+        self._entered: tuple[Any, ...] = ()
+
+    def run(
+        self, function: Callable[..., Any], world_size: int, store: str, args: tuple[Any, ...]
+    ) -> Any:
+        with _process_group(self._rank, world_size, store):
+            return function(*args)
+
+    def enter(
+        self, context: Callable[..., Any], world_size: int, store: str, args: tuple[Any, ...]
+    ) -> None:
+        self._context.enter_context(_process_group(self._rank, world_size, store))
+        self._entered = self._context.enter_context(context(*args))
+
+    def inside(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return function(*self._entered, *args)
+
+    def leave(self) -> None:
+        self._entered = ()
+        self._context.close()
+
+
+@contextmanager
+def _process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
     import torch.distributed as dist
 
     from megatron_opsft.runtime.distributed import stop_distributed
@@ -128,14 +203,14 @@ def _run_job(
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size
     )
-    result = function(*args)
+    yield
+    # Only after success, as the trainer: the other ranks may wait for ever.
     stop_distributed()
     # Models are in reference cycles and hold process groups, which hold some forty threads a job.
     gc.collect()
     if len(os.listdir("/proc/self/task")) > _MANY_THREADS:
         _forget_experts()
         gc.collect()
-    return result
 
 
 def _forget_experts() -> None:

@@ -25,6 +25,7 @@ def numbers_in(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
+@pytest.mark.slow
 def test_splits_share_no_problem_and_no_terms() -> None:
     train, test = load_arithmetic("train"), load_arithmetic("test")
     assert (len(train), len(test)) == (DEFAULT_PROBLEMS["train"], DEFAULT_PROBLEMS["test"])

@@ -70,6 +70,7 @@ def test_interval_matches_a_bootstrap_that_copies_problems() -> None:
         assert own.high == pytest.approx(high, abs=0.05 * (high - low))
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     """3,000 evaluations of 60 problems, 4 samples; problems differ, so samples are not independent.
 

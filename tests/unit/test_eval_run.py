@@ -119,12 +119,12 @@ def num_stored(out: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in (out / "samples/parts").glob("*"))
 
 
-def test_ten_kills_at_random_moments_change_nothing(
+def test_kills_at_random_moments_change_nothing(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
     moments = random.Random(0)
     out = tmp_path / "out"
-    for _ in range(10):
+    for _ in range(4):
         wanted = num_stored(out) + moments.randint(0, 6)
         run = start(cli, out, "batch_size=4")
         deadline = time.monotonic() + 60

@@ -129,6 +129,7 @@ def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
     assert sorted(alone, key=_key) == sorted(together, key=_key)
 
 
+@pytest.mark.slow
 def test_exact_responses_survive_rounding_that_depends_on_the_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,6 +155,7 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
     assert responses(False, 50) != wanted[False]  # the noise matters
 
 
+@pytest.mark.slow
 def test_rounding_beyond_what_is_allowed_for_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -197,6 +197,7 @@ def test_real_lengths_balance_the_ranks(dp_size: int, kind: str, max_response: i
         assert report.imbalance <= 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jitter", "lognormal", "plain"])
 @pytest.mark.parametrize("dp_size", [2, 8, 32])
 def test_micro_batches_of_a_rank_are_equally_costly(dp_size: int, kind: str) -> None:

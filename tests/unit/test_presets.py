@@ -89,6 +89,7 @@ def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
     assert f"{small} R1-Distill-Qwen-1.5B and {large} 7B" in page
 
 
+@pytest.mark.slow
 def test_a_simulation_needs_no_network_and_no_cache(tmp_path: Path) -> None:
     preset = "examples/configs/r1_distill_7b_paper.yaml"
     ended = subprocess.run(

@@ -210,6 +210,7 @@ def scaling(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_runs_are_collected_and_simulated_beside(tmp_path: Path) -> None:
     runs = [str(write_run(tmp_path / f"w{n}", n, [4.0 / n] * 5)) for n in (1, 2)]
     out = tmp_path / "out"
@@ -242,6 +243,7 @@ def test_runs_are_collected_and_simulated_beside(tmp_path: Path) -> None:
     assert (tmp_path / "both" / "scaling.png").is_file()
 
 
+@pytest.mark.slow
 def test_finished_runs_stay_and_failed_ones_are_named(tmp_path: Path) -> None:
     (tmp_path / "done").mkdir()
     (tmp_path / "done" / "summary.json").write_text("{}")

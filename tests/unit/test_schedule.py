@@ -45,6 +45,7 @@ def both_sides(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize(("model", "tp", "pp", "dp", "engine_tp"), REAL)
 def test_every_byte_is_written_once_on_every_rank(
@@ -65,6 +66,7 @@ def test_every_byte_is_written_once_on_every_rank(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize(("model", "tp", "pp", "dp", "engine_tp"), REAL)
 def test_no_rank_sends_much_more_than_some_rank_must(

@@ -96,6 +96,7 @@ def test_weights_match_the_tokenizer(
     assert model.num_parameters() < 950_000
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_base_is_right_and_wordy_on_held_out_problems(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase

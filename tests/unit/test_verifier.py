@@ -94,6 +94,7 @@ def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
     assert verdicts[12] == verdicts[14]
 
 
+@pytest.mark.slow
 def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     texts = ["ok", "hang", "print", "die", "hang", "exit", "ok 2"]
     with VerifierPool(2, 1.0, judge=ROGUE) as pool:
@@ -109,14 +110,15 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     assert seconds < 60
 
 
+@pytest.mark.slow
 def test_what_a_worker_keeps_of_its_answers_changes_no_verdict() -> None:
-    """200 answers that leave 20 MB each behind, in at most 600 MB."""
-    items = [(f"keep 20 {n}", f"keep 20 {n}") for n in range(200)]
+    """80 answers that leave 20 MB each behind, in at most 600 MB."""
+    items = [(f"keep 20 {n}", f"keep 20 {n}") for n in range(80)]
     with VerifierPool(2, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.score(items)
-    assert [v.outcome for v in verdicts] == [CORRECT] * 200
+    assert [v.outcome for v in verdicts] == [CORRECT] * 80
     workers = {v.answer.rpartition(" ")[2] for v in verdicts}
-    assert 200 / 30 < len(workers) < 200 / 4
+    assert 80 / 30 < len(workers) < 80 / 4
 
 
 def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> None:
@@ -126,6 +128,7 @@ def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> N
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
 
 
+@pytest.mark.slow
 def test_a_tower_of_powers_neither_hangs_nor_fills_the_memory() -> None:
     with VerifierPool(1, 2.0) as pool:
         tower, plain = pool.score([(r"\boxed{9^{9^{9^{9}}}}", "9"), (r"\boxed{9}", "9")])

@@ -108,6 +108,7 @@ def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], st
     return [process.returncode for process in processes], said, time.monotonic() - begin
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("culprit", [0, 2])
 @pytest.mark.parametrize(
     ("behaviour", "codes", "words"),

@@ -2,6 +2,8 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,14 @@ from hf_reference import hf_model
 from tiny_models import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
 from vllm_jobs import hf_log_probs, spoil_and_pull, with_session
-from world import JobFailed, World
+from world import World
 
+from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.weights.rules import WeightTable
 
 pytestmark = pytest.mark.vllm
 
@@ -76,8 +81,7 @@ def test_push_and_pull(vllm_world: World, tmp_path: Path, name: str) -> None:
         assert path == "in_place"
 
 
-def test_experts_on_a_cpu_are_refused(vllm_world: World, tmp_path: Path) -> None:
-    make_model("qwen3_moe", tmp_path / "model")
-    overrides = [f"model.path={tmp_path / 'model'}", "eval.max_response_tokens=64"]
-    with pytest.raises(JobFailed, match="on a CPU use rollout.engine=hf for a mixture of experts"):
-        vllm_world.run(with_session, 1, tmp_path / "run", overrides, push_and_pull)
+def test_experts_on_a_cpu_are_refused() -> None:
+    settings: Any = SimpleNamespace(is_cuda=False)
+    with pytest.raises(UserError, match=r"on a CPU use rollout\.engine=hf for a mixture of exp"):
+        VllmCore(settings, WeightTable(SHAPES["qwen3_moe"]))

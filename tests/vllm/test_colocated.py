@@ -1,214 +1,212 @@
 """vLLM inside the training ranks: it samples from the trainer's weights, and a push that went wrong
 does not pass unnoticed.
+
+The tests of one layout follow each other in one session, from the shipped weights on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_jobs import train_and_compare, with_session
-from world import JobFailed, World
+from tiny_models import SHAPES
+from vllm_jobs import KeptSession, scaled_shard, train_and_compare, with_session
+from world import World
 
-from megatron_opsft.errors import SyncError
+from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import make_request
+from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
+from megatron_opsft.weights.rules import WeightTable
 
 pytestmark = pytest.mark.vllm
 
 # Few responses: with two tensor-parallel ranks on two cores a token costs 10 ms.
 TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=2"]
-LAYOUTS = {
-    "1 rank": (1, []),
-    "train TP2, rollout TP1": (2, ["parallel.tp=2"]),
-    "train PP2, rollout TP1": (2, ["parallel.pp=2"]),
-    "train PP2, rollout TP2": (2, ["parallel.pp=2", *TP2]),
-    "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2]),
+# Packed weights always come as a stream of whole tensors; plain ones are written in place.
+LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
+    "1 rank, packed": (1, ["eval.max_response_tokens=250"], False),
+    "train PP2, rollout TP2, packed": (2, ["parallel.pp=2", *TP2], False),
+    "1 rank": (1, [], True),
+    "train TP2, rollout TP1": (2, ["parallel.tp=2"], True),
+    "train PP2, rollout TP1": (2, ["parallel.pp=2"], True),
+    "train PP2, rollout TP2": (2, ["parallel.pp=2", *TP2], True),
+    "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2], True),
 }
 
 
-# Packed weights always come as a stream of whole tensors; plain ones are written in place.
-@pytest.mark.parametrize(
-    ("name", "plain", "steps"),
-    [
-        ("1 rank", True, 20),
-        ("train TP2, rollout TP1", True, 20),
-        ("train PP2, rollout TP1", True, 5),
-        ("train PP2, rollout TP2", True, 20),
-        ("train TP2, rollout TP2", True, 5),
-        ("1 rank", False, 5),
-        ("train PP2, rollout TP2", False, 5),
-    ],
-)
-def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
-    vllm_world: World, tmp_path: Path, name: str, plain: bool, steps: int
-) -> None:
-    ranks, overrides = LAYOUTS[name]
-    overrides = [*overrides, "optimizer.lr=5e-4"]
-    arguments = (tmp_path, overrides, steps, plain)
-    results = vllm_world.run(train_and_compare, ranks, *arguments, timeout=400)
-    for differences, ways, not_pulled in results:
-        assert len(differences) == steps
-        assert max(differences) < 1e-4
-        assert ways == ["in_place" if plain else "stream"] * steps
-        assert not_pulled == 0
+@pytest.fixture(scope="module")
+def session(
+    vllm_world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KeptSession:
+    ranks, overrides, plain = LAYOUTS[request.param]
+    run_dir = tmp_path_factory.mktemp("session") / "run"
+    return KeptSession(vllm_world, run_dir, ranks, [*overrides, "optimizer.lr=5e-4"], plain)
 
 
-def outcome(session: Session, recorder: RunRecorder, spoil: Callable[[Session], None]) -> str:
-    """Two good steps, then one whose push is spoiled; what the run says of it."""
-    for step in (1, 2):
-        run_step(session, recorder, step)
-    spoil(session)
+Spoilt = Callable[[Session], AbstractContextManager[None]]
+
+
+def in_layouts(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("session", names, indirect=True)
+
+
+def generate_without_weights(session: Session, recorder: RunRecorder) -> str:
+    """The error; the weights are there again afterwards."""
+    engine: Any = session.sampler.engine
+    engine.begin_update()
     try:
-        run_step(session, recorder, 3)
-    except SyncError as error:
-        assert session.sync.version == 3
+        engine.generate([make_request("p", (1, 2), 1, 0, 1)], session.settings)
+    except RuntimeError as error:
         return str(error)
+    finally:
+        session.sync.push(session.sync.version)
     return "nothing"
 
 
-def scale_one_shard(session: Session) -> None:
-    """What leaves the trainer's last rank is not what it holds: one parameter by one percent."""
-    sync: Any = session.sync
-    if sync._transfer is None:
-        stream = sync.exporter.stream
-
-        def scaled() -> Any:
-            for name, tensor in stream():
-                yield name, tensor * 1.01 if name.endswith("2.mlp.down_proj.weight") else tensor
-
-        sync.exporter.stream = scaled
-        return
-    run = sync._transfer.run
-    if session.layout.rank != session.layout.world_size - 1:
-        return
-    name = next(n for n in sync._transfer._sources if n.endswith("3.mlp.linear_fc2.weight"))
-    sources = dict(sync._transfer._sources)
-    sync._transfer._sources = {**sources, name: sources[name] * 1.01}
-    sync._transfer.run = run
+@in_layouts("1 rank, packed")
+def test_a_request_is_refused_before_a_push_is_complete(session: KeptSession) -> None:
+    (said,) = session.run(generate_without_weights)
+    assert "holds no complete set of weights" in said
 
 
-def leave_the_tied_head_stale(session: Session) -> None:
-    """The embedding is sent, its second name is not: vLLM's packed head keeps the old weight."""
-    from megatron_opsft.rollout.vllm import core, engine
-
-    checked = core.checked_stream
-
-    def without_head(tensors: Any, layout: Any) -> Any:
-        return ((n, t) for n, t in checked(tensors, layout) if n != "lm_head.weight")
-
-    engine.checked_stream = without_head  # type: ignore[attr-defined]
-
-
-def keep_the_prefix_cache(session: Session) -> None:
-    """vLLM says that it dropped its cache, and did not."""
-    session.sampler.engine._core.llm.reset_prefix_cache = lambda: True  # type: ignore[attr-defined]
-
-
-def spoil_scale(session: Session, recorder: RunRecorder) -> str:
-    return outcome(session, recorder, scale_one_shard)
-
-
-def spoil_head(session: Session, recorder: RunRecorder) -> str:
-    from megatron_opsft.rollout.vllm import core, engine
-
-    try:
-        return outcome(session, recorder, leave_the_tied_head_stale)
-    finally:
-        engine.checked_stream = core.checked_stream  # type: ignore[attr-defined]
-
-
-def spoil_cache(session: Session, recorder: RunRecorder) -> str:
-    return outcome(session, recorder, keep_the_prefix_cache)
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["packed", "plain"])
-@pytest.mark.parametrize(("ranks", "verify"), [(1, "full"), (2, "checksum")])
-def test_a_scaled_shard_stops_the_run(
-    vllm_world: World, tmp_path: Path, ranks: int, verify: str, plain: bool
-) -> None:
-    overrides = [f"sync.verify={verify}", f"parallel.tp={ranks}"]
-    for said in vllm_world.run(with_session, ranks, tmp_path, overrides, spoil_scale, plain):
-        assert "down_proj.weight" in said and "version 3" in said
-
-
-def test_a_stale_tied_head_stops_the_run(vllm_world: World, tmp_path: Path) -> None:
-    (said,) = vllm_world.run(with_session, 1, tmp_path, ["sync.verify=checksum"], spoil_head)
-    assert "lm_head.weight" in said and "version 3" in said
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_kept_prefix_cache_stops_the_run(vllm_world: World, tmp_path: Path, ranks: int) -> None:
-    overrides = ["sync.verify=full", f"rollout.tp={ranks}"]
-    for said in vllm_world.run(with_session, ranks, tmp_path, overrides, spoil_cache):
-        assert "cached" in said and "version 3" in said
-
-
-def sample_twice(session: Session, recorder: RunRecorder) -> tuple[list[Rollout], list[Rollout]]:
-    problems = session.problems_of(1)
-    first, second = (
+def sample_twice(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
+    problems = session.problems.problems[:4]
+    return [
         session.sampler.sample(problems, session.settings, num_samples=4, step=1) for _ in range(2)
-    )
-    return first, second
+    ]
 
 
+@pytest.fixture(scope="module")
+def sampled() -> dict[int, dict[tuple[str, int], Rollout]]:
+    """The responses of the first layout that was asked."""
+    return {}
+
+
+@in_layouts(*LAYOUTS)
 def test_responses_depend_on_their_seeds_and_not_on_the_ranks(
-    vllm_world: World, tmp_path: Path
+    session: KeptSession, sampled: dict[int, dict[tuple[str, int], Rollout]]
 ) -> None:
-    alone: dict[tuple[str, int], Rollout] = {}
-    for ranks, overrides in ((1, []), (2, []), (2, ["rollout.tp=2"])):
-        found: dict[tuple[str, int], Rollout] = {}
-        for first, second in vllm_world.run(with_session, ranks, tmp_path, overrides, sample_twice):
-            assert first == second
-            found |= {(r.problem_id, r.sample_index): r for r in first}
-        assert len(found) == 16
-        alone = alone or found
-        assert found == alone
-    ids = [rollout.response_ids for rollout in alone.values()]
+    found: dict[tuple[str, int], Rollout] = {}
+    for first, second in session.run(sample_twice):
+        assert first == second
+        found |= {(r.problem_id, r.sample_index): r for r in first}
+    assert len(found) == 16
+    assert found == sampled.setdefault(0, found)
+    ids = [rollout.response_ids for rollout in found.values()]
     assert len(set(ids)) == len(ids)
 
 
-def cold_responses(session: Session, recorder: RunRecorder) -> list[Rollout]:
-    """Almost without chance: temperature 0.001."""
-    settings = session.held_out.settings if session.held_out else session.settings
-    cold = type(settings)(
-        temperature=0.001,
-        top_p=1.0,
-        max_response_tokens=settings.max_response_tokens,
-        end_token_ids=settings.end_token_ids,
-    )
-    return session.sampler.sample(session.problems_of(1), cold, num_samples=1, step=1)
+def cold_responses(session: Session, recorder: RunRecorder) -> list[list[Rollout]]:
+    """Almost without chance, temperature 0.001: of at most 250 tokens, and of at most 20."""
+    return [
+        session.sampler.sample(
+            session.problems.problems[:8],
+            replace(session.settings, temperature=0.001, top_p=1.0, max_response_tokens=length),
+            num_samples=1,
+            step=1,
+        )
+        for length in (250, 20)
+    ]
 
 
-def test_both_engines_say_the_same_when_cold(vllm_world: World, tmp_path: Path) -> None:
-    by_engine = []
-    for engine in ("hf", "vllm"):
-        for length in (250, 20):
-            overrides = [f"rollout.engine={engine}", f"eval.max_response_tokens={length}"]
-            overrides += ["rollout.max_response_tokens=20", "data.prompts_per_step=8"]
-            (found,) = vllm_world.run(with_session, 1, tmp_path, overrides, cold_responses)
-            by_engine.append(found)
-    hf_long, hf_short, vllm_long, vllm_short = by_engine
+@in_layouts("1 rank, packed")
+def test_both_engines_say_the_same_when_cold(
+    session: KeptSession, vllm_world: World, tmp_path: Path
+) -> None:
+    ((vllm_long, vllm_short),) = session.run(cold_responses)
+    overrides = ["rollout.engine=hf", "eval.max_response_tokens=250"]
+    ((hf_long, hf_short),) = vllm_world.run(with_session, 1, tmp_path, overrides, cold_responses)
     assert vllm_long == hf_long and vllm_short == hf_short
     assert {r.finish_reason for r in vllm_long} == {FinishReason.STOP}
     cut_off = [r for r in vllm_short if r.finish_reason is FinishReason.LENGTH]
     assert cut_off and {len(r.response_ids) for r in cut_off} == {20}
 
 
-def test_rollout_tp_must_divide_the_world(vllm_world: World, tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="rollout.tp=2 does not divide the world size 1"):
-        vllm_world.run(with_session, 1, tmp_path, ["rollout.tp=2"], sample_twice)
+@in_layouts(*LAYOUTS)
+def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
+    session: KeptSession,
+) -> None:
+    steps = 20 if session.plain and session.ranks == 1 else 3
+    for differences, ways, not_pulled in session.run(train_and_compare, steps, timeout=400):
+        assert len(differences) == steps
+        assert max(differences) < 1e-4
+        assert ways == ["in_place" if session.plain else "stream"] * steps
+        assert not_pulled == 0
 
 
-def test_a_request_is_refused_before_the_first_push(vllm_world: World, tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="holds no complete set of weights"):
-        vllm_world.run(with_session, 1, tmp_path, [], generate_without_weights)
+def outcome(
+    session: Session, recorder: RunRecorder, spoilt: Spoilt, verify: str
+) -> tuple[str, int]:
+    """A good step, then one whose push is spoilt: what the run says of it, and the push's version.
+    All is well again afterwards.
+    """
+    sync: Any = session.sync
+    config = sync._config
+    sync._config = config.model_copy(update={"verify": verify})
+    run_step(session, recorder, sync.version + 1)
+    version, said = sync.version + 1, "nothing"
+    with spoilt(session):
+        try:
+            run_step(session, recorder, version)
+        except SyncError as error:
+            said = str(error)
+    assert sync.version == version
+    sync._config = config
+    sync.push(version)
+    return said, version
 
 
-def generate_without_weights(session: Session, recorder: RunRecorder) -> None:
-    engine = session.sampler.engine
-    engine.begin_update()
-    engine.generate([make_request("p", (1, 2), 1, 0, 1)], session.settings)
+@contextmanager
+def stale_tied_head(session: Session) -> Iterator[None]:
+    """The embedding is sent, its second name is not: vLLM's packed head keeps the old weight."""
+    from megatron_opsft.rollout.vllm import engine
+
+    checked = engine.checked_stream  # type: ignore[attr-defined]
+
+    def without_head(tensors: Any, layout: Any) -> Any:
+        return ((n, t) for n, t in checked(tensors, layout) if n != "lm_head.weight")
+
+    engine.checked_stream = without_head  # type: ignore[attr-defined]
+    yield
+    engine.checked_stream = checked  # type: ignore[attr-defined]
+
+
+@contextmanager
+def kept_prefix_cache(session: Session) -> Iterator[None]:
+    """vLLM says that it dropped its cache, and did not."""
+    engine: Any = session.sampler.engine
+    engine._core.llm.reset_prefix_cache = lambda: True
+    yield
+    del engine._core.llm.reset_prefix_cache
+
+
+@in_layouts("1 rank, packed", "1 rank", "train PP2, rollout TP2, packed", "train TP2, rollout TP1")
+def test_a_scaled_shard_stops_the_run(session: KeptSession) -> None:
+    verify = "full" if session.ranks == 1 else "checksum"
+    for said, version in session.run(outcome, scaled_shard, verify):
+        assert "down_proj.weight" in said and f"version {version}" in said
+
+
+@in_layouts("1 rank, packed")
+def test_a_stale_tied_head_stops_the_run(session: KeptSession) -> None:
+    ((said, version),) = session.run(outcome, stale_tied_head, "checksum")
+    assert "lm_head.weight" in said and f"version {version}" in said
+
+
+@in_layouts("1 rank, packed", "train PP2, rollout TP2, packed")
+def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
+    for said, version in session.run(outcome, kept_prefix_cache, "full"):
+        assert "cached" in said and f"version {version}" in said
+
+
+def test_rollout_tp_must_divide_the_world() -> None:
+    settings: Any = SimpleNamespace(tp=2)
+    with pytest.raises(UserError, match=r"rollout\.tp=2 does not divide the world size 1"):
+        VllmEngine(settings, WeightTable(SHAPES["qwen2"]), Any, rank=0, world_size=1)  # type: ignore[arg-type]

@@ -7,15 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from vllm_jobs import QUICKSTART, SMALL, train_and_compare, with_session
+from vllm_jobs import (
+    QUICKSTART,
+    SMALL,
+    KeptSession,
+    scaled_shard,
+    train_and_compare,
+    with_session,
+)
 from world import JobFailed, World
 
 from megatron_opsft.errors import EngineDied, SyncError
+from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.run.recorder import RunRecorder
@@ -24,54 +34,67 @@ from megatron_opsft.train import run_step
 
 pytestmark = pytest.mark.vllm
 
-SEPARATE = ["rollout.placement=separate"]
+SEPARATE = ["rollout.placement=separate", "rollout.engine_timeout_seconds=12"]
 LAYOUTS = {
     "1 rank, 1 engine": (1, []),
     "train TP2, 2 engines": (2, ["parallel.tp=2", "rollout.num_engines=2"]),
-    "train PP2, 1 engine": (2, ["parallel.pp=2"]),
+    "train PP2, 1 engine": (2, ["parallel.pp=2", "sync.bucket_mb=1"]),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [("1 rank, 1 engine", 20), ("train TP2, 2 engines", 5), ("train PP2, 1 engine", 5)],
-)
-def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
-    vllm_world: World, tmp_path: Path, name: str, steps: int
-) -> None:
-    ranks, overrides = LAYOUTS[name]
-    overrides = [*SEPARATE, *overrides, "optimizer.lr=5e-4"]
-    results = vllm_world.run(train_and_compare, ranks, tmp_path, overrides, steps, timeout=400)
-    for differences, ways, not_pulled in results:
-        assert len(differences) == steps
-        assert max(differences) < 1e-4
-        assert ways == ["stream"] * steps
-        assert not_pulled == 0
+@pytest.fixture(scope="module")
+def session(
+    vllm_world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KeptSession:
+    """The tests of one layout follow each other in one session, from the shipped weights on."""
+    ranks, overrides = LAYOUTS[request.param]
+    run_dir = tmp_path_factory.mktemp("session") / "run"
+    return KeptSession(vllm_world, run_dir, ranks, [*SEPARATE, *overrides, "optimizer.lr=5e-4"])
+
+
+def in_layouts(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("session", names, indirect=True)
 
 
 def rollouts_of_a_step(session: Session, recorder: RunRecorder) -> list[Rollout]:
     return session.sampler.sample(session.problems_of(1), session.settings, num_samples=4, step=1)
 
 
-def test_responses_are_those_of_a_colocated_engine(vllm_world: World, tmp_path: Path) -> None:
-    found = []
-    for ranks, overrides in (
-        (1, []),
-        (2, [*SEPARATE, "rollout.num_engines=2"]),
-        (2, [*SEPARATE, "sync.bucket_mb=1"]),
-    ):
-        parts = vllm_world.run(with_session, ranks, tmp_path, overrides, rollouts_of_a_step)
-        assert all(len(part) == 16 / ranks for part in parts)  # every rank has its share to verify
-        found.append(sorted((r for part in parts for r in part), key=str))
-    assert found[1:] == [found[0]] * 2
+@pytest.fixture(scope="module")
+def colocated(vllm_world: World, tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
+    """The responses of an engine inside one training rank."""
+    run_dir = tmp_path_factory.mktemp("colocated") / "run"
+    (found,) = vllm_world.run(with_session, 1, run_dir, [], rollouts_of_a_step)
+    return sorted(found, key=str)
 
 
+@in_layouts(*LAYOUTS)
+def test_responses_are_those_of_a_colocated_engine(
+    colocated: list[Rollout], session: KeptSession
+) -> None:
+    parts = session.run(rollouts_of_a_step)
+    assert all(len(part) == 16 / len(parts) for part in parts)  # every rank has its share to verify
+    assert sorted((r for part in parts for r in part), key=str) == colocated
+
+
+@in_layouts(*LAYOUTS)
+def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
+    session: KeptSession,
+) -> None:
+    for differences, ways, not_pulled in session.run(train_and_compare, 3, timeout=300):
+        assert len(differences) == 3
+        assert max(differences) < 1e-4
+        assert ways == ["stream"] * 3
+        assert not_pulled == 0
+
+
+@contextmanager
 def kill_when_sampling(
     session: Session, delays: dict[int, float], how: signal.Signals
-) -> list[int]:
-    """From now on the n-th request for samples is followed, `delays[n]` seconds later and before
-    anyone looks for the answer, by a signal to the engine's process. Returns the processes that
-    were hit, as they are.
+) -> Iterator[list[int]]:
+    """The n-th request for samples is followed, `delays[n]` seconds later and before anyone looks
+    for the answer, by a signal to the engine's process. Yields the processes that were hit, as they
+    are.
     """
     engine: Any = session.sampler.engine
     ask = engine._attempt
@@ -102,33 +125,46 @@ def kill_when_sampling(
             client.send = send
 
     engine._attempt = attempt
-    return hit
+    yield hit
+    engine._attempt = ask
 
 
-def losses(run_dir: Path) -> list[tuple[float, float]]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [(m["loss"], m["grad_norm"]) for m in map(json.loads, lines)]
+def start_again(session: Session) -> None:
+    """The weights and the optimizer's state are again those of the first call."""
+    session.trainer.finish_gathering_weights()
+    saved = list_checkpoints(session.checkpointer.directory)
+    if saved:
+        session.checkpointer.load(saved[0])
+    else:
+        session.checkpointer.save(0, {})
+    session.sync.push(0)
+
+
+def last_losses(session: Session) -> list[tuple[float, float]]:
+    """Losses and gradient norms of the last three steps; on rank 0."""
+    lines = (session.config.run.dir / "metrics.jsonl").read_text().splitlines()
+    return [(m["loss"], m["grad_norm"]) for m in map(json.loads, lines[-3:])]
 
 
 def undisturbed(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
+    start_again(session)
     for step in range(1, 4):
         run_step(session, recorder, step)
-    return losses(session.config.run.dir)
+    return last_losses(session)
 
 
 def killed(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
-    """Twice in a first request, once in the request that was asked again."""
-    draw = random.Random(0)
-    delays = {1: draw.uniform(0, 0.2), 2: 0.05, 4: draw.uniform(0, 0.2)}
-    hit = kill_when_sampling(session, delays, signal.SIGKILL)
-    result = undisturbed(session, recorder)
-    assert len(set(hit)) == (3 if session.sampler.engine.replica.answers else 0)
+    """In a first request, and in the request that was asked again."""
+    delays = {1: random.Random(0).uniform(0, 0.2), 2: 0.05}
+    with kill_when_sampling(session, delays, signal.SIGKILL) as hit:
+        result = undisturbed(session, recorder)
+    assert len(set(hit)) == (2 if session.sampler.engine.replica.answers else 0)
     return result
 
 
 def hung_once(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
-    hit = kill_when_sampling(session, {2: 0.05}, signal.SIGSTOP)
-    result = undisturbed(session, recorder)
+    with kill_when_sampling(session, {2: 0.05}, signal.SIGSTOP) as hit:
+        result = undisturbed(session, recorder)
     assert len(hit) == session.sampler.engine.replica.answers
     assert not any(psutil.pid_exists(pid) for pid in hit)
     return result
@@ -136,6 +172,7 @@ def hung_once(session: Session, recorder: RunRecorder) -> list[tuple[float, floa
 
 def killed_between(session: Session, recorder: RunRecorder) -> list[tuple[float, float]]:
     """While nothing is asked of it: the next push finds it dead."""
+    start_again(session)
     run_step(session, recorder, 1)
     engine: Any = session.sampler.engine
     train = session.trainer.step
@@ -149,48 +186,28 @@ def killed_between(session: Session, recorder: RunRecorder) -> list[tuple[float,
     run_step(session, recorder, 2)
     session.trainer.step = train  # type: ignore[method-assign]
     run_step(session, recorder, 3)
-    return losses(session.config.run.dir)
+    return last_losses(session)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "acts"), [(1, [killed]), (2, [hung_once, killed_between])], ids=["1", "2"]
-)
-def test_a_dead_or_hung_engine_changes_nothing(
-    vllm_world: World, tmp_path: Path, ranks: int, acts: list[Any]
-) -> None:
-    overrides = [*SEPARATE, f"parallel.tp={ranks}", "rollout.engine_timeout_seconds=12"]
-    found = {}
-    for act in (undisturbed, *acts):
-        results = vllm_world.run(with_session, ranks, tmp_path, overrides, act, timeout=300)
-        found[act.__name__] = results[0]
-    assert len(found["undisturbed"]) == 3
-    for name, result in found.items():
-        assert result == found["undisturbed"], name
+@in_layouts("1 rank, 1 engine", "train PP2, 1 engine")
+def test_a_dead_or_hung_engine_changes_nothing(session: KeptSession) -> None:
+    acts = [killed] if session.ranks == 1 else [hung_once, killed_between]
+    expected = session.run(undisturbed)[0]
+    assert len(expected) == 3
+    for act in acts:
+        assert session.run(act, timeout=300)[0] == expected, act.__name__
 
 
 def scaled_push(session: Session, recorder: RunRecorder) -> str:
-    stream = session.sync.exporter.stream
-
-    def scaled() -> Any:
-        for name, tensor in stream():
-            yield name, tensor * 1.01 if name.endswith("2.mlp.down_proj.weight") else tensor
-
-    session.sync.exporter.stream = scaled  # type: ignore[method-assign]
-    with pytest.raises(SyncError) as caught:
+    with scaled_shard(session), pytest.raises(SyncError) as caught:
         session.sync.push(1, session.probes(1))
     return str(caught.value)
 
 
-def test_a_scaled_tensor_stops_the_run(vllm_world: World, tmp_path: Path) -> None:
-    overrides = [*SEPARATE, "parallel.pp=2", "sync.verify=checksum"]
-    for said in vllm_world.run(with_session, 2, tmp_path, overrides, scaled_push):
+@in_layouts("train PP2, 1 engine")
+def test_a_scaled_tensor_stops_the_run(session: KeptSession) -> None:
+    for said in session.run(scaled_push):
         assert "model.layers.2.mlp.down_proj.weight" in said
-
-
-def test_an_engine_that_cannot_start_ends_the_run(vllm_world: World, tmp_path: Path) -> None:
-    overrides = [*SEPARATE, "rollout.kv_cache_bytes=1"]
-    with pytest.raises(JobFailed, match="vLLM refuses this model"):
-        vllm_world.run(with_session, 1, tmp_path, overrides, rollouts_of_a_step)
 
 
 def test_no_engine_outlives_a_killed_run(tmp_path: Path) -> None:
@@ -224,3 +241,10 @@ def test_an_engine_that_ends_before_it_is_there_is_dead(
     with pytest.raises(EngineDied, match="ended with code 0"):
         client.start("settings", "shape")
     client.close()
+
+
+def test_an_engine_that_cannot_start_ends_the_run(vllm_world: World, tmp_path: Path) -> None:
+    """The last test: its failed job ends the workers."""
+    overrides = [*SEPARATE, "rollout.kv_cache_bytes=1"]
+    with pytest.raises(JobFailed, match="vLLM refuses this model"):
+        vllm_world.run(with_session, 1, tmp_path, overrides, rollouts_of_a_step)
