@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from jobs import Built, Case, as_arrays, build, exported, train_steps
-from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import apply_factories
@@ -17,7 +16,7 @@ from world import World
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import MANIFEST, Checkpointer, list_checkpoints
 from megatron_opsft.model.checkpoint_share import own_share
-from megatron_opsft.model.checkpoint_write import checksum
+from megatron_opsft.model.checkpoint_write import CheckpointWrite
 from megatron_opsft.records import StepResult
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
@@ -118,20 +117,14 @@ def gather_and_save(case: Case, directory: Path) -> Outcome:
         "chained_optim_avoid_prefix": True,
     }
     (model,) = built.trainer.models
-    state = {"model": model.sharded_state_dict(metadata=dict(metadata))}
+    state = {"model": model.sharded_state_dict(metadata=metadata)}
     optimizer = built.trainer.optimizer
-    state["optimizer"] = optimizer.sharded_state_dict(state, metadata=dict(metadata))
+    state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata)
     path = directory / "step_000002"
+    files = CheckpointWrite(state, path, copy_cpu=False).finish()
     if dist.get_rank() == 0:
-        path.mkdir()
-    dist.barrier()
-    dist_checkpointing.save(state, str(path))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        files = {file.name: checksum(file) for file in path.iterdir()}
         manifest = {"step": 2, "config_hash": "abc", "files": files}
         (path / MANIFEST).write_text(json.dumps(manifest))
-    dist.barrier()
     results = train_steps(built, case, range(2, 4))
     return results, saved, as_arrays(exported(built))
 
