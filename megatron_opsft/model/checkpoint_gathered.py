@@ -15,14 +15,17 @@ _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_av
 
 def load_gathered(models: list[Any], optimizer: MegatronOptimizer, path: Path) -> None:
     """Restore weights, main weights, moments and step count; every rank calls it."""
-    state: dict[str, Any] = {}
     metadata = dict(_FORMAT)  # a copy: Megatron adds its process groups to it
-    for number, model in enumerate(models):
-        key = "model" if len(models) == 1 else f"model{number}"
-        state[key] = model.sharded_state_dict(metadata=metadata)
-    described = optimizer.sharded_state_dict(state, is_loading=True, metadata=metadata)
-    state = dist_checkpointing.load({**state, "optimizer": described}, str(path))
-    for key, model in zip(state, models, strict=False):
+    keys = ["model"] if len(models) == 1 else [f"model{number}" for number in range(len(models))]
+    described = {
+        key: model.sharded_state_dict(metadata=metadata)
+        for key, model in zip(keys, models, strict=True)
+    }
+    described["optimizer"] = optimizer.sharded_state_dict(
+        described, is_loading=True, metadata=metadata
+    )
+    state = dist_checkpointing.load(described, str(path))
+    for key, model in zip(keys, models, strict=True):
         model.load_state_dict(state[key], strict=True)
     _load_optimizer(optimizer, state["optimizer"])
 
