@@ -18,8 +18,10 @@ from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.model.checkpoint_gathered import load_gathered
+from megatron_opsft.model.checkpoint_share import gather_weights, objects_only, own_share
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
-from megatron_opsft.model.optimizer import load_state
+from megatron_opsft.model.optimizer import load_settings
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
@@ -27,7 +29,6 @@ from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, 
 log = logging.getLogger("megatron_opsft")
 
 MANIFEST = "complete.json"
-_FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -50,16 +51,22 @@ class Checkpointer:
         self._keep = keep
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
+    def _model_state(self) -> dict[str, Any]:
+        """Megatron's description of the weights, by model chunk."""
+        single = len(self._models) == 1
+        return {
+            "model" if single else f"model{number}": model.sharded_state_dict(metadata={})
+            for number, model in enumerate(self._models)
+        }
+
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {}
-        metadata = dict(_FORMAT)  # a copy: Megatron adds its process groups to it
-        for number, model in enumerate(self._models):
-            key = "model" if len(self._models) == 1 else f"model{number}"
-            state[key] = model.sharded_state_dict(metadata=metadata)
-        state["optimizer"] = self._optimizer.sharded_state_dict(
-            state, is_loading=is_loading, metadata=metadata
-        )
-        return state
+        """What this rank writes or reads: its share, and on rank 0 what is no tensor."""
+        models = self._model_state()
+        return {
+            "share": own_share(models, self._optimizer, is_loading=is_loading),
+            **({} if is_loading else {key: objects_only(each) for key, each in models.items()}),
+            "optimizer": self._optimizer.state_dict(),
+        }
 
     def save(self, step: int, about: dict[str, Any]) -> Path:
         """Write the state after `step` updates; `about` (JSON values) goes into the manifest.
@@ -141,11 +148,14 @@ class Checkpointer:
         return manifest
 
     def _restore(self, path: Path) -> None:
-        state = dist_checkpointing.load(self._state(is_loading=True), str(path))
-        for number, model in enumerate(self._models):
-            key = "model" if len(self._models) == 1 else f"model{number}"
-            model.load_state_dict(state[key], strict=True)
-        load_state(self._optimizer, state["optimizer"])
+        settings = dist_checkpointing.load_common_state_dict(str(path))["optimizer"]
+        if "param_state_sharding_type" in settings:
+            load_gathered(self._models, self._optimizer, path)
+            return
+        load_settings(self._optimizer, settings)
+        share = own_share(self._model_state(), self._optimizer, is_loading=True)
+        dist_checkpointing.load({"share": share}, str(path))
+        gather_weights(self._optimizer)
 
     def load_newest(self) -> dict[str, Any] | None:
         """Restore the newest checkpoint that is whole; its manifest, or None if there is none.

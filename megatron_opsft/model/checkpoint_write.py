@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
 from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
@@ -72,15 +74,15 @@ class CheckpointWrite:
             os.close(file)
 
     def _start(self, state: dict[str, Any], copy_cpu: bool) -> None:
+        live = _addresses(state) if copy_cpu else set()
         _keep_write_results_here()
         self._request = dist_checkpointing.save(
             state, str(self._directory), async_sharded_save=True, **_own_strategy()
         )
         buckets = self._request.preload_fn() if self._request.preload_fn else []
-        if copy_cpu:
-            buckets = [
-                (path, key, (data, _clones(tensors))) for path, key, (data, tensors) in buckets
-            ]
+        buckets = [
+            (path, key, (data, _copied(tensors, live))) for path, key, (data, tensors) in buckets
+        ]
         tensors = [tensor for _, _, (_, pairs) in buckets for _, tensor in pairs]
         self._num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         self._thread = threading.Thread(target=self._write, args=(buckets,), daemon=True)
@@ -149,8 +151,17 @@ class CheckpointWrite:
         return broadcast_object(errors)
 
 
-def _clones(pairs: list[tuple[Any, torch.Tensor]]) -> list[tuple[Any, torch.Tensor]]:
-    return [(item, tensor.clone()) for item, tensor in pairs]
+def _addresses(state: dict[str, Any]) -> set[int]:
+    """Where the tensors of a state dict are."""
+    tensors = (value.data for value in nested_values(state) if isinstance(value, ShardedTensor))
+    return {tensor.data_ptr() for tensor in tensors if tensor is not None}
+
+
+def _copied(
+    pairs: list[tuple[Any, torch.Tensor]], live: set[int]
+) -> list[tuple[Any, torch.Tensor]]:
+    """Copies of the tensors that are still at these addresses; Megatron has copied the others."""
+    return [(item, t.clone() if t.data_ptr() in live else t) for item, t in pairs]
 
 
 def _own_strategy() -> dict[str, str]:

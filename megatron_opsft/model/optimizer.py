@@ -84,18 +84,14 @@ def _allocate_state(optimizer: MegatronOptimizer) -> None:
             state.setdefault("step", torch.tensor(0.0))
 
 
-def load_state(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
-    """Restore main weights, moments and step count from a loaded "fully_reshardable" state.
+def load_settings(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
+    """Restore everything but weights and moments from the optimizer's `state_dict`.
 
-    Megatron's `load_state_dict` would do, but for torch's AdamW: it looks among the loaded moments
-    for the step count, which is kept apart from them, and it hands all parameters the same count,
-    which each of them would then raise in place.
+    Megatron hands all parameters of torch's AdamW the same step count, which each of them would
+    then raise in place.
     """
     (part,) = optimizer.chained_optimizers
-    part.load_state_dict({key: value for key, value in state.items() if key != "param_state"})
-    states = part.optimizer.state.values()
-    steps = [moments.pop("step", None) for moments in states]
-    part.load_parameter_state_from_fully_reshardable(state["param_state"])
-    for moments, step in zip(states, steps, strict=True):
-        if step is not None:
-            moments["step"] = step.clone()
+    part.load_state_dict(state)
+    for moments in part.optimizer.state.values():
+        if "step" in moments:
+            moments["step"] = moments["step"].clone()

@@ -1,5 +1,6 @@
 """Distributed checkpoints: the same run in another layout, and damage that is noticed."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from world import World
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import MANIFEST, Checkpointer, list_checkpoints
+from megatron_opsft.model.checkpoint_share import own_share
+from megatron_opsft.model.checkpoint_write import CheckpointWrite
 from megatron_opsft.records import StepResult
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
@@ -101,6 +104,61 @@ def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: 
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=1e-5)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
+
+
+def gather_and_save(case: Case, directory: Path) -> Outcome:
+    """Like `save_after_two_steps`, in the format of earlier versions."""
+    built = build(case)
+    train_steps(built, case, range(2))
+    saved = as_arrays(exported(built))
+    metadata = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+    }
+    (model,) = built.trainer.models
+    state = {"model": model.sharded_state_dict(metadata=metadata)}
+    optimizer = built.trainer.optimizer
+    state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata)
+    path = directory / "step_000002"
+    files = CheckpointWrite(state, path, copy_cpu=False).finish()
+    if dist.get_rank() == 0:
+        manifest = {"step": 2, "config_hash": "abc", "files": files}
+        (path / MANIFEST).write_text(json.dumps(manifest))
+    results = train_steps(built, case, range(2, 4))
+    return results, saved, as_arrays(exported(built))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_in_the_earlier_format_goes_on(
+    world: World, dtype: str, tmp_path: Path
+) -> None:
+    case = Case(tp=2, dp=2, dtype=dtype)
+    results, saved, last = world.run(gather_and_save, 4, case, tmp_path)[0]
+    again, loaded, last_again = world.run(load_and_go_on, 4, case, tmp_path)[0]
+    assert same(loaded, saved)
+    assert again == results
+    assert same(last_again, last)
+
+
+def share_bytes(case: Case) -> int:
+    """What this rank writes."""
+    built = build(case)
+    state = {f"{n}": m.sharded_state_dict(metadata={}) for n, m in enumerate(built.trainer.models)}
+    share = own_share(state, built.trainer.optimizer, is_loading=False)
+    assert all(value.data.is_contiguous() for value in share)
+    return sum(value.data.numel() * value.data.element_size() for value in share)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(dp=4), Case(tp=2, dp=2, dtype="bfloat16"), Case(pp=2, dp=2)], ids=str
+)
+def test_each_data_parallel_rank_writes_its_own_share_alone(world: World, case: Case) -> None:
+    """Gathered state was that of the whole TP x PP shard on every data-parallel rank."""
+    (whole,) = world.run(share_bytes, 1, replace(case, tp=1, pp=1, dp=1))
+    found = world.run(share_bytes, case.world_size, case)
+    assert max(found) <= 1.2 * sum(found) / case.world_size
+    # Norms are on every tensor-parallel rank, one of which writes them.
+    assert whole <= sum(found) <= 1.05 * whole
 
 
 def saved_tensors(case: Case) -> dict[str, tuple[tuple[int, ...], int]]:

@@ -44,10 +44,20 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "model/checkpoint.py": {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
-        "model.load_state_dict": f"{_GPT}.load_state_dict",
         "self._models[0].parameters": f"{_GPT}.parameters",
-        "self._optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
+        "self._optimizer.state_dict": f"{_OPTIMIZER}.state_dict",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
+    },
+    "model/checkpoint_gathered.py": {
+        "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
+        "model.load_state_dict": f"{_GPT}.load_state_dict",
+        "optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
+        "part.load_parameter_state_from_fully_reshardable": (
+            f"{_PART}.load_parameter_state_from_fully_reshardable"
+        ),
+    },
+    "model/checkpoint_share.py": {
+        "chunk.start_param_sync": f"{_DDP}.start_param_sync",
     },
     "model/checkpoint_write.py": {
         # Fields of the request that hold functions without arguments.
@@ -66,9 +76,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "part.init_state_fn": GIVEN,  # Megatron's own closure: (optimizer, config)
         "part.optimizer.state.values": "builtins.dict.values",
         "part.load_state_dict": f"{_PART}.load_state_dict",
-        "part.load_parameter_state_from_fully_reshardable": (
-            f"{_PART}.load_parameter_state_from_fully_reshardable"
-        ),
     },
     "model/step.py": {
         "chunk": f"{_GPT}.forward",

@@ -1,0 +1,133 @@
+"""This rank's own share of a checkpoint: of every parameter the range that its data-parallel rank
+updates, with the float32 main weights and the moments.
+
+Megatron's distributed optimizer cuts the flattened parameters of a TP x PP shard among the
+data-parallel ranks. A range of a flattened matrix is at most three rectangles: a piece of a row,
+whole rows, a piece of a row. As rectangles of the whole model's tensors they can be read back at
+any TP x PP x DP, and every rank writes and reads its own alone: nothing is gathered, and nothing is
+copied, since a rectangle is contiguous in the optimizer's memory.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def own_share(
+    model_state: dict[str, Any], optimizer: MegatronOptimizer, *, is_loading: bool
+) -> list[ShardedTensor]:
+    """Rectangles of weights, main weights and moments; each is a view of the live memory.
+
+    model_state: `sharded_state_dict` of the model chunks, any nesting.
+    Keys: a weight by Megatron's own key K, its main weight by `optimizer.state.fp32_param.K` unless
+    the weight is float32 itself, a moment by `optimizer.state.exp_avg.K`.
+    is_loading: without the weights that follow from main weights.
+    """
+    described = {id(value.data): value for value in nested_values(model_state) if _is_tensor(value)}
+    (part,) = optimizer.chained_optimizers  # one, without expert parallelism
+    share: list[ShardedTensor] = []
+    for weight, start, end, tensors in _owned_ranges(part):
+        own = {f"optimizer.state.{name}.": tensors[name] for name in MOMENTS}
+        if weight.dtype is torch.float32:
+            own[""] = tensors["main"]  # a view of the weight
+        else:
+            own["optimizer.state.fp32_param."] = tensors["main"]
+            if not is_loading:
+                own[""] = weight.detach().view(-1)[start:end]
+        for piece, first in _pieces(described[id(weight)], weight):
+            for prefix, values in own.items():
+                share += _rectangles(piece, first, values, start, prefix)
+    return share
+
+
+@torch.no_grad()
+def gather_weights(optimizer: MegatronOptimizer) -> None:
+    """Make the weights from main weights that were loaded; collective over data-parallel ranks."""
+    (part,) = optimizer.chained_optimizers
+    for weight, start, end, tensors in _owned_ranges(part):
+        weight.view(-1)[start:end].copy_(tensors["main"])
+    for chunk in part.model_chunks:
+        chunk.start_param_sync(force_sync=True)
+
+
+def objects_only(state: dict[str, Any]) -> dict[str, Any]:
+    """The state without its tensors: the objects that Megatron's layers keep beside them."""
+    return {name: value for name, value in state.items() if not _is_tensor(value)}
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, ShardedTensor | ShardedTensorFactory)
+
+
+def _owned_ranges(part: Any) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
+    """(parameter, first element, end, main weight and moments of that range) of this rank."""
+    for buffer in part.gbuf_ranges:
+        for buckets in buffer.values():
+            for bucket in buckets:
+                for weight, ranges in bucket["param_map"].items():
+                    group, order = part.model_param_group_index_map[weight]
+                    main = part.optimizer.param_groups[group]["params"][order]
+                    moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
+                    owned = ranges["param"]
+                    yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
+
+
+def _pieces(
+    described: ShardedTensor | ShardedTensorFactory, weight: Tensor
+) -> Iterator[tuple[ShardedTensor, int]]:
+    """What a parameter is in the whole model: its part, or several where it is fused of several;
+    each with the index of its first element in the flattened parameter.
+    """
+    if isinstance(described, ShardedTensor):
+        yield described, 0
+        return
+    for piece in nested_values(described.build()):
+        yield piece, piece.data.storage_offset() - weight.storage_offset()
+
+
+def _rectangles(
+    piece: ShardedTensor, first: int, values: Tensor, start: int, prefix: str
+) -> Iterator[ShardedTensor]:
+    """values: flat, from element `start` of the parameter, of which the piece begins at `first`."""
+    rows, width = (1, *piece.local_shape)[-2:]
+    lead = len(piece.global_shape) - len(piece.local_shape)
+    begin = max(start, first)
+    end = min(start + values.numel(), first + rows * width)
+    for low, high in flat_rectangles(begin - first, end - first, width):
+        height = max(1, (high - low) // width)
+        shape = (height, (high - low) // height)[-len(piece.local_shape) :]
+        row, column = divmod(low, width)
+        offset = list(piece.global_offset)
+        offset[-1] += column
+        if len(piece.local_shape) == 2:
+            offset[-2] += row
+        local = (1,) * lead + shape
+        yield replace(
+            piece,
+            key=prefix + piece.key,
+            data=values[first + low - start : first + high - start].view(local),
+            dtype=values.dtype,
+            local_shape=local,
+            global_offset=tuple(offset),
+            axis_fragmentations=None,  # rectangles are no grid
+            prepend_axis_num=0,
+            replica_id=(*piece.replica_id[:2], 0),  # data-parallel ranks hold different ones
+        )
+
+
+def flat_rectangles(low: int, high: int, width: int) -> list[tuple[int, int]]:
+    """Cut a range of a flattened matrix with rows of `width` into consecutive rectangles: part of a
+    row, whole rows, part of a row; those that are empty are left out.
+    """
+    head = min(high, -(-low // width) * width)
+    tail = max(head, high // width * width)
+    return [(a, b) for a, b in ((low, head), (head, tail), (tail, high)) if a < b]
