@@ -262,7 +262,7 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1, description="How many of the newest to keep.")
     asynchronous: bool = Field(
         True,
-        description="Write while the run goes on, from a copy in CPU memory; the last one is waited for.",
+        description="Write in the background, from a copy in CPU memory; the last one is waited for.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one line that names what is wrong, where, and how to mend it."""
+"""Errors a user can act on: one line that names what is wrong, where, and how to fix it."""
 
 
 class UserError(Exception):

@@ -26,7 +26,7 @@ def quadratic_at(shape: ModelShape) -> float:
 
 
 def forward_flops(shape: ModelShape, lengths: Iterable[int], num_loss_tokens: int) -> float:
-    """Of sequences of these lengths, with the output layer at `num_loss_tokens` positions."""
+    """FLOPs for sequences of these lengths, the output layer at `num_loss_tokens` positions."""
     per_token = 2.0 * layer_weights(shape)
     attention = 2.0 * shape.num_heads * shape.head_dim
     layers = sum(n * per_token + n * n * attention for n in lengths) * shape.num_layers

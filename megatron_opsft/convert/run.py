@@ -51,7 +51,7 @@ class Settings:
 
 
 def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Figures:
-    """Write `source` to `out_dir` in the other format; goes on where a killed try stopped.
+    """Write `source` to `out_dir` in the other format; continues where a killed try stopped.
 
     Errors: `UserError`; after one about the source nothing is left, after one about the output what
     is written stays for the next try, out of sight.

@@ -9,7 +9,7 @@ from megatron_opsft.errors import UserError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemSampler:
-    """Epoch after epoch in a new order; a batch goes on into the next epoch where one ends.
+    """Epoch after epoch in a new order; a batch continues into the next epoch where one ends.
 
     Stateless: resuming needs the step number only. With fewer problems than `batch_size` a batch
     repeats some.

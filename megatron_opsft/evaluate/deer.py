@@ -270,7 +270,7 @@ class Deer:
 
 
 def geometric_mean(log_probs: Sequence[float]) -> float:
-    """Of the probabilities, of which there is at least one."""
+    """Geometric mean of one or more probabilities, given by their logarithms."""
     return math.exp(math.fsum(log_probs) / len(log_probs))
 
 

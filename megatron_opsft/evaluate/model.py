@@ -43,7 +43,7 @@ class EvalModel:
             yield name, opened.read(whole(name, shape))
 
     def weights_sha256(self) -> str:
-        """Of names, dtypes, shapes and values: the same however the files are cut or converted."""
+        """Hash of names, dtypes, shapes and values: the same however the files are cut or converted."""
         with ThreadPoolExecutor(_HASH_THREADS) as pool:
             digest = hashlib.sha256()
             for line in pool.map(_describe, self.tensors()):
@@ -51,7 +51,7 @@ class EvalModel:
         return digest.hexdigest()
 
     def tokenizer_sha256(self) -> str:
-        """Of the vocabulary with its merges and of the chat template."""
+        """Hash of the vocabulary with its merges and of the chat template."""
         digest = hashlib.sha256()
         file = self.directory / "tokenizer.json"
         if file.is_file():

@@ -81,7 +81,7 @@ def _figures(out: Path, name: str) -> list[Path]:
 
 
 def _samples(inputs: Inputs, model: Subject | Earlier) -> ModelSamples:
-    """Of what is stored, the samples that this evaluation asks for."""
+    """The stored samples that this evaluation asks for."""
     earlier = model.results if isinstance(model, Earlier) else None
     samples = {}
     for benchmark in inputs.benchmarks:

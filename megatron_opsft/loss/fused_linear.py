@@ -183,7 +183,7 @@ class _FusedLinearLoss(torch.autograd.Function):
 
 
 class _Gradient:
-    """Of the weighted sum of losses; grows chunk by chunk."""
+    """Gradient of the weighted sum of losses; grows chunk by chunk."""
 
     def __init__(self, hidden_TH: Tensor, head: OutputHead) -> None:
         main: Tensor | None = getattr(head.weight_VH, "main_grad", None)
@@ -254,7 +254,7 @@ def _no_rows(hidden_CH: Tensor, *, mean: bool) -> RowStatistics:
 
 
 def _join(a: RowStatistics, b: RowStatistics) -> RowStatistics:
-    """Of the columns of both; b has some."""
+    """Statistics over the columns of both; b has some."""
     lse_C = torch.logaddexp(a.lse_C, b.lse_C)
     mean_C = None
     if a.mean_C is not None and b.mean_C is not None:
@@ -263,7 +263,7 @@ def _join(a: RowStatistics, b: RowStatistics) -> RowStatistics:
 
 
 def _over_group(own: RowStatistics, head: OutputHead) -> RowStatistics:
-    """Of all ranks' columns, on every rank."""
+    """Statistics over all ranks' columns, on every rank."""
     if head.group.size() == 1:
         return own
     highest_C = max_over(own.lse_C.clone(), head.group)

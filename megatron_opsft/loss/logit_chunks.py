@@ -63,7 +63,7 @@ def operations(device: torch.device) -> LogitOperations:
 def row_statistics(
     logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
 ) -> RowStatistics:
-    """Of each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of
+    """For each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of
     the values under the row's softmax.
 
     logits_CV, values_CV: float32, left unchanged; they may be the same tensor. Of no columns: -inf,

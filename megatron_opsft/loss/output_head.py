@@ -23,7 +23,7 @@ class OutputHead:
 
     @property
     def first_row(self) -> int:
-        """Of this rank, in the whole vocabulary."""
+        """Index in the whole vocabulary of this rank's first row."""
         return self.group.rank() * len(self.weight_VH)
 
     @property

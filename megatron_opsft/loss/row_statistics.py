@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
-    """Of each row, float32 [C]: log-sum-exp, the label's logit (0 if it lies elsewhere), and the
+    """For each row, float32 [C]: log-sum-exp, the label's logit (0 if it lies elsewhere), and the
     mean of the given values under the row's softmax; mean_C: None where none were given.
     """
 

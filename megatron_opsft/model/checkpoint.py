@@ -76,7 +76,7 @@ class Checkpointer:
         """
         self.start(step, about, in_background=False)
         if failure := self.finish():
-            raise UserError(f"{failure}; make room, then go on with --resume")
+            raise UserError(f"{failure}; make room, then continue with --resume")
         return self.directory / step_name(step)
 
     def start(self, step: int, about: dict[str, Any], *, in_background: bool = True) -> None:
@@ -186,7 +186,7 @@ class Checkpointer:
         for path, why in damaged:
             aside = free_name(path.with_name(f"damaged_{path.name}"))
             path.rename(aside)
-            log.warning("%s; it is kept as %s, and the run goes on from %s", why, aside, whole)
+            log.warning("%s; it is kept as %s, and the run continues from %s", why, aside, whole)
 
     def _read_whole(self, path: Path) -> dict[str, Any] | str:
         """A checkpoint's manifest if all its files are as they were written, else what is not."""

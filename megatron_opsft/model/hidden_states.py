@@ -33,7 +33,7 @@ def _hand_on(
 
 
 def output_head(model: Any, vocab_size: int) -> OutputHead:
-    """Of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
+    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     weight = (
         model.shared_embedding_or_output_weight()
         if model.share_embeddings_and_output_weights

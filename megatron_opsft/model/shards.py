@@ -54,12 +54,12 @@ class ModelShards:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all parameters."""
+        """The dtype of all parameters."""
         return self.parameters[0][1].dtype
 
     @property
     def model_bytes(self) -> int:
-        """Of the whole Hugging Face model, in this dtype."""
+        """Size of the whole Hugging Face model in this dtype."""
         return sum(prod(shape) for shape in self.table.hf_shapes().values()) * self.dtype.itemsize
 
     def fill(self, read: ReadRect) -> None:

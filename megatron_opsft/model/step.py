@@ -66,7 +66,7 @@ def _log_probs(
     hidden: Tensor,
     non_loss_data: bool = True,
 ) -> Tensor:
-    """Of the response tokens [R] of one micro-batch, for a forward-only schedule."""
+    """Statistics of the response tokens [R] of one micro-batch, for a forward-only schedule."""
     hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
     return token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R).log_probs_R
 

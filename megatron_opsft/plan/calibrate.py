@@ -18,7 +18,7 @@ from megatron_opsft.plan.measured import PHASES, MeasuredRun, MeasuredStep
 from megatron_opsft.plan.step import StepEstimate, estimate_step
 from megatron_opsft.runtime.durable import write_text
 
-_ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be told apart
+_ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be separated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ def host_notes(run: RunEstimate) -> list[str]:
         return []
     return [
         f"a checkpoint needs {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-        f"{there / 1e9:,.0f}; raise parallel.tp or pp"
+        f"{there / 1e9:,.0f}; use more nodes"
     ]
 
 

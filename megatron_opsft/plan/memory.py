@@ -28,7 +28,7 @@ _ENGINE_EXTRA_BYTES = 1.5e9
 # What of it stays while it sleeps (graphs and communicators are not given back). Assumption.
 _ASLEEP_BYTES = 1.5e9
 # Of one parameter in a checkpoint: float32 main weight and two moments.
-_CHECKPOINTED_BYTES = 12
+_OPTIMIZER_BYTES = 12
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.kv_cache`).
 _HF_CACHE_SLACK = 1.25
 
@@ -213,15 +213,12 @@ def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMe
 
 
 def checkpoint_host_bytes(job: TrainingJob, stages: Sequence[Stage]) -> int:
-    """Host memory of one node while a checkpoint is written or read, beside what the processes
-    hold anyway.
-
-    "fully_reshardable" collects the optimizer's state of a TP x PP shard on every data-parallel
-    rank, though one of them writes it (megatron.core.optimizer.distrib_optimizer,
-    `get_parameter_state_dp_zero`).
+    """Host memory of one node while a checkpoint is written, beside what the processes hold anyway:
+    of every rank the share that it updates (`model.checkpoint_share`).
     """
     largest = max(stage.num_parameters for stage in stages)
-    return job.ranks_per_node * largest * _CHECKPOINTED_BYTES
+    of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
+    return job.ranks_per_node * largest * (_OPTIMIZER_BYTES + of_weight) // job.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Of one side. tokenizer_sha256: of the tokenizer's files, names and bytes."""
+    """What one side reads. tokenizer_sha256: of the tokenizer's files, names and bytes."""
 
     tokenizer_sha256: str
     vocab_size: int

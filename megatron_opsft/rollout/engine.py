@@ -199,7 +199,7 @@ class RolloutEngine(Protocol):
         """
 
     def checksums(self, cuts: int) -> Checksums:
-        """Of every parameter of every tensor-parallel rank that this rank can reach."""
+        """Checksums of all parameters of the tensor-parallel ranks that this rank can reach."""
 
     def sleep(self) -> None:
         """Give the device's memory back until the next update; the weights are lost."""

@@ -130,7 +130,7 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """id_file: what W&B knows the run by, so that a resumed one goes on there."""
+    """id_file: what W&B knows the run by, so that a resumed one continues there."""
 
     name = "Weights & Biases"
 

@@ -145,7 +145,7 @@ class RunRecorder:
         with self._watch.phase("checkpoint"):
             failure = self._s.checkpointer.finish(wait=wait)
         if failure and self._log is not None:
-            log.warning("%s; the older checkpoints stay, and the run goes on", failure)
+            log.warning("%s; the older checkpoints stay, and the run continues", failure)
 
     def save_failed_batch(self, step: int, samples: Sequence[Sample]) -> None:
         """Keep the batch of a step whose loss was not finite, for whoever looks into it.

@@ -13,7 +13,7 @@ from megatron_opsft.errors import UserError
 
 
 class FullDiskError(UserError):
-    """A file that does not fit. Which command goes on afterwards, its caller knows."""
+    """A file that does not fit. Which command continues afterwards, its caller knows."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a quota, the limit of a file

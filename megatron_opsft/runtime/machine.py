@@ -53,7 +53,7 @@ def cuda_versions() -> dict[str, str]:
 
 
 def driver_version() -> str:
-    """Of NVIDIA's kernel driver, as nvidia-smi or the driver itself says; "none" without either."""
+    """Version of NVIDIA's kernel driver, from nvidia-smi or the driver; "none" without either."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         ended = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)

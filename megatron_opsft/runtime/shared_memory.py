@@ -63,7 +63,7 @@ class HostMemory:
 
 
 class CudaMemory:
-    """Of one GPU; processes that use other GPUs of the machine can open it as well."""
+    """Memory of one GPU, which processes on the machine's other GPUs can open as well."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)

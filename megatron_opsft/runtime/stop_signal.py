@@ -21,6 +21,6 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Of this rank alone; the ranks must agree before any of them stops."""
+        """Whether this rank was asked to stop; the ranks must agree before any of them stops."""
         late = self._deadline is not None and time.monotonic() >= self._deadline
         return self._signalled or late

@@ -23,7 +23,7 @@ _MAX_GREETING = 1024  # bytes that a connection may send before it is known to b
 
 
 class WatchServer:
-    """Hears the ranks until all have said `bye`, or until it has told them all to `end`."""
+    """Hears the ranks until all have said `bye`, or until it has sent `end` to all."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class WatchServer:
         limits: Limits,
         on_diagnosis: Callable[[Diagnosis], None],
     ) -> None:
-        """on_diagnosis: called in this thread when every rank has been told.
+        """on_diagnosis: called in this thread when every rank was sent the end.
 
         `done`: this process may end now. `diagnosis`: none if all have left in peace.
         """
@@ -54,7 +54,7 @@ class WatchServer:
         self._thread.start()
 
     def join(self) -> None:
-        """Until every rank has left, or has been told to end."""
+        """Until every rank has left, or was sent the end."""
         self._thread.join()
 
     def _serve(self) -> None:

@@ -109,7 +109,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         next_beat = 0.0
-        told = -1
+        reported = -1
         heard = last = time.monotonic()
         rest = b""
         while not self._leaving:
@@ -119,9 +119,9 @@ class Watchdog:
             last = now
             try:
                 here = current_phase()
-                if now >= next_beat or here.number != told:
+                if now >= next_beat or here.number != reported:
                     next_beat = now + self._limits.beat_seconds
-                    told = here.number
+                    reported = here.number
                     self._send({"beat": [str(here), here.number, now - here.entered]})
                 data = self._socket.recv(65536)
             except TimeoutError:

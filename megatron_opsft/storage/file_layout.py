@@ -56,7 +56,7 @@ class FileLayout:
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensors, padding included."""
+        """Size of the tensors, padding included."""
         return sum(target.region.num_bytes for target in self.targets)
 
 

@@ -42,7 +42,7 @@ class Route:
 
     @property
     def num_elements(self) -> int:
-        """Of all copies."""
+        """Elements of all copies together."""
         return sum(copy.source.num_elements for copy in self.copies)
 
 

@@ -195,7 +195,7 @@ def test_damaged_checkpoint_is_named_on_resume(
     fallen_back = cli.run([*train_args(run_dir), "--resume"])
     assert fallen_back.exit_code == 0
     assert str(newest) in fallen_back.stderr
-    assert f"goes on from {checkpoints / 'step_000002'}" in fallen_back.stderr
+    assert f"continues from {checkpoints / 'step_000002'}" in fallen_back.stderr
     assert compare_runs(undisturbed, run_dir) == []
     assert (checkpoints / "damaged_step_000003").is_dir()
 

@@ -59,7 +59,7 @@ def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "rank 0 on " in error and "no sign of life for 4 s" in error
     (fallback,) = [line for line in ended.stderr.splitlines() if str(damaged) in line]
-    assert "is damaged: its checksum differs" in fallback and "goes on from" in fallback
+    assert "is damaged: its checksum differs" in fallback and "continues from" in fallback
     assert "Traceback" not in ended.stderr
     assert compare_runs(undisturbed, run_dir) == []
 
@@ -71,7 +71,7 @@ def test_full_disk_keeps_what_is_there_and_the_run_goes_on_later(
     words = ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"]
     ended = cli.run(words, prelude=SMALL_DISK)
     assert ended.exit_code == 2
-    assert ended.stderr.count("the older checkpoints stay, and the run goes on") == 2
+    assert ended.stderr.count("the older checkpoints stay, and the run continues") == 2
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert ".partial_000004" in error and "bytes" in error and "--resume" in error
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]

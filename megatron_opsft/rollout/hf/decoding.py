@@ -88,7 +88,7 @@ class HfDecoding:
         rows_N = torch.arange(num_rows, device=device)  # of tokens_NL, for those decoding
         length_N = torch.zeros_like(rows_N)  # with the end token, once it is there
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)  # all logits since the last check
-        told: set[int] = set()
+        yielded: set[int] = set()
         for t in range(num_tokens):
             finite_N &= logits_NV.amax(dim=-1).isfinite()
             token_N, sure_N = sample_with_margins(
@@ -109,9 +109,9 @@ class HfDecoding:
             if last or t % CHECK_EVERY == CHECK_EVERY - 1:
                 _check_finite(finite_N, [singles[row].problem_id for row in rows_N.tolist()], t)
                 lengths = dict(zip(rows_N.tolist(), length_N.tolist(), strict=True))
-                new = [row for row, length in lengths.items() if length and row not in told]
+                new = [row for row, length in lengths.items() if length and row not in yielded]
                 yield {row: tokens_NL[row, : lengths[row]].tolist() for row in new}
-                told.update(new)
+                yielded.update(new)
                 num_finished = sum(length > 0 for length in lengths.values())
                 if num_finished == len(lengths):
                     return

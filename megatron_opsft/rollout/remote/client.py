@@ -47,7 +47,7 @@ class EngineClient:
 
     @property
     def pid(self) -> int:
-        """Of the engine's process."""
+        """Process id of the engine."""
         return self._process.pid
 
     def start(self, *arguments: Any) -> Any:
@@ -114,7 +114,7 @@ class EngineClient:
 
 
 def _environment(devices: Sequence[int]) -> dict[str, str]:
-    """The trainer's, without what its launcher told it: the engine is a job of its own."""
+    """The trainer's, without what its launcher set: the engine is a job of its own."""
     launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     mine = {
         name: value

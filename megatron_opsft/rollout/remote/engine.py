@@ -98,7 +98,7 @@ class RemoteEngine:
 
     @property
     def pid(self) -> int | None:
-        """Of this rank's engine process; None where it has none."""
+        """Process id of this rank's engine; None where it has none."""
         return self._client.pid if self._client is not None else None
 
     def generate(

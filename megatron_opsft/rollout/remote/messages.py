@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """Of a reply: still at work, the result, or an error that starting again would not mend."""
+    """Kinds of reply: still at work, the result, or an error that another start would not fix."""
 
     ALIVE = "alive"
     RESULT = "result"

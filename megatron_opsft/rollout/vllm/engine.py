@@ -77,10 +77,10 @@ class VllmEngine:
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         for ended in self._core.stream(take, sampling):
-            told = ended if self.replica.answers else []
+            answers = ended if self.replica.answers else []
             yield make_rollouts(
-                [request for request, _ in told],
-                [ids for _, ids in told],
+                [request for request, _ in answers],
+                [ids for _, ids in answers],
                 end_token_ids=sampling.end_token_ids,
                 tokenizer=self.tokenizer,
                 version=self.version,
