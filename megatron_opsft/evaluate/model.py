@@ -43,7 +43,7 @@ class EvalModel:
             yield name, opened.read(whole(name, shape))
 
     def weights_sha256(self) -> str:
-        """Hash of names, dtypes, shapes and values: the same however the files are cut or converted."""
+        """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""
         with ThreadPoolExecutor(_HASH_THREADS) as pool:
             digest = hashlib.sha256()
             for line in pool.map(_describe, self.tensors()):

@@ -14,8 +14,8 @@ FINAL_EXIT_CODES = (2, 3)
 def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
     """Call `start(again)` until it is done, at most 1 + `max_restarts` times; its last exit code.
 
-    again: False for the first start, True for those that continue from the newest checkpoint. Done is
-    0, 75 (stopped as asked: whoever asked decides when to continue) and `FINAL_EXIT_CODES`.
+    again: False for the first start, True for those that continue from the newest checkpoint. Done
+    is 0, 75 (stopped as asked: whoever asked decides when to continue) and `FINAL_EXIT_CODES`.
     """
     code = start(False)
     for restart in range(1, max_restarts + 1):

@@ -50,8 +50,8 @@ class RunDir:
         entries = self._entries()
         if entries and not (resume or overwrite):
             raise UserError(
-                f"run.dir={self.path} holds a run already; continue it with --resume, replace it with "
-                "--overwrite, or name another directory"
+                f"run.dir={self.path} holds a run already; continue it with --resume, replace it "
+                "with --overwrite, or name another directory"
             )
         if entries and overwrite:
             self._delete(entries, needed)

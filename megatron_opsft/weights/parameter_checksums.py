@@ -80,7 +80,7 @@ def _checksum(
     cuts: int,
     signed_zeros: bool,
 ) -> Tensor:
-    """Checksum of the part of an HF tensor that `tensor` holds; number: of the engine's part around it."""
+    """Checksum of the part of an HF tensor in `tensor`; number: of the engine's part around it."""
     unit = unit_bytes(hf_columns[part.source.tensor], tensor.itemsize, cuts)
     view = part.target.view(tensor)
     return checksum(view, part.source, salt=number, unit_bytes=unit, signed_zeros=signed_zeros)

@@ -1,9 +1,9 @@
 """Rectangles of tensors, copies between them, and parameters that are made of such copies.
 
-Every move of weights is described in these terms: between Hugging Face tensors and Megatron's shards or
-an engine's parameters, between trainer and engine, between memory and files. A mapping is written
-down once, as copies; the way back is their inverse, and two mappings that meet in one tensor are
-joined by `Copy.then`. Pure names and numbers.
+Every move of weights is described in these terms: between Hugging Face tensors and Megatron's
+shards or an engine's parameters, between trainer and engine, between memory and files. A mapping is
+written down once, as copies; the way back is their inverse, and two mappings that meet in one
+tensor are joined by `Copy.then`. Pure names and numbers.
 """
 
 from collections.abc import Mapping
