@@ -26,6 +26,7 @@ from megatron_opsft.records import Outcome, Verdict
 DEFAULT_JUDGE = "megatron_opsft.verify.math_verifier:judge"
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
 MAX_WORKERS = 32
+MAX_KILLED_STARTS = 3  # in a row: whatever kills them, such as too little memory, lasts
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from megatron_opsft.verify.worker import main; "
@@ -92,6 +93,7 @@ class VerifierPool:
         self._max_memory_bytes = max_memory_bytes
         self._lock = threading.Lock()
         self._closed = False
+        self._killed_starts = 0
         self._workers = [self._start() for _ in range(num_workers)]
 
     def score(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
@@ -188,9 +190,11 @@ class VerifierPool:
         except (EOFError, OSError):
             message = None
         if message is None and not worker.ready:
-            raise _start_error(worker, heard)
+            self._start_again(slot, ended=heard)
+            return
         if not worker.ready:
             worker.ready = True
+            self._killed_starts = 0
             return
         task = cast(int, worker.task)
         worker.task = None
@@ -205,6 +209,21 @@ class VerifierPool:
             waiting.appendleft(task)  # it may have died of what earlier answers left behind
         else:
             verdicts[task] = Verdict(outcome=Outcome.ERROR if heard else Outcome.TIMEOUT)
+        self._replace(slot)
+
+    def _start_again(self, slot: int, *, ended: bool) -> None:
+        """Replace a worker that a signal killed before it was ready. Errors: `UserError` for one
+        that ended by itself, was not ready in time, or is one too many.
+        """
+        worker = self._workers[slot]
+        if ended:  # its pipe is closed, but the exit code may take a moment
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=10)
+        self._killed_starts += 1
+        code = worker.process.returncode
+        if code is None or code >= 0 or self._killed_starts > MAX_KILLED_STARTS:
+            worker.kill()
+            raise _start_error(code if ended else None)
         self._replace(slot)
 
     def _replace(self, slot: int) -> None:
@@ -224,18 +243,20 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_error(worker: _Worker, ended: bool) -> UserError:
-    if ended:  # its pipe is closed, but the exit code may take a moment
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.process.wait(timeout=10)
-    worker.kill()
-    if not ended:
+def _start_error(code: int | None) -> UserError:
+    """code: how the worker ended; None where it did not."""
+    if code is None:
         return UserError(
             f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
             "is the file system of the Python environment overloaded?"
         )
+    if code < 0:
+        return UserError(
+            f"signal {-code} has killed {MAX_KILLED_STARTS + 1} verifier workers in a row before "
+            "they were ready: is there memory left? Lower verify.workers"
+        )
     return UserError(
-        f"a verifier worker ended with exit code {worker.process.returncode} before it was ready; "
+        f"a verifier worker ended with exit code {code} before it was ready; "
         "what it printed is above (`pip install math-verify` if that is missing)"
     )
 

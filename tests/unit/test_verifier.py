@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from verifier_load import latex_items, resident_bytes
@@ -197,6 +198,25 @@ def test_workers_that_cannot_start_are_a_user_error(capfd: pytest.CaptureFixture
     assert "no_such_module" in capfd.readouterr().err
     with pytest.raises(UserError, match="verify.workers: 0 is too few"):
         VerifierPool(0, 30)
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_replaced() -> None:
+    with VerifierPool(2, 30, judge=ROGUE) as pool:
+        for worker in pool._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+        assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
+
+
+def test_workers_that_are_always_killed_are_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly_judge.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with (
+        VerifierPool(1, 30, judge="deadly_judge:judge") as pool,
+        pytest.raises(UserError, match=r"signal 9 has killed 4 verifier workers in a row"),
+    ):
+        pool.score([("a", "a")])
 
 
 def test_share_of_cores_is_at_least_one() -> None:
