@@ -39,7 +39,7 @@ def transformer_config(
     """
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
-    return TransformerConfig(
+    options: dict[str, Any] = dict(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_size,
@@ -83,8 +83,8 @@ def transformer_config(
         masked_softmax_fusion=False,
         **_memory_settings(train, moe=shape.moe is not None),
         **(_expert_settings(shape.moe, grouped=with_te) if shape.moe else {}),
-        **dict(ARCHITECTURES[shape.architecture].megatron_options),
     )
+    return TransformerConfig(**options | dict(ARCHITECTURES[shape.architecture].megatron_options))
 
 
 def _memory_settings(train: TrainConfig, *, moe: bool) -> dict[str, Any]:
