@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml, validated
+from megatron_opsft.config_file import check_resumable, config_hash, load, load_config, to_yaml
 from megatron_opsft.config_yaml import parse_yaml
 from megatron_opsft.errors import UserError
 
@@ -104,11 +104,11 @@ def test_any_tree_is_accepted_or_refused_in_one_line(values: dict[tuple[str, str
     for (section, key), value in values.items():
         tree.setdefault(section, {})[key] = value
     try:
-        config = validated(Config, tree, "here")
+        config = load(Config, None, options=tree)
     except UserError as error:
         assert "\n" not in str(error)
         return
-    assert validated(Config, parse_yaml(to_yaml(config)), "there") == config
+    assert load(Config, None, options=parse_yaml(to_yaml(config))) == config
     for (section, key), value in values.items():
         got = value_of(config, section, key)
         assert not isinstance(value, bool) or got == value or (value is False and got == "off")
@@ -126,8 +126,8 @@ def test_resolved_file_loads_to_the_same_config(
         "data": {"train": train},
         "run": {"wandb_project": project},
     }
-    config = validated(Config, tree, "here")
-    again = validated(Config, parse_yaml(to_yaml(config)), "there")
+    config = load(Config, None, options=tree)
+    again = load(Config, None, options=parse_yaml(to_yaml(config)))
     assert again == config
     assert config_hash(again) == config_hash(config)
     check_resumable(config, again, Path("runs/a"))

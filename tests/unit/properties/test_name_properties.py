@@ -4,9 +4,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.runtime.durable import write_json
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
@@ -96,7 +98,7 @@ def _belongs_to_a_step(name: str) -> bool:
     st.integers(0, 9),
     st.binary(max_size=4),
 )
-def test_lines_of_later_steps_and_damaged_ones_go(
+def test_lines_of_later_steps_and_a_torn_one_go_and_damaged_ones_stop(
     lines: list[str], after_step: int, torn: bytes
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -104,9 +106,12 @@ def test_lines_of_later_steps_and_damaged_ones_go(
         run.open(resume=False, overwrite=False)
         content = "".join(line + "\n" for line in lines).encode() + torn.replace(b"\n", b"")
         (run.path / "metrics.jsonl").write_bytes(content)
+        wanted = [f'{{"step": {step}, "loss": 0.5}}' for step in range(10)]
+        if after_step and any(line not in wanted for line in lines):
+            with pytest.raises(UserError, match=r"metrics\.jsonl:\d+: "):
+                run.truncate(after_step)
+            assert (run.path / "metrics.jsonl").read_bytes() == content
+            return
         run.truncate(after_step)
         kept = (run.path / "metrics.jsonl").read_text().splitlines()
-        wanted = [f'{{"step": {step}, "loss": 0.5}}' for step in range(after_step + 1)]
-        assert [line for line in kept if "loss" in line] == [
-            line for line in lines if line in wanted and after_step > 0
-        ]
+        assert kept == [line for line in lines if line in wanted[: after_step + 1] and after_step]
