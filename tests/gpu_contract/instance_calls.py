@@ -52,11 +52,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "model.load_state_dict": f"{_GPT}.load_state_dict",
         "optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
+        "part.optimizer.state.values": "builtins.dict.values",
         "part.load_parameter_state_from_fully_reshardable": (
             f"{_PART}.load_parameter_state_from_fully_reshardable"
         ),
     },
     "model/checkpoint_share.py": {
+        "described.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
     },
     "model/checkpoint_write.py": {
@@ -68,6 +70,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
     },
     "model/load.py": {
+        "table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
     },
     "model/optimizer.py": {
@@ -118,7 +121,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "engine.has_unfinished_requests": f"{_ENGINE}.has_unfinished_requests",
         "engine.step": f"{_ENGINE}.step",
         "self.layout.parameters_of": GIVEN,
-        "table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "beat": GIVEN,
         "take": GIVEN,
         "self.llm.llm_engine.engine_core.shutdown": (

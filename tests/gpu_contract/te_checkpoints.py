@@ -17,12 +17,10 @@ def checkpoint_entries(models: list[Any]) -> tuple[dict[str, set[Any]], set[str]
         apply_factories,
     )
 
-    from megatron_opsft.model.checkpoint import _FORMAT
-
     tensors: dict[str, set[Any]] = {}
     objects = set()
     for model in models:
-        state = model.sharded_state_dict(metadata=dict(_FORMAT))
+        state = model.sharded_state_dict(metadata={})
         apply_factories(state)
         for entry in nested_values(state):
             if isinstance(entry, ShardedTensor):

@@ -169,9 +169,28 @@ def optimizer_problems(case: TeCase, models: list[Any], parallel: ParallelConfig
     kind = type(optimizer.chained_optimizers[0].optimizer)
     if not kind.__module__.startswith("transformer_engine."):
         yield f"the optimizer is {kind.__module__}.{kind.__name__}, not TransformerEngine's"
+    yield from share_problems(models, optimizer)
     inside = sum(len(b.params) for c in chunks for b in c.buffers + c.expert_parallel_buffers)
     if inside != len(named(models)):
         yield f"{inside} of {len(named(models))} parameters have a gradient buffer"
+
+
+def share_problems(models: list[Any], optimizer: Any) -> Iterator[str]:
+    """A data-parallel rank's share of a checkpoint: what it updates, each moment and weight."""
+    from megatron_opsft.model.checkpoint_share import MOMENTS, own_share
+
+    state = {str(n): model.sharded_state_dict(metadata={}) for n, model in enumerate(models)}
+    share = own_share(state, optimizer, is_loading=False)
+    (part,) = optimizer.chained_optimizers
+    owned = sum(p.numel() for group in part.optimizer.param_groups for p in group["params"])
+    for name in (*MOMENTS, "fp32_param"):
+        prefix = f"optimizer.state.{name}."
+        found = sum(r.data.numel() for r in share if r.key.startswith(prefix))
+        if found != owned:
+            yield f"of {owned} elements that the rank updates {name} has {found} in the checkpoint"
+    weights = sum(r.data.numel() for r in share if not r.key.startswith("optimizer."))
+    if weights != owned:
+        yield f"of {owned} weights that the rank updates {weights} are in the checkpoint"
 
 
 def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
