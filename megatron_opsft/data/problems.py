@@ -56,23 +56,23 @@ def load_problems(
     subset: str | None = None,
     problem_field: str | None = None,
     answer_field: str | None = None,
-    section: str = "data",
+    section: str = "data.",
 ) -> ProblemSet:
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
     name.
 
     `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
-    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: of the
-    configuration, whose keys errors name. Raises UserError when the source cannot be read, has no
+    None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: what
+    stands before a key's name in errors. Raises UserError when the source cannot be read, has no
     such field, or no usable row.
     """
     if source == ARITHMETIC:
         return _load_arithmetic(split)
     rows = read_rows(source, split=split, subset=subset, section=section)
     problem_field = _find_field(
-        source, rows, problem_field, PROBLEM_FIELDS, f"{section}.problem_field"
+        source, rows, problem_field, PROBLEM_FIELDS, f"{section}problem_field"
     )
-    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, f"{section}.answer_field")
+    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, f"{section}answer_field")
     problems: list[Problem] = []
     numbers: list[int] = []
     bad_rows: list[BadRow] = []
@@ -105,10 +105,10 @@ def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None
             subset=evaluation.subset,
             problem_field=evaluation.problem_field,
             answer_field=evaluation.answer_field,
-            section="eval",
+            section="eval.",
         )
     subset = evaluation.subset or data.subset
-    if data.train != ARITHMETIC and not has_split(data.train, split, subset, section="eval"):
+    if data.train != ARITHMETIC and not has_split(data.train, split, subset, section="eval."):
         keys = ("split", "subset", "problem_field", "answer_field")
         unused = [key for key in keys if getattr(evaluation, key) is not None]
         if unused:
@@ -123,7 +123,7 @@ def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None
         subset=subset,
         problem_field=evaluation.problem_field or data.problem_field,
         answer_field=evaluation.answer_field or data.answer_field,
-        section="eval",
+        section="eval.",
     )
 
 

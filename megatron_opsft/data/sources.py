@@ -21,10 +21,10 @@ class Row:
     error: str | None = None
 
 
-def read_rows(source: str, *, split: str, subset: str | None, section: str = "data") -> list[Row]:
+def read_rows(source: str, *, split: str, subset: str | None, section: str = "data.") -> list[Row]:
     """All rows of a source; blank lines of a JSONL file are not rows.
 
-    section: of the configuration, whose keys errors name. Raises UserError when there is no such
+    section: what stands before a key's name in errors. Raises UserError when there is no such
     source, it is of another kind, or has no such split.
     """
     path = Path(source)
@@ -41,7 +41,7 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
     return _number(_open_hub(source, split, subset, section))
 
 
-def has_split(source: str, split: str, subset: str | None, section: str = "data") -> bool:
+def has_split(source: str, split: str, subset: str | None, section: str = "data.") -> bool:
     """Whether a saved or Hugging Face data set has a split of that name; files have none."""
     path = Path(source)
     if path.is_dir():
@@ -110,7 +110,7 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
         return loaded
     if split not in loaded:
         raise UserError(
-            f"{section}.split: {path} has no split {split!r}; it has {', '.join(loaded)}"
+            f"{section}split: {path} has no split {split!r}; it has {', '.join(loaded)}"
         )
     return loaded[split]
 
@@ -133,7 +133,7 @@ def _hub_error(source: str, subset: str | None, section: str, error: Exception) 
     name = f"{source} ({subset})" if subset else source
     return UserError(
         f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
-        f"{_first_line(error)} (check the name, {section}.split and {section}.subset, and the "
+        f"{_first_line(error)} (check the name, {section}split and {section}subset, and the "
         "network; or give a file)"
     )
 

@@ -81,17 +81,34 @@ def choose_names(
 
 
 def load_benchmark(
-    name: str, data: Mapping[str, str], *, samples: int | None, limit: int | None
+    name: str,
+    data: Mapping[str, str],
+    *,
+    samples: int | None,
+    limit: int | None,
+    problem_field: str | None = None,
+    answer_field: str | None = None,
 ) -> Benchmark:
-    """Read one benchmark. Errors: `UserError` naming it, what is wrong, and how to fix it."""
+    """Read one benchmark. The fields are those of a file in `data`; None: the usual names.
+
+    Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
+    """
     source = KNOWN.get(name)
     path = data.get(name)
     try:
         if path is not None:
-            loaded = load_problems(path, split="test")
+            loaded = load_problems(
+                path,
+                split="test",
+                problem_field=problem_field,
+                answer_field=answer_field,
+                section="",
+            )
         else:
             assert source is not None
-            loaded = load_problems(source.path, split=source.split, subset=source.subset)
+            loaded = load_problems(
+                source.path, split=source.split, subset=source.subset, section=""
+            )
     except UserError as error:
         fix = "" if path is not None else f"; or give a local file: --data {name}=FILE"
         raise UserError(f"benchmark {name}: {error}{fix}") from None

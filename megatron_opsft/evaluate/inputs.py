@@ -76,7 +76,14 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
         settings.benchmarks, settings.data, is_tiny_reasoner=is_tiny_reasoner(model)
     )
     benchmarks = tuple(
-        load_benchmark(name, settings.data, samples=settings.samples, limit=settings.limit)
+        load_benchmark(
+            name,
+            settings.data,
+            samples=settings.samples,
+            limit=settings.limit,
+            problem_field=settings.problem_field,
+            answer_field=settings.answer_field,
+        )
         for name in names
     )
     subject = _subject(model, settings, benchmarks, settings.out)

@@ -28,6 +28,11 @@ class EvalSettings(Section):
     data: dict[str, Annotated[str, HomeExpanded]] = Field(
         {}, description="Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."
     )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem in the files of data; found by itself if it is common.",
+    )
+    answer_field: str | None = Field(None, description="Field of the answer, likewise.")
     out: Annotated[Path, HomeExpanded] = Field(
         ..., description="Directory to write; the same command continues in it."
     )

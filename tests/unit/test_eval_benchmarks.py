@@ -51,7 +51,10 @@ def test_local_files_replace_the_hub_and_keep_the_papers_n(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "1 + 1?", "answer": "2"}], "no field problem or question or prompt"),
+        (
+            [{"text": "1 + 1?", "answer": "2"}],
+            "no field problem or question or prompt; it has answer, text: set problem_field",
+        ),
         ([{"problem": "1 + 1?", "gold": "2"}], "no field answer"),
         ([{"problem": "a", "answer": "2"}, {"problem": "b", "answer": None}], r"x\.jsonl:2: no"),
     ],
@@ -62,6 +65,14 @@ def test_a_file_with_wrong_fields_names_benchmark_file_and_row(
     file = write(tmp_path / "x.jsonl", rows)
     with pytest.raises(UserError, match="benchmark mine: .*" + message):
         load_benchmark("mine", {"mine": file}, samples=None, limit=None)
+
+
+def test_the_fields_of_a_file_can_be_named(tmp_path: Path) -> None:
+    rows = [{"text": "1 + 1?", "answer": "3", "gold": "2"}]
+    file = write(tmp_path / "x.jsonl", rows)
+    fields = {"problem_field": "text", "answer_field": "gold"}
+    loaded = load_benchmark("mine", {"mine": file}, samples=None, limit=None, **fields)
+    assert [(p.text, p.answer) for p in loaded.problems] == [("1 + 1?", "2")]
 
 
 def test_a_missing_file_and_a_hub_that_is_not_there(tmp_path: Path) -> None:
