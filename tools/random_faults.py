@@ -3,7 +3,7 @@
     python tools/random_faults.py examples/configs/quickstart.yaml run.steps=60 \\
         data.prompts_per_step=8 eval.num_problems=8 checkpoint.every=2 --faults 100
 
-Runs of two ranks continue under `launch local`, in one layout after the other. Every fault must end in
+Two ranks under `launch local`, in one layout after the other. Every fault must end in
 recovery, or in exactly one error line within the configured time; whatever ended is resumed; and
 what each run has written in the end must be equal in every bit to what an undisturbed run writes.
 A small file system (a tmpfs) as `--dir` is really filled; on a large one files are limited in size.
