@@ -64,7 +64,7 @@ def test_a_run_that_fits(cli: ForkedCli, small: Path) -> None:
     assert "1.78 B parameters on 8 x h100: TP 1 x PP 1 x DP 8" in ended.stdout
     assert "FITS, with " in ended.stdout
     assert "Bottleneck: rollout" in " ".join(ended.stdout.split())
-    assert "host memory of a node for a checkpoint: 170.6 GB of 2,000.0" in ended.stdout
+    assert "host memory of a node for a checkpoint: 24.9 GB of 2,000.0" in ended.stdout
 
 
 def test_as_json(cli: ForkedCli, small: Path) -> None:
