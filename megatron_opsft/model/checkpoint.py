@@ -19,7 +19,12 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_gathered import load_gathered
-from megatron_opsft.model.checkpoint_share import gather_weights, objects_only, own_share
+from megatron_opsft.model.checkpoint_share import (
+    describe_models,
+    gather_weights,
+    objects_only,
+    own_share,
+)
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
 from megatron_opsft.model.optimizer import load_settings
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
@@ -51,20 +56,12 @@ class Checkpointer:
         self._keep = keep
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
-    def _model_state(self) -> dict[str, Any]:
-        """Megatron's description of the weights, by model chunk."""
-        single = len(self._models) == 1
+    def _state(self) -> dict[str, Any]:
+        """What this rank writes: its share, and on rank 0 what is no tensor."""
+        models = describe_models(self._models)
         return {
-            "model" if single else f"model{number}": model.sharded_state_dict(metadata={})
-            for number, model in enumerate(self._models)
-        }
-
-    def _state(self, *, is_loading: bool) -> dict[str, Any]:
-        """What this rank writes or reads: its share, and on rank 0 what is no tensor."""
-        models = self._model_state()
-        return {
-            "share": own_share(models, self._optimizer, is_loading=is_loading),
-            **({} if is_loading else {key: objects_only(each) for key, each in models.items()}),
+            "share": own_share(models, self._optimizer, is_loading=False),
+            **{key: objects_only(each) for key, each in models.items()},
             "optimizer": self._optimizer.state_dict(),
         }
 
@@ -88,7 +85,7 @@ class Checkpointer:
             log.warning("%s", failure)
         on_cpu = next(self._models[0].parameters()).device.type == "cpu"
         write = CheckpointWrite(
-            self._state(is_loading=False),
+            self._state(),
             self.directory / step_name(step, PARTIAL),
             copy_cpu=in_background and on_cpu,
         )
@@ -153,7 +150,7 @@ class Checkpointer:
             load_gathered(self._models, self._optimizer, path)
             return
         load_settings(self._optimizer, settings)
-        share = own_share(self._model_state(), self._optimizer, is_loading=True)
+        share = own_share(describe_models(self._models), self._optimizer, is_loading=True)
         dist_checkpointing.load({"share": share}, str(path))
         gather_weights(self._optimizer)
 

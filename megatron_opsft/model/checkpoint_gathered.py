@@ -8,6 +8,7 @@ from typing import Any
 from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
 
+from megatron_opsft.model.checkpoint_share import describe_models
 from megatron_opsft.model.optimizer import load_settings
 
 _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
@@ -16,16 +17,10 @@ _FORMAT = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_av
 def load_gathered(models: list[Any], optimizer: MegatronOptimizer, path: Path) -> None:
     """Restore weights, main weights, moments and step count; every rank calls it."""
     metadata = dict(_FORMAT)  # a copy: Megatron adds its process groups to it
-    keys = ["model"] if len(models) == 1 else [f"model{number}" for number in range(len(models))]
-    described = {
-        key: model.sharded_state_dict(metadata=metadata)
-        for key, model in zip(keys, models, strict=True)
-    }
-    described["optimizer"] = optimizer.sharded_state_dict(
-        described, is_loading=True, metadata=metadata
-    )
-    state = dist_checkpointing.load(described, str(path))
-    for key, model in zip(keys, models, strict=True):
+    described = describe_models(models, metadata)
+    moments = optimizer.sharded_state_dict(described, is_loading=True, metadata=metadata)
+    state = dist_checkpointing.load({**described, "optimizer": moments}, str(path))
+    for key, model in zip(described, models, strict=True):
         model.load_state_dict(state[key], strict=True)
     _load_optimizer(optimizer, state["optimizer"])
 

@@ -8,7 +8,7 @@ any TP x PP x DP, and every rank writes and reads its own alone: nothing is gath
 copied, since a rectangle is contiguous in the optimizer's memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +22,28 @@ from torch import Tensor
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def describe_models(
+    models: Sequence[Any], metadata: dict[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """`sharded_state_dict` of each model chunk, by the name that it has in a checkpoint.
+
+    metadata: of the format; Megatron adds its process groups to it.
+    """
+    metadata = {} if metadata is None else metadata
+    return {
+        "model" if len(models) == 1 else f"model{number}": model.sharded_state_dict(
+            metadata=metadata
+        )
+        for number, model in enumerate(models)
+    }
+
+
 def own_share(
     model_state: dict[str, Any], optimizer: MegatronOptimizer, *, is_loading: bool
 ) -> list[ShardedTensor]:
     """Rectangles of weights, main weights and moments; each is a view of the live memory.
 
-    model_state: `sharded_state_dict` of the model chunks, any nesting.
+    model_state: of `describe_models`.
     Keys: a weight by Megatron's own key K, its main weight by `optimizer.state.fp32_param.K` unless
     the weight is float32 itself, a moment by `optimizer.state.exp_avg.K`.
     is_loading: without the weights that follow from main weights.

@@ -15,7 +15,7 @@ from world import World
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import MANIFEST, Checkpointer, list_checkpoints
-from megatron_opsft.model.checkpoint_share import own_share
+from megatron_opsft.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.model.checkpoint_write import CheckpointWrite
 from megatron_opsft.records import StepResult
 
@@ -143,8 +143,8 @@ def test_a_checkpoint_in_the_earlier_format_goes_on(
 def share_bytes(case: Case) -> int:
     """What this rank writes."""
     built = build(case)
-    state = {f"{n}": m.sharded_state_dict(metadata={}) for n, m in enumerate(built.trainer.models)}
-    share = own_share(state, built.trainer.optimizer, is_loading=False)
+    models = describe_models(built.trainer.models)
+    share = own_share(models, built.trainer.optimizer, is_loading=False)
     assert all(value.data.is_contiguous() for value in share)
     return sum(value.data.numel() * value.data.element_size() for value in share)
 

@@ -43,13 +43,11 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "chunk.disable_forward_pre_hook": f"{_DDP}.disable_forward_pre_hook",
     },
     "model/checkpoint.py": {
-        "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "self._models[0].parameters": f"{_GPT}.parameters",
         "self._optimizer.state_dict": f"{_OPTIMIZER}.state_dict",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
     "model/checkpoint_gathered.py": {
-        "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "model.load_state_dict": f"{_GPT}.load_state_dict",
         "optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
         "part.optimizer.state.values": "builtins.dict.values",
@@ -58,6 +56,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         ),
     },
     "model/checkpoint_share.py": {
+        "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "described.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
     },

@@ -177,10 +177,9 @@ def optimizer_problems(case: TeCase, models: list[Any], parallel: ParallelConfig
 
 def share_problems(models: list[Any], optimizer: Any) -> Iterator[str]:
     """A data-parallel rank's share of a checkpoint: what it updates, each moment and weight."""
-    from megatron_opsft.model.checkpoint_share import MOMENTS, own_share
+    from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 
-    state = {str(n): model.sharded_state_dict(metadata={}) for n, model in enumerate(models)}
-    share = own_share(state, optimizer, is_loading=False)
+    share = own_share(describe_models(models), optimizer, is_loading=False)
     (part,) = optimizer.chained_optimizers
     owned = sum(p.numel() for group in part.optimizer.param_groups for p in group["params"])
     for name in (*MOMENTS, "fp32_param"):
