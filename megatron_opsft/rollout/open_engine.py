@@ -1,5 +1,5 @@
 """The rollout engine that a configuration asks for. A new kind of engine is a row in `traits` and
-one in `_COLOCATED`.
+a case in `open_colocated`.
 """
 
 from collections.abc import Callable
@@ -34,40 +34,6 @@ class ColocatedEngine(RolloutEngine, StreamingEngine, Protocol):
     tokenizer: Decoder
 
 
-def _open_hf(
-    settings: EngineSettings,
-    table: WeightTable,
-    tokenizer: Decoder,
-    device: Device,
-    rank: int,
-    world_size: int,
-) -> ColocatedEngine:
-    return HfEngine.from_config(
-        settings.model_dir,
-        tokenizer,
-        dtype=getattr(torch, settings.dtype),
-        device=device.torch_device,
-        batch_size=settings.batch_size,
-        replica=Replica(index=rank, count=world_size, batch_size=settings.batch_size),
-        # How many ranks share the work decides which responses share a batch.
-        exact=settings.dtype == "float32",
-    )
-
-
-def _open_vllm(
-    settings: EngineSettings,
-    table: WeightTable,
-    tokenizer: Decoder,
-    device: Device,
-    rank: int,
-    world_size: int,
-) -> ColocatedEngine:
-    return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
-
-
-_COLOCATED: dict[str, Callable[..., ColocatedEngine]] = {"hf": _open_hf, "vllm": _open_vllm}
-
-
 def open_colocated(
     name: str,
     settings: EngineSettings,
@@ -82,7 +48,21 @@ def open_colocated(
 
     Errors: `UserError` for a model that the engine refuses.
     """
-    return _COLOCATED[name](settings, table, tokenizer, device, rank, world_size)
+    match name:
+        case "hf":
+            return HfEngine.from_config(
+                settings.model_dir,
+                tokenizer,
+                dtype=getattr(torch, settings.dtype),
+                device=device.torch_device,
+                batch_size=settings.batch_size,
+                replica=Replica(index=rank, count=world_size, batch_size=settings.batch_size),
+                # How many ranks share the work decides which responses share a batch.
+                exact=settings.dtype == "float32",
+            )
+        case "vllm":
+            return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
+    raise ValueError(f"there is no engine {name}")
 
 
 def check_engine(config: Config) -> None:

@@ -22,7 +22,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.layout import vllm_layout
-from megatron_opsft.rollout.vllm.options import options, prepare_environment, sampling_params
+from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -45,7 +45,7 @@ class VllmCore:
         from vllm import LLM
 
         try:
-            self.llm = LLM(**options(settings, table))
+            self.llm = LLM(**llm_options(settings, table))
         except (ValueError, NotImplementedError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"rollout.engine=vllm: vLLM refuses this model: {reason}") from error

@@ -26,7 +26,7 @@ def prepare_environment(is_cuda: bool, rank: int) -> None:
         os.environ.setdefault(name, str(rank))
 
 
-def options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
+def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     """The arguments of vLLM's `LLM`."""
     options: dict[str, Any] = {
         "model": str(settings.model_dir),
