@@ -13,7 +13,14 @@ from typing import Annotated
 
 import typer
 
-from megatron_opsft.command_line import ConfigPath, Overrides, examples
+from megatron_opsft.command_line import (
+    ConfigPath,
+    Overrides,
+    Overwrite,
+    Resume,
+    check_start,
+    examples,
+)
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
@@ -51,18 +58,13 @@ app.add_typer(launch_app, name="launch")
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
     from megatron_opsft.config_file import load_config
 
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other; give one of them")
+    check_start(resume=resume, overwrite=overwrite)
     loaded = load_config(config, overrides or [])
     from megatron_opsft.train import train as run_training
 

@@ -6,10 +6,24 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from megatron_opsft.errors import UserError
+
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
+]
+
+
+def check_start(*, resume: bool, overwrite: bool) -> None:
+    """Errors: `UserError` for both at once."""
+    if resume and overwrite:
+        raise UserError("--resume and --overwrite exclude each other; give one of them")
 
 
 class RunByDefault(TyperGroup):

@@ -19,3 +19,8 @@ class SyncError(Exception):
 
 class EngineDied(Exception):
     """A separate rollout engine ended or hung; whoever catches it starts another one."""
+
+
+def first_line(error: BaseException) -> str:
+    """Kind and first line of an error of another package."""
+    return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -4,7 +4,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.storage.replacing import remove_entry
 
 log = logging.getLogger("megatron_opsft")
 MANIFEST = "manifest.json"
@@ -64,11 +64,7 @@ def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: b
     manifest = read_manifest(directory)
     if overwrite:
         for name in (*_WRITTEN, MANIFEST):
-            entry = directory / name
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink(missing_ok=True)
+            remove_entry(directory / name)
         return
     before = manifest["identity"]
     for name, old, new in _differences(before, json.loads(json.dumps(identity))):

@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from megatron_opsft.command_line import ConfigPath, Overrides, examples
+from megatron_opsft.command_line import (
+    ConfigPath,
+    Overrides,
+    Overwrite,
+    Resume,
+    check_start,
+    examples,
+)
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 
@@ -34,16 +41,11 @@ def local(
         int,
         typer.Option(min=0, help="After a failure continue from the newest checkpoint so often."),
     ] = 3,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
-    ] = False,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other; give one of them")
+    check_start(resume=resume, overwrite=overwrite)
     loaded = load_config(config, overrides or [])
     _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
     from megatron_opsft.launch.restarts import run_with_restarts

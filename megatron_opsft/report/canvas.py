@@ -18,14 +18,16 @@ def check_suffixes(out_paths: Sequence[Path]) -> None:
 
 
 @contextmanager
-def figure_saved_as(out_paths: Sequence[Path], size: tuple[float, float]) -> Iterator[Any]:
+def figure_saved_as(
+    out_paths: Sequence[Path], size: tuple[float, float], font_size: int = 10
+) -> Iterator[Any]:
     """A matplotlib figure to draw into, written to each path at the end. size: inches."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     check_suffixes(out_paths)
-    with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 10}):
+    with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": font_size}):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
 from megatron_opsft.report.labels import shown
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _COLORS = ("#2a6f97", "#c1541c", "#4f772d", "#7b2d8b", "#b08900", "#555555")
 _IDLE_COLORS = ("#c9ada7", "#9a8c98", "#4a4e69")
 
@@ -38,8 +38,7 @@ def plot_scaling(
     """Draw what there is into a .png, .svg or .pdf file. Errors: `UserError` for another suffix and
     where there is nothing to draw. The same points give the same bytes.
     """
-    if out_path.suffix not in _SUFFIXES:
-        raise UserError(f"figure {out_path}: the suffix must be one of {', '.join(_SUFFIXES)}")
+    check_suffixes([out_path])
     panels: list[Any] = []
     if strong:
         panels.append(lambda axes: _draw_lines(axes, strong, "strong scaling", ideal=True))
@@ -50,22 +49,12 @@ def plot_scaling(
     if not panels:
         raise UserError("there is nothing to draw: no layout was tried on two numbers of ranks")
 
-    # Drawing needs neither a display nor the global state of pyplot.
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context({"svg.hashsalt": "megatron-opsft", "font.size": 9}):
-        figure = Figure(figsize=(4.4 * len(panels), 4.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    with figure_saved_as([out_path], (4.4 * len(panels), 4.6), font_size=9) as figure:
         all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for draw, axes in zip(panels, all_axes, strict=True):
             draw(axes)
             axes.spines[["top", "right"]].set_visible(False)
             axes.set_xlabel("ranks")
-        out_path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-        figure.savefig(out_path, dpi=150, metadata=metadata.get(out_path.suffix))
 
 
 def _draw_lines(axes: Any, lines: Sequence[Line], title: str, *, ideal: bool) -> None:

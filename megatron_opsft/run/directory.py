@@ -12,7 +12,7 @@ from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
 from megatron_opsft.runtime.watchdog import CLAIM
-from megatron_opsft.storage.replacing import check_out
+from megatron_opsft.storage.replacing import check_out, remove_entry
 
 _ENTRIES = (
     "manifest.json",
@@ -76,10 +76,7 @@ class RunDir:
                 )
         # The manifest last: what a kill leaves of it can be overwritten again.
         for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+            remove_entry(entry)
 
     def _entries(self) -> list[Path]:
         """What a run wrote here; directories without a file do not count."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megatron_opsft.config import RunConfig
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.runtime.durable import (
     FullDiskError,
@@ -108,7 +108,7 @@ class MetricsLog:
             raise
         except Exception as error:  # of a package that the run does not depend on
             self._writers.remove(writer)
-            log.warning("%s is left out from here on: %s", writer.name, _first_line(error))
+            log.warning("%s is left out from here on: %s", writer.name, first_line(error))
 
 
 class _TensorBoard:
@@ -157,7 +157,7 @@ class _Wandb:
             )
         except Exception as error:  # no login, no network, no such project
             raise UserError(
-                f"run.wandb={config.wandb}: W&B cannot be started ({_first_line(error)}); see "
+                f"run.wandb={config.wandb}: W&B cannot be started ({first_line(error)}); see "
                 "`wandb login`, or set run.wandb=offline"
             ) from error
 
@@ -166,7 +166,3 @@ class _Wandb:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]

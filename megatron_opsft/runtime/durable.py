@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 
 
 class FullDiskError(UserError):
@@ -34,7 +34,7 @@ def full_disk_behind(error: BaseException | None) -> OSError | None:
 def describe_failed_write(path: Path, num_bytes: int, error: BaseException) -> str:
     """Such as `cannot write runs/a/x (12 bytes, 0 free): No space left on device`."""
     free = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
-    reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}".split("\n")[0]
+    reason = getattr(error, "strerror", None) or first_line(error)
     return f"cannot write {path} ({num_bytes:,} bytes, {free:,} free): {reason}"
 
 
