@@ -12,7 +12,6 @@ from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
     DEFAULT_SIGMA,
     PAPER_ACCEPTANCE,
-    PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.options import (
     Acceptance,
@@ -66,7 +65,7 @@ def run(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to cost; by default run.steps.")
     ] = None,
-    mean_tokens: MeanTokens = PAPER_MEAN_TOKENS,
+    mean_tokens: MeanTokens = None,
     sigma: Sigma = DEFAULT_SIGMA,
     acceptance: Acceptance = PAPER_ACCEPTANCE,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,

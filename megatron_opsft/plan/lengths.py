@@ -8,6 +8,7 @@ from statistics import NormalDist
 # What on-policy SFT ends at with R1-Distill-1.5B: mean tokens and accuracy over five benchmarks
 # (the paper's main table); it starts at 10,178 tokens, most of them cut off by the limit.
 PAPER_MEAN_TOKENS = 2186.0
+PAPER_LIMIT = 3500
 PAPER_ACCEPTANCE = 0.599
 # Standard deviation of the logarithm, of 20 published responses of R1-Distill-7B to MATH-500.
 DEFAULT_SIGMA = 0.94
@@ -36,6 +37,11 @@ class Workload:
     def trained_tokens(self) -> int:
         """Prompts included."""
         return sum(self.accepted) + self.prompt_tokens * len(self.accepted)
+
+
+def usual_mean_tokens(limit: int) -> float:
+    """The mean where nobody gives one: the paper's end; below the paper's limit as far below it."""
+    return PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
 
 
 def make_workload(

@@ -26,7 +26,12 @@ NodeCores = Annotated[
     typer.Option(help="CPU cores that all ranks of a node share; by default cpu_cores of each."),
 ]
 MeanTokens = Annotated[
-    float, typer.Option(min=1, help="Mean response before the limit cuts it; the paper's end.")
+    float | None,
+    typer.Option(
+        min=1,
+        help="Mean response before the limit cuts it; by default the paper's end, 2186, or 62 % of "
+        "a limit below the paper's.",
+    ),
 ]
 Sigma = Annotated[
     float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
@@ -39,9 +44,12 @@ PromptTokens = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseOptions:
-    """The responses that the options describe: a log-normal's, or a trace's where there is one."""
+    """The responses that the options describe: a log-normal's, or a trace's where there is one.
 
-    mean_tokens: float
+    mean_tokens: None: the usual one for the run's limit.
+    """
+
+    mean_tokens: float | None
     sigma: float
     acceptance: float
     prompt_tokens: int
@@ -49,7 +57,7 @@ class ResponseOptions:
 
     def workload(self, job: "TrainingJob", seed: int | None = None) -> "Workload":
         """One step of a job. seed: of the draws; None: quantiles of the log-normal, no chance."""
-        from megatron_opsft.plan.lengths import make_workload
+        from megatron_opsft.plan.lengths import make_workload, usual_mean_tokens
         from megatron_opsft.plan.traces import draw_from_trace
 
         limit = job.config.rollout.max_response_tokens
@@ -65,7 +73,7 @@ class ResponseOptions:
             )
         return make_workload(
             job.num_responses,
-            mean_tokens=self.mean_tokens,
+            mean_tokens=self.mean_tokens or usual_mean_tokens(limit),
             sigma=self.sigma,
             limit=limit,
             acceptance=self.acceptance,

@@ -1,9 +1,26 @@
 """Response lengths of a plan, and how engines get through them."""
 
-import pytest
+from pathlib import Path
 
+import pytest
+from forked_cli import ROOT
+
+from megatron_opsft.config_file import load_config
+from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.decoding import refilled_segments, static_segments
-from megatron_opsft.plan.lengths import make_workload, mean_before_the_cut, quantiles
+from megatron_opsft.plan.estimate import estimate_run
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.lengths import (
+    DEFAULT_SIGMA,
+    PAPER_ACCEPTANCE,
+    make_workload,
+    mean_before_the_cut,
+    quantiles,
+    usual_mean_tokens,
+)
+from megatron_opsft.plan.options import ResponseOptions, load_shape
+from megatron_opsft.plan.stages import count_stages
 
 
 def test_quantiles_have_the_mean_and_the_limit() -> None:
@@ -78,3 +95,30 @@ def test_a_batch_without_refill_is_as_the_engine_makes_it() -> None:
     assert sum(s.num_steps * s.batch for s in segments) == sum(batch for batch, _ in steps)
     held = sum(s.num_steps * s.context for s in segments)
     assert held == pytest.approx(sum(tokens for _, tokens in steps))
+
+
+def test_the_usual_mean_stays_below_every_limit() -> None:
+    assert usual_mean_tokens(3500) == usual_mean_tokens(16384) == 2186.0
+    assert usual_mean_tokens(64) == pytest.approx(0.6246 * 64, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples/configs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_shipped_configuration_plans(path: Path) -> None:
+    """With as many responses accepted as in the paper, whatever its limit."""
+    config = load_config(path)
+    job = TrainingJob(
+        config=config,
+        shape=load_shape(config.model.path),
+        hardware=load_hardware("h100"),
+        world_size=8,
+    )
+    check_job(job)
+    responses = ResponseOptions(
+        mean_tokens=None, sigma=DEFAULT_SIGMA, acceptance=PAPER_ACCEPTANCE, prompt_tokens=150
+    ).workload(job)
+    assert len(responses.accepted) == round(PAPER_ACCEPTANCE * job.num_responses)
+    estimate = estimate_run(job, count_stages(job), responses, config.run.steps)
+    assert estimate.fits
+    assert 0 < estimate.step.train < estimate.step.total < 120

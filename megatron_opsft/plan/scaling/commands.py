@@ -17,7 +17,6 @@ from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
     DEFAULT_SIGMA,
     PAPER_ACCEPTANCE,
-    PAPER_MEAN_TOKENS,
 )
 from megatron_opsft.plan.measured import read_run
 from megatron_opsft.plan.options import (
@@ -81,7 +80,7 @@ def simulate(
             help="Run directory or JSONL of num_tokens to draw responses from, instead of a mean."
         ),
     ] = None,
-    mean_tokens: MeanTokens = PAPER_MEAN_TOKENS,
+    mean_tokens: MeanTokens = None,
     sigma: Sigma = DEFAULT_SIGMA,
     acceptance: Acceptance = PAPER_ACCEPTANCE,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
