@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -25,6 +26,7 @@ from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
     any_over_world,
+    broadcast_over,
     gather_from_all,
     sum_over_world,
 )
@@ -180,12 +182,20 @@ class Trainer:
         found = self._run_schedule(
             _log_probs, batches, forward_only=True, collect_non_loss_data=True
         )
-        mine = []
-        if self.layout.is_loss_rank:
-            mine = [(self.layout.dp_rank, found[0].tolist())]
-        flat = dict(gather_from_all(mine))[self.layout.dp_rank]
         ends = list(accumulate(len(sample.response_ids) for sample in samples))
+        flat_R = self._of_loss_rank(found[0] if self.layout.is_loss_rank else None, ends[-1])
+        flat = flat_R.tolist()
         return [tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _of_loss_rank(self, log_probs_R: Tensor | None, length: int) -> Tensor:
+        """The log-probs of the replica's loss rank, float32, on all ranks of the replica."""
+        if log_probs_R is None:
+            device = next(self.chunks[0].parameters()).device
+            log_probs_R = torch.empty(length, dtype=torch.float32, device=device)
+        source = (self.layout.pp_size - 1) * self.layout.tp_size
+        return broadcast_over(
+            log_probs_R.contiguous(), source, parallel_state.get_model_parallel_group()
+        )
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.

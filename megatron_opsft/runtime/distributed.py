@@ -163,6 +163,13 @@ def sum_integers_over_world(values: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def max_over_world(values: Sequence[float]) -> list[float]:
+    """Elementwise float64 maxima over all ranks. Collective over the world."""
+    largest = torch.tensor(list(values), dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest.tolist()
+
+
 def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The tensor itself, now the elementwise sum over the group's ranks. Collective over it."""
     dist.all_reduce(tensor, group=group)
@@ -172,6 +179,12 @@ def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 def max_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """The tensor itself, now the elementwise maximum over the group's ranks. Collective over it."""
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    return tensor
+
+
+def broadcast_over(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensor itself, now that of the group's rank `source`. Collective over the group."""
+    dist.broadcast(tensor, group=group, group_src=source)
     return tensor
 
 

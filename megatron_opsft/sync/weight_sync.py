@@ -8,6 +8,7 @@ always a stream: its checksums show whether the engine's layout is as the schedu
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -17,7 +18,7 @@ from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.records import Sample, SyncResult
 from megatron_opsft.rollout.engine import RolloutEngine
-from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.distributed import gather_from_all, max_over_world, sum_over_world
 from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
@@ -89,16 +90,16 @@ class WeightSync:
             self.compare_checksums(first=first)
         if first:
             self._transfer = self._plan_in_place()
-        differences: list[float] = []
+        mean, largest = None, None
         if self._config.verify == "full" and samples:
-            differences = self._compare_log_probs(samples)
+            mean, largest = self._compare_log_probs(samples)
         return SyncResult(
             version=version,
             path=path,
             num_bytes=self._shards.model_bytes,
             seconds=seconds,
-            logprob_diff_mean=sum(differences) / len(differences) if differences else None,
-            logprob_diff_max=max(differences, default=None),
+            logprob_diff_mean=mean,
+            logprob_diff_max=largest,
         )
 
     def _stream(self, version: int) -> None:
@@ -180,29 +181,28 @@ class WeightSync:
                 f"{len(reports)} ranks); nothing was sampled from them"
             )
 
-    def _compare_log_probs(self, samples: Sequence[Sample]) -> list[float]:
-        """Absolute differences over all scored tokens of all ranks."""
+    def _compare_log_probs(self, samples: Sequence[Sample]) -> tuple[float, float]:
+        """Mean and largest absolute difference over all scored tokens of all ranks."""
         scores = self._engine.score(samples)
-        stale = max(gather_from_all([scores.stale_tokens]))
+        (stale,) = max_over_world([scores.stale_tokens])
         if stale:
             raise SyncError(
-                f"push of weight version {self.version}: the engine would have used {stale} keys "
-                "and values that it had cached under the weights before; nothing was sampled"
+                f"push of weight version {self.version}: the engine would have used {stale:.0f} "
+                "keys and values that it had cached under the weights before; nothing was sampled"
             )
-        trainer = self._score(samples)
-        differences = gather_from_all(
-            [
-                abs(ours - theirs)
-                for a, b in zip(trainer, scores.log_probs, strict=False)
-                for ours, theirs in zip(a, b, strict=True)
-            ]
-        )
-        mean = sum(differences) / len(differences)
+        mine = [
+            abs(ours - theirs)
+            for a, b in zip(self._score(samples), scores.log_probs, strict=False)
+            for ours, theirs in zip(a, b, strict=True)
+        ]
+        total, count = sum_over_world([math.fsum(mine), len(mine)])
+        (largest,) = max_over_world([max(mine, default=0.0)])
+        mean = total / count
         if mean <= self._alarm:
-            return differences
+            return mean, largest
         line = (
             f"after the push of weight version {self.version} the log-probs of engine and trainer "
-            f"differ by {mean:.2g} on average (at most {max(differences):.2g}); "
+            f"differ by {mean:.2g} on average (at most {largest:.2g}); "
             f"sync.logprob_alarm is {self._alarm:.2g}"
         )
         if self.unverified:  # no checksum covers these: nothing says that the weights are right
@@ -211,7 +211,7 @@ class WeightSync:
             )
         if self._shards.layout.is_main:
             log.warning("ALARM: %s", line)
-        return differences
+        return mean, largest
 
     def _say(self, line: str) -> None:
         if self._shards.layout.is_main:

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from hf_reference import hf_model, response_log_prob
-from jobs import NUM_ROLLOUTS, Case, build, exported, train_steps
+from jobs import NUM_ROLLOUTS, Built, Case, build, exported, train_steps
 from tiny_models import samples, weights
 from world import World
 
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.sync.weight_sync import WeightSync
 
 LAYOUTS = [
@@ -32,6 +33,9 @@ LAYOUTS = [
     Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
 ]
+
+
+PROBES = samples(4, seed=3)
 
 
 def export_after_load(case: Case, bucket_bytes: int) -> tuple[list[str], bool]:
@@ -64,6 +68,14 @@ def test_exported_weights_do_not_depend_on_the_bucket_size(
         assert equal
 
 
+def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
+    """Mean and maximum between trainer and engine over the probes' tokens of all ranks."""
+    pairs = zip(built.trainer.score(PROBES), engine.score(PROBES).log_probs, strict=True)
+    mine = [abs(a - b) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)]
+    everyone = gather_from_all(mine)
+    return sum(everyone) / len(everyone), max(everyone)
+
+
 def push_and_pull(case: Case) -> tuple[float, float]:
     """Train, push, spoil the shards, pull; the loss of the trainer and that of the engine."""
     built = build(case)
@@ -76,16 +88,18 @@ def push_and_pull(case: Case) -> tuple[float, float]:
         built.trainer.score,
         built.trainer.finish_gathering_weights,
     )
-    probes = samples(4, seed=3)
     for version, path in ((1, "stream"), (2, "in_place")):
         for _, value in engine.named_weights():
             value.fill_(5.0)
-        pushed = sync.push(version, probes)
+        pushed = sync.push(version, PROBES)
         expected = exported(built)
         assert pushed.path == path
         assert pushed.num_bytes == sum(t.numel() * t.itemsize for t in expected.values())
         assert engine.version == pushed.version == sync.version == version
-        assert pushed.logprob_diff_max is not None and pushed.logprob_diff_max < 1e-4
+        mean, largest = differences(built, engine)
+        assert pushed.logprob_diff_mean == pytest.approx(mean, rel=1e-9, abs=0)
+        assert pushed.logprob_diff_max == largest < 1e-4
+        assert len(set(gather_from_all([pushed.logprob_diff_mean]))) == 1
         for name, value in engine.named_weights():
             assert torch.equal(value, expected[name]), name
 
