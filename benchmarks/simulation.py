@@ -33,7 +33,7 @@ from megatron_opsft.plan.calibrate import calibrate
 from megatron_opsft.plan.hardware import Hardware, figures_of, load_hardware
 from megatron_opsft.plan.measured import PHASES, WARM_UP_STEPS, MeasuredRun, read_run
 from megatron_opsft.plan.step import estimate_step
-from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.storage.model_paths import resolve_model
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "quickstart.yaml"
 SMALL = (

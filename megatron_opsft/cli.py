@@ -17,7 +17,9 @@ from megatron_opsft.command_line import (
     ConfigPath,
     Overrides,
     Overwrite,
+    Resumable,
     Resume,
+    ResumeMode,
     check_start,
     examples,
 )
@@ -50,26 +52,38 @@ app.add_typer(launch_app, name="launch")
 
 
 @app.command(
+    cls=Resumable,
     epilog=examples(
         "megatron-opsft train examples/configs/quickstart.yaml run.dir=runs/first",
         "torchrun --nproc-per-node 2 -m megatron_opsft train CONFIG parallel.tp=2",
-    )
+    ),
 )
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Resume = False,
+    resume: Resume = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
     from megatron_opsft.config_file import load_config
 
     check_start(resume=resume, overwrite=overwrite)
-    loaded = load_config(config, overrides or [])
-    from megatron_opsft.train import train as run_training
+    from megatron_opsft.preflight.check import opened_run
 
-    with _advising_resume():
-        code = run_training(loaded, resume=resume, overwrite=overwrite)
+    loaded = load_config(config, overrides or [])
+    resuming, must_exist = resume is not None, resume is ResumeMode.YES
+    with (
+        _advising_resume(),
+        opened_run(
+            loaded, resume=resuming, overwrite=overwrite, must_exist=must_exist
+        ) as something_is_left,
+    ):
+        if not something_is_left:
+            typer.echo(f"{loaded.run.dir}: all {loaded.run.steps} steps are done; nothing is left")
+            return
+        from megatron_opsft.train import train as run_training
+
+        code = run_training(loaded, resume=resuming, overwrite=overwrite)
     raise typer.Exit(code)
 
 

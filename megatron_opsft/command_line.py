@@ -1,10 +1,11 @@
 """What the commands have in common: arguments, a group's default command, help with examples."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from megatron_opsft.errors import UserError
 
@@ -12,18 +13,42 @@ ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as ex
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
 ]
+
+
+class ResumeMode(StrEnum):
+    """yes: the run must be there; auto: where it is not, a new one starts."""
+
+    YES = "yes"
+    AUTO = "auto"
+
+
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Continue from the newest checkpoint in run.dir.")
+    ResumeMode | None,
+    typer.Option(
+        "--resume",
+        metavar="[=auto]",
+        help="Continue from the newest checkpoint in run.dir; --resume=auto: or start a new run.",
+    ),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
 ]
 
 
-def check_start(*, resume: bool, overwrite: bool) -> None:
+def check_start(*, resume: ResumeMode | None, overwrite: bool) -> None:
     """Errors: `UserError` for both at once."""
-    if resume and overwrite:
+    if resume is not None and overwrite:
         raise UserError("--resume and --overwrite exclude each other; give one of them")
+
+
+class Resumable(TyperCommand):
+    """A command with `--resume`, which may stand without a value and never takes the next word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives `--resume` its value."""
+        return super().parse_args(
+            ctx, [f"--resume={ResumeMode.YES}" if word == "--resume" else word for word in args]
+        )
 
 
 class RunByDefault(TyperGroup):

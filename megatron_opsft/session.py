@@ -56,7 +56,7 @@ from megatron_opsft.runtime.distributed import (
 )
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.versions import untested_versions
-from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.verify.verifier import Verifier
 

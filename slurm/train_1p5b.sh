@@ -27,4 +27,4 @@ CONFIG=${CONFIG:-examples/configs/r1_distill_1p5b_paper.yaml}
 # shellcheck source=slurm/common.sh
 source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
 choose_config
-run_ranks "$PYTHON" -m megatron_opsft train "$CONFIG" "$@" --resume
+run_ranks "$PYTHON" -m megatron_opsft train "$CONFIG" "$@" --resume=auto

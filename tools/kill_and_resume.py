@@ -33,7 +33,7 @@ def command(args: argparse.Namespace, run_dir: Path, *, resume: bool) -> list[st
             "-m",
         ]
     words = ["megatron_opsft", "train", args.config, *args.overrides, f"run.dir={run_dir}"]
-    return launcher + words + ["--resume"] * resume
+    return launcher + words + ["--resume=auto"] * resume
 
 
 def start(args: argparse.Namespace, run_dir: Path, *, resume: bool) -> subprocess.Popen:

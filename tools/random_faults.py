@@ -60,7 +60,7 @@ class Run:
 
     def begin(self, *, resume: bool = True) -> None:
         self.process = subprocess.Popen(
-            self._command + ["--resume"] * resume,
+            self._command + ["--resume=auto"] * resume,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -182,8 +182,10 @@ def _make_set(
     name: str, problems: Iterable[Problem], numbers: Iterable[int], bad_rows: list[BadRow]
 ) -> ProblemSet:
     result = tuple(problems)
+    if not result and not bad_rows:
+        raise UserError(f"data: {name} is empty: it holds no row")
     if not result:
-        first = f"; first: row {bad_rows[0].row}: {bad_rows[0].reason}" if bad_rows else ""
+        first = f"; first: row {bad_rows[0].row}: {bad_rows[0].reason}"
         raise UserError(f"data: no usable row in {name} ({len(bad_rows)} bad rows{first})")
     digest = hashlib.sha256()
     for problem in result:

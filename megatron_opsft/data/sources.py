@@ -30,15 +30,24 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
     path = Path(source)
     if path.is_dir():
         return _number(_open_saved(path, split, section))
+    check_source(source)
+    if not path.is_file():
+        return _number(_open_hub(source, split, subset, section))
+    return _read_parquet(path) if path.name.endswith(".parquet") else _read_jsonl(path)
+
+
+def check_source(source: str) -> None:
+    """Errors: `UserError` for a file that is missing, empty or of another kind."""
+    path = Path(source)
+    if path.is_dir():
+        return
     if path.is_file():
-        if path.name.endswith((".jsonl", ".jsonl.gz")):
-            return _read_jsonl(path)
-        if path.name.endswith(".parquet"):
-            return _read_parquet(path)
-        raise UserError(f"data: {source} is of no known kind; use {', '.join(FILE_ENDINGS)}")
-    if source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
+        if not path.name.endswith(FILE_ENDINGS):
+            raise UserError(f"data: {source} is of no known kind; use {', '.join(FILE_ENDINGS)}")
+        if path.stat().st_size == 0:
+            raise UserError(f"data: {source} is empty: it holds no row")
+    elif source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~")):
         raise UserError(f"data: there is no file {source}")
-    return _number(_open_hub(source, split, subset, section))
 
 
 def has_split(source: str, split: str, subset: str | None, section: str = "data.") -> bool:

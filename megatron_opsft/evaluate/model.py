@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.data.prompts import check_vocabulary, end_token_ids, load_tokenizer
-from megatron_opsft.errors import UserError
-from megatron_opsft.storage.hf_files import TINY_REASONER, resolve_model
+from megatron_opsft.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rectangles import whole
 from megatron_opsft.weights.rules import WeightTable
@@ -65,11 +64,10 @@ class EvalModel:
 def open_model(path: str, name: str | None = None, *, option: str = "--model") -> EvalModel:
     """Find a model and check it without reading its weights.
 
-    path: what `resolve_model` takes, or a run directory, whose `hf/` is then meant. option: what
-    errors call it. Errors: `UserError` for a missing or damaged model, an unsupported one, a
-    tokenizer without a chat template or of another model.
+    path: what `resolve_model` takes. option: what errors call it. Errors: `UserError` for a missing
+    or damaged model, an unsupported one, a tokenizer without a chat template or of another model.
     """
-    directory = _find(path, option)
+    directory = resolve_model(path, option=option)
     tokenizer = load_tokenizer(directory, option=option)
     shape = read_model_shape(directory)
     table = WeightTable(shape, "te")
@@ -90,19 +88,6 @@ def is_tiny_reasoner(model: EvalModel) -> bool:
     shipped = resolve_model(TINY_REASONER) / "tokenizer.json"
     own = model.directory / "tokenizer.json"
     return own.is_file() and own.read_bytes() == shipped.read_bytes()
-
-
-def _find(path: str, option: str) -> Path:
-    run = Path(path).expanduser()
-    if (run / "manifest.json").is_file() and not (run / "config.json").exists():
-        if (run / "hf" / "config.json").is_file():
-            return run / "hf"
-        if (run / "metrics.jsonl").exists():
-            raise UserError(
-                f"{option}={path} is a run that is not finished: it has no hf/; finish it with "
-                "--resume, or convert one of its checkpoints with megatron-opsft convert to-hf"
-            )
-    return resolve_model(path, option=option)
 
 
 def _label(path: str, directory: Path) -> str:

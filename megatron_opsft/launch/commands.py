@@ -9,12 +9,15 @@ from megatron_opsft.command_line import (
     ConfigPath,
     Overrides,
     Overwrite,
+    Resumable,
     Resume,
+    ResumeMode,
     check_start,
     examples,
 )
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.preflight.check import check_run
 
 app = typer.Typer(
     help="Start a run: with torchrun on this machine, or as a SLURM job.",
@@ -28,10 +31,11 @@ app = typer.Typer(
 
 
 @app.command(
+    cls=Resumable,
     epilog=examples(
         "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
         "megatron-opsft launch local CONFIG parallel.tp=4 --ranks 8 --resume",
-    )
+    ),
 )
 def local(
     config: ConfigPath,
@@ -41,25 +45,32 @@ def local(
         int,
         typer.Option(min=0, help="After a failure continue from the newest checkpoint so often."),
     ] = 3,
-    resume: Resume = False,
+    resume: Resume = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
     check_start(resume=resume, overwrite=overwrite)
     loaded = load_config(config, overrides or [])
     _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
+    check_run(
+        loaded,
+        resume=resume is not None,
+        overwrite=overwrite,
+        must_exist=resume is ResumeMode.YES,
+        world_size=ranks,
+    )
     from megatron_opsft.launch.restarts import run_with_restarts
     from megatron_opsft.launch.torchrun import Torchrun
 
     command = ["train", str(config), *(overrides or [])]
-    first = ["--resume"] * resume + ["--overwrite"] * overwrite
+    first = ["--overwrite"] if overwrite else [f"--resume={resume}"] if resume else []
     manifest = loaded.run.dir / "manifest.json"
     replaced = _stamp(manifest) if overwrite else None
 
     def start(again: bool) -> int:
         # The run that is to be replaced must not be resumed, if the first start died before that.
         fresh = not again or (replaced is not None and _stamp(manifest) == replaced)
-        return torchrun.run([*command, *(first if fresh else ["--resume"])])
+        return torchrun.run([*command, *(first if fresh else ["--resume=auto"])])
 
     with Torchrun(ranks) as torchrun:
         code = run_with_restarts(start, max_restarts)

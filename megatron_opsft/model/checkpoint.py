@@ -29,19 +29,17 @@ from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, ch
 from megatron_opsft.model.optimizer import load_settings
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
-from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
+from megatron_opsft.runtime.step_names import (
+    COMPLETE,
+    PARTIAL,
+    REPLACED,
+    in_step_order,
+    list_checkpoints,
+    step_in,
+    step_name,
+)
 
 log = logging.getLogger("megatron_opsft")
-
-MANIFEST = "complete.json"
-
-
-def list_checkpoints(directory: Path) -> list[Path]:
-    """Complete checkpoints, oldest first; temporary ones of a killed run are not among them, nor
-    is anything with another name than a run gives.
-    """
-    there = in_step_order(directory.glob("step_*"))
-    return [path for _, path in there if (path / MANIFEST).is_file()]
 
 
 class Checkpointer:
@@ -124,7 +122,7 @@ class Checkpointer:
         final = self.directory / step_name(step)
         partial = self.directory / step_name(step, PARTIAL)
         before = self.directory / step_name(step, REPLACED)
-        write_bytes(partial / MANIFEST, json.dumps({**manifest, "files": files}, indent=1).encode())
+        write_bytes(partial / COMPLETE, json.dumps({**manifest, "files": files}, indent=1).encode())
         sync_path(partial)
         if final.exists():
             os.rename(final, before)
@@ -133,7 +131,7 @@ class Checkpointer:
         shutil.rmtree(before, ignore_errors=True)
         for old in list_checkpoints(self.directory)[: -self._keep]:
             # The manifest first: a half-deleted checkpoint must not look whole.
-            (old / MANIFEST).unlink()
+            (old / COMPLETE).unlink()
             shutil.rmtree(old)
 
     def load(self, path: Path) -> dict[str, Any]:
@@ -209,15 +207,15 @@ def free_name(path: Path) -> Path:
 
 def _read_manifest(path: Path) -> dict[str, Any] | str:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
         if manifest["step"] == step_in(path.name) and manifest["files"].items():
             return manifest
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
-        return f"checkpoint file {path / MANIFEST} {what}"
+        return f"checkpoint file {path / COMPLETE} {what}"
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
-    return f"checkpoint file {path / MANIFEST} is damaged"
+    return f"checkpoint file {path / COMPLETE} is damaged"
 
 
 def _damage(path: Path, expected: list[int]) -> str | None:

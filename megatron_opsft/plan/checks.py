@@ -9,7 +9,7 @@ from megatron_opsft.rollout.limits import (
     check_separate,
 )
 from megatron_opsft.rollout.traits import check_engine_settings
-from megatron_opsft.runtime.distributed import check_world
+from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
 

@@ -94,6 +94,6 @@ def load_device(
 def load_shape(model_path: str) -> "ModelShape":
     """As in config.json: a directory's, the shipped one, or the hub's. Errors: `UserError`."""
     from megatron_opsft.architectures.config_from_hf import read_model_shape
-    from megatron_opsft.storage.hf_files import resolve_config
+    from megatron_opsft.storage.model_paths import resolve_config
 
     return read_model_shape(resolve_config(model_path))

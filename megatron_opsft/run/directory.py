@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.preflight.entries import FAILED, FAILED_END, check_free, entries_of
 from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_bytes
@@ -14,26 +15,11 @@ from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, 
 from megatron_opsft.runtime.watchdog import CLAIM
 from megatron_opsft.storage.replacing import check_out, remove_entry
 
-_ENTRIES = (
-    "manifest.json",
-    "config.yaml",
-    "metrics.jsonl",
-    "evals.jsonl",
-    "summary.json",
-    "curves.png",
-    "curves.svg",
-    "rollouts",
-    "checkpoints",
-    "hf",
-    "tensorboard",
-    "wandb",
-)
-_FAILED, _FAILED_END = "failed_step_", ".json"
 _ROLLOUTS_END = ".jsonl.gz"
 
 
 class RunDir:
-    """The files of one run: `_ENTRIES` and the batches of failed steps. Used by rank 0 alone."""
+    """The files of one run: `ENTRIES` and the batches of failed steps. Used by rank 0 alone."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -45,14 +31,8 @@ class RunDir:
         what the run reads, which is not deleted either. Errors: `UserError` when it holds a run and
         neither flag is given, or when `overwrite` would delete what is needed or is no run's.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"run.dir={self.path} is a file; name a directory")
-        entries = self._entries()
-        if entries and not (resume or overwrite):
-            raise UserError(
-                f"run.dir={self.path} holds a run already; continue it with --resume, replace it "
-                "with --overwrite, or name another directory"
-            )
+        check_free(self.path, resume=resume, overwrite=overwrite)
+        entries = entries_of(self.path)
         if entries and overwrite:
             self._delete(entries, needed)
         check_out(self.path / "hf", needed, overwrite=True)  # now, not when it is trained
@@ -78,16 +58,6 @@ class RunDir:
         for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
             remove_entry(entry)
 
-    def _entries(self) -> list[Path]:
-        """What a run wrote here; directories without a file do not count."""
-        written = [path for name in _ENTRIES if (path := self.path / name).exists()]
-        written += [p for _, p in in_step_order(self.path.glob("*"), _FAILED, _FAILED_END)]
-        return [
-            path
-            for path in written
-            if not path.is_dir() or any(child.is_file() for child in path.rglob("*"))
-        ]
-
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
 
@@ -112,7 +82,7 @@ class RunDir:
 
     def failed_batch(self, step: int) -> Path:
         """Where the batch of a step is kept whose loss was not finite."""
-        return self.path / step_name(step, _FAILED, _FAILED_END)
+        return self.path / step_name(step, FAILED, FAILED_END)
 
     def save_rollouts(self, step: int, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
         """rollouts/step_N.jsonl.gz: one response a line; the same responses give the same bytes."""

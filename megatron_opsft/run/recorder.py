@@ -10,7 +10,6 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
-from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.directory import RunDir
@@ -18,6 +17,7 @@ from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log

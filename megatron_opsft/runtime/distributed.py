@@ -17,11 +17,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import join_job, leave_job
 from megatron_opsft.runtime.watchdog import Watchdog, this_process
+from megatron_opsft.runtime.world_size import check_world
 
 T = TypeVar("T")
 
@@ -61,18 +61,6 @@ def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: floa
     if not dist.is_initialized():
         join_job(device, timedelta(minutes=minutes))
     return make_groups(parallel, minutes=minutes)
-
-
-def check_world(world_size: int, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` for a layout that does not cut so many ranks."""
-    if parallel.cp != 1:
-        raise UserError(f"parallel.cp={parallel.cp}: context parallelism is not supported; use 1")
-    if world_size % (parallel.tp * parallel.pp):
-        raise UserError(
-            f"world size {world_size} is not a multiple of parallel.tp x parallel.pp = "
-            f"{parallel.tp} x {parallel.pp}; start {parallel.tp * parallel.pp} (or a multiple) "
-            "ranks with torchrun --nproc-per-node"
-        )
 
 
 def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:

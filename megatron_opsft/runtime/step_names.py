@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+COMPLETE = "complete.json"  # of a checkpoint: step, and every file with its size
 # Of checkpoints that are being written, and of one that is being replaced.
 PARTIAL, REPLACED = ".partial_", ".partial_replaced_"
 
@@ -28,3 +29,11 @@ def in_step_order(
     """(step, path) of the paths that belong to a step, ascending; others are left out."""
     found = [(step_in(path.name, before, behind), path) for path in paths]
     return sorted((step, path) for step, path in found if step is not None)
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints, oldest first; temporary ones of a killed run are not among them, nor
+    is anything with another name than a run gives.
+    """
+    there = in_step_order(directory.glob("step_*"))
+    return [path for _, path in there if (path / COMPLETE).is_file()]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.storage.hf_files import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Copy, whole
 

@@ -1,7 +1,6 @@
 """Hugging Face model directories: found, opened, checked and read slice by slice."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +9,11 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_shards import read_regions
+from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 # In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
 WEIGHT_NAMES = (
     SINGLE_NAME,
@@ -24,79 +22,7 @@ WEIGHT_NAMES = (
     "pytorch_model.bin.index.json",
 )
 NAMED_WEIGHTS = "transformers_weights"  # key of config.json that comes before them
-TINY_REASONER = "tiny_reasoner"
-ASSETS = Path(__file__).parent.parent / "assets"
-MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
-HUB_PATTERNS = [
-    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"),
-    "custom_generate/*",  # not used here, but it belongs to the model that is written
-]
-# Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
-HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
-
-
-def resolve_model(
-    name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
-) -> Path:
-    """The directory of a model: a directory itself, `tiny_reasoner` (shipped), or a hub name.
-
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
-    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
-    what errors call the name.
-    """
-    if name == TINY_REASONER:
-        return ASSETS / TINY_REASONER
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise UserError(f"{option}={name} is a file; give the directory that holds config.json")
-    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
-        raise UserError(
-            f"{option}={name} is no directory; give a Hugging Face model directory, a hub name "
-            f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
-        )
-    return _from_hub(name, patterns, option)
-
-
-def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
-    """The cached snapshot of a hub name, with the files that fit the patterns."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    def fetch(wanted: Sequence[str]) -> Path:
-        return Path(
-            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
-        )
-
-    try:
-        directory = fetch(patterns)
-        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
-        if "*.safetensors" in patterns and not is_safe:
-            directory = fetch([*patterns, "*.bin"])
-        return directory
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise UserError(
-            f"{option}={name} is no local directory and could not be fetched from the Hugging "
-            "Face hub "
-            f"({type(error).__name__}: {reason}); download it where there is a network and give "
-            "its directory"
-        ) from None
-
-
-def resolve_config(name: str) -> Path:
-    """The directory whose config.json describes a model, for what needs no weights.
-
-    As `resolve_model`, but a hub name whose config.json is shipped needs neither network nor cache,
-    and means the same on every machine. Errors: `UserError`.
-    """
-    found = MODEL_CONFIGS.glob("*/*/config.json")
-    shipped = {file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found}
-    if name in shipped and not Path(name).is_dir():
-        return shipped[name]
-    return resolve_model(name, ["config.json"])
 
 
 def weights_file(model_dir: Path) -> Path:

@@ -14,10 +14,11 @@ from megatron.core.dist_checkpointing.mapping import apply_factories
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint import MANIFEST, Checkpointer, list_checkpoints
+from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.model.checkpoint_write import CheckpointWrite
 from megatron_opsft.records import StepResult
+from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 
@@ -123,7 +124,7 @@ def gather_and_save(case: Case, directory: Path) -> Outcome:
     files = CheckpointWrite(state, path, copy_cpu=False).finish()
     if dist.get_rank() == 0:
         manifest = {"step": 2, "config_hash": "abc", "files": files}
-        (path / MANIFEST).write_text(json.dumps(manifest))
+        (path / COMPLETE).write_text(json.dumps(manifest))
     results = train_steps(built, case, range(2, 4))
     return results, saved, as_arrays(exported(built))
 
@@ -210,7 +211,7 @@ def load_with_damage(case: Case, path: Path) -> list[tuple[str, str, str]]:
     built = build(case)
     saver = checkpointer(built, path.parent)
     found = []
-    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != MANIFEST]
+    files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.name != COMPLETE]
     for file in files:
         content = file.read_bytes()
         for how in ("flip", "cut", "delete"):
@@ -272,7 +273,7 @@ def keep_beside_copies(case: Case, directory: Path) -> tuple[list[str], int]:
     saver = checkpointer(built, directory)
     for name in COPIES:
         (directory / name).mkdir()
-        (directory / name / MANIFEST).write_text("{}")
+        (directory / name / COMPLETE).write_text("{}")
     for step in (3, 4, 5):
         saver.save(step, {})
     newest = saver.load_newest()
@@ -316,9 +317,9 @@ def test_the_newest_whole_checkpoint_is_loaded(world: World, tmp_path: Path) -> 
         "damaged_step_000002",
         "step_000001",
     ]
-    (tmp_path / "step_000001" / MANIFEST).write_text("{")
+    (tmp_path / "step_000001" / COMPLETE).write_text("{")
     for message in world.run(load_newest, 2, case, tmp_path):
-        assert "no checkpoint in" in message and f"step_000001/{MANIFEST} is damaged" in message
+        assert "no checkpoint in" in message and f"step_000001/{COMPLETE} is damaged" in message
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "damaged_step_000002",
         "step_000001",

@@ -190,6 +190,7 @@ def test_damaged_checkpoint_is_named_on_resume(
     import shutil
 
     run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    (run_dir / "summary.json").unlink()  # as if it had ended before its export
     checkpoints = run_dir / "checkpoints"
     newest = damage(checkpoints / "step_000003")
     fallen_back = cli.run([*train_args(run_dir), "--resume"])
@@ -199,6 +200,7 @@ def test_damaged_checkpoint_is_named_on_resume(
     assert compare_runs(undisturbed, run_dir) == []
     assert (checkpoints / "damaged_step_000003").is_dir()
 
+    (run_dir / "summary.json").unlink()
     both = [damage(checkpoints / name) for name in ("step_000002", "step_000003")]
     ended = cli.run([*train_args(run_dir), "--resume"])
     assert ended.exit_code == 2

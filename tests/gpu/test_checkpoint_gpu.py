@@ -8,8 +8,9 @@ import pytest
 import torch
 from jobs import Case, as_arrays, build, exported, train_steps
 
-from megatron_opsft.model.checkpoint import Checkpointer, list_checkpoints
+from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.runtime.distributed import stop_distributed
+from megatron_opsft.runtime.step_names import list_checkpoints
 
 pytestmark = [
     pytest.mark.gpu,

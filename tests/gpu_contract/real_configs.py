@@ -22,7 +22,7 @@ from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.storage.hf_files import resolve_config
+from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.rules import WeightTable
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml"))

@@ -19,7 +19,7 @@ from megatron_opsft.rollout.open_engine import check_engine
 from megatron_opsft.rollout.probes import MAX_PROBE_TOKENS, NUM_PROBES, pick_probes
 from megatron_opsft.rollout.responses import make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
-from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.weights.rules import WeightTable
 
 TINY = resolve_model("tiny_reasoner")

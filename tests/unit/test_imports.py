@@ -16,6 +16,7 @@ LAYERS: list[list[str]] = [
     ["data", "weights", "loss", "batching"],
     ["verify", "storage", "rollout"],
     ["model"],
+    ["preflight"],
     ["sync", "plan", "evaluate", "convert", "launch"],
     ["session"],
     ["run"],

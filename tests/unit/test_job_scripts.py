@@ -40,7 +40,7 @@ def test_every_rank_gets_its_place_and_the_overrides(slurm: FakeSlurm) -> None:
     assert ended.exit_code == 0, ended.stderr
     assert (slurm.folder / "ranks").read_text() == "0 of 1 at 192.0.2.7 through any\n"
     (call,) = slurm.calls("python")
-    assert call == f"python -m megatron_opsft train {QUICKSTART} optimizer.lr=1e-6 --resume"
+    assert call == f"python -m megatron_opsft train {QUICKSTART} optimizer.lr=1e-6 --resume=auto"
 
 
 def test_default_config_is_the_one_of_the_script_name(slurm: FakeSlurm) -> None:

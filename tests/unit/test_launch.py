@@ -76,8 +76,8 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
     with pytest.raises(typer.Exit) as ended:
         local(QUICKSTART, [f"run.dir={tmp_path}"], ranks=1, overwrite=True)
     assert ended.value.exit_code == 0
-    second = "--overwrite" if died_before_it_was_replaced else "--resume"
-    assert flags == ["--overwrite", second, "--resume"]
+    second = "--overwrite" if died_before_it_was_replaced else "--resume=auto"
+    assert flags == ["--overwrite", second, "--resume=auto"]
 
 
 EARLY_STOP = """

@@ -23,7 +23,7 @@ from megatron_opsft.plan.presets import (
     with_figures,
 )
 from megatron_opsft.plan.search import search_layouts
-from megatron_opsft.storage.hf_files import MODEL_CONFIGS, resolve_config, resolve_model
+from megatron_opsft.storage.model_paths import MODEL_CONFIGS, resolve_config, resolve_model
 
 CONFIGS = sorted((ROOT / "examples/configs").glob("*.yaml"))
 PRESETS = [path for path in CONFIGS if path.name.startswith("r1_distill")]

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    path.touch()
+    path.write_text("\n")
 
     def refuse(*args: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -227,8 +227,10 @@ def test_errors_name_the_source_and_the_fix(tmp_path: Path) -> None:
         UserError, match=r"no usable row in .*unusable.jsonl \(3 bad rows; first: row 1"
     ):
         load_problems(unusable)
-    with pytest.raises(UserError, match="no usable row"):
-        load_problems(write_jsonl(tmp_path / "empty.jsonl", []))
+    for text in ("", "\n\n"):
+        (tmp_path / "empty.jsonl").write_text(text)
+        with pytest.raises(UserError, match=r"data: .*empty\.jsonl is empty: it holds no row"):
+            load_problems(str(tmp_path / "empty.jsonl"))
     with pytest.raises(UserError, match="there is no file"):
         load_problems(str(tmp_path / "missing.jsonl"))
     (tmp_path / "table.csv").write_text("problem,answer\n")

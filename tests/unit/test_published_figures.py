@@ -8,7 +8,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.flops import forward_flops
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.memory import kv_bytes_per_token
-from megatron_opsft.storage.hf_files import ASSETS
+from megatron_opsft.storage.model_paths import ASSETS
 
 # Published parameters without the input embedding, of experts those of one token; bytes of keys
 # and values of a token in bfloat16.

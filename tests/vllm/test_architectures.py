@@ -17,7 +17,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
-from megatron_opsft.storage.hf_files import resolve_model
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.weights.rules import WeightTable
 
 pytestmark = pytest.mark.vllm

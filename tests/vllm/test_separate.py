@@ -25,10 +25,10 @@ from vllm_jobs import (
 from world import JobFailed, World
 
 from megatron_opsft.errors import EngineDied, SyncError
-from megatron_opsft.model.checkpoint import list_checkpoints
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.run.recorder import RunRecorder
+from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 

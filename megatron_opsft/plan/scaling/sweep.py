@@ -92,7 +92,7 @@ def start_run(config: Path, case: SweepCase, run_dir: Path, overrides: Sequence[
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(case.ranks), "-m", "megatron_opsft", "train", str(config)),
-        *(*overrides, *case.overrides, f"run.dir={run_dir}", "--resume"),
+        *(*overrides, *case.overrides, f"run.dir={run_dir}", "--resume=auto"),
     ]
     log = run_dir.with_name(run_dir.name + ".log")
     with open(log, "a", encoding="utf-8") as output:

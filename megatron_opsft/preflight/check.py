@@ -1,0 +1,98 @@
+"""What can be known of a run before anything heavy is imported: said within a third of a second."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import check_resumable, load_config
+from megatron_opsft.data.problems import ARITHMETIC
+from megatron_opsft.data.sources import check_source
+from megatron_opsft.errors import UserError
+from megatron_opsft.model.checks import check_layout
+from megatron_opsft.preflight.entries import check_free, entries_of
+from megatron_opsft.preflight.lock import check_unlocked, locked
+from megatron_opsft.rollout.limits import check_lengths
+from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.world_size import check_world
+from megatron_opsft.storage.model_paths import local_model
+
+
+@contextmanager
+def opened_run(
+    config: Config, *, resume: bool, overwrite: bool, must_exist: bool = False
+) -> Iterator[bool]:
+    """Check the start of a run and have its directory. Called by every rank; rank 0 acts.
+
+    must_exist: whether a resumed run must be there. Gives whether anything is left to do. Errors:
+    `UserError`.
+    """
+    if int(os.environ.get("RANK", "0")) > 0:
+        yield not (resume and is_finished(config))
+        return
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_run(
+        config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
+    )
+    if resume and is_finished(config):
+        yield False
+        return
+    with locked(config.run.dir):
+        yield True
+
+
+def check_run(
+    config: Config, *, resume: bool, overwrite: bool, must_exist: bool, world_size: int
+) -> None:
+    """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
+    directory = config.run.dir
+    check_unlocked(directory)
+    check_free(directory, resume=resume, overwrite=overwrite)
+    if resume and list_checkpoints(directory / "checkpoints"):
+        check_resumable(load_config(directory / "config.yaml"), config, directory)
+    elif must_exist and not entries_of(directory):
+        raise UserError(
+            f"--resume: run.dir={directory} holds no run to continue; leave --resume out, or give "
+            "--resume=auto, which starts a new one then"
+        )
+    _check_model(config)
+    check_world(world_size, config.parallel)
+    for source in (config.data.train, config.eval.data):
+        if source is not None and source != ARITHMETIC:
+            check_source(source)
+    _check_wandb(config)
+
+
+def _check_model(config: Config) -> None:
+    """Of a model that is here: its shape against layout and lengths."""
+    if (model_dir := local_model(config.model.path)) is None:
+        return
+    shape = read_model_shape(model_dir)
+    check_layout(shape, config.parallel)
+    check_lengths(config, shape.max_position_embeddings)
+
+
+def is_finished(config: Config) -> bool:
+    """Whether the run has all its steps, its model and its summary."""
+    directory = config.run.dir
+    try:
+        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        steps = summary["steps"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return steps == config.run.steps and (directory / "hf" / "config.json").is_file()
+
+
+def _check_wandb(config: Config) -> None:
+    """A folder ./wandb, such as W&B's own, counts as no package."""
+    if config.run.wandb == "off":
+        return
+    found = find_spec("wandb")
+    if found is None or found.origin is None:
+        raise UserError(
+            f"run.wandb={config.run.wandb} needs the wandb package: pip install wandb, or set "
+            "run.wandb=off"
+        )

@@ -1,0 +1,102 @@
+"""Where a model is: a directory, a run, the shipped one or a hub name; reads no weights, and needs
+no torch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron_opsft.errors import UserError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+TINY_REASONER = "tiny_reasoner"
+ASSETS = Path(__file__).parent.parent / "assets"
+MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
+HUB_PATTERNS = [
+    *("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken"),
+    "custom_generate/*",  # not used here, but it belongs to the model that is written
+]
+# Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
+HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
+
+
+def resolve_model(
+    name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
+) -> Path:
+    """The directory of a model: a directory itself, that of a run (whose `hf/` is meant),
+    `tiny_reasoner` (shipped), or a hub name.
+
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
+    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
+    what errors call the name.
+    """
+    return local_model(name, option=option) or _from_hub(name, patterns, option)
+
+
+def local_model(name: str, *, option: str = "model.path") -> Path | None:
+    """As `resolve_model`, but None for a hub name: nothing is fetched. Errors: `UserError`."""
+    if name == TINY_REASONER:
+        return ASSETS / TINY_REASONER
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _model_of_run(path, option) or path
+    if path.exists():
+        raise UserError(f"{option}={name} is a file; give the directory that holds config.json")
+    if name.startswith(("/", ".", "~")) or name.count("/") != 1:
+        raise UserError(
+            f"{option}={name} is no directory; give a Hugging Face model directory, a hub name "
+            f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
+        )
+    return None
+
+
+def _model_of_run(directory: Path, option: str) -> Path | None:
+    """What a run directory holds as its model; None for any other directory."""
+    is_run = (directory / "manifest.json").is_file() and not (directory / "config.json").exists()
+    if is_run and (directory / "hf" / "config.json").is_file():
+        return directory / "hf"
+    if is_run and (directory / "metrics.jsonl").exists():
+        raise UserError(
+            f"{option}={directory} is a run that is not finished: it has no hf/; finish it with "
+            "--resume, or convert one of its checkpoints with megatron-opsft convert to-hf"
+        )
+    return None
+
+
+def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
+    """The cached snapshot of a hub name, with the files that fit the patterns."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    def fetch(wanted: Sequence[str]) -> Path:
+        return Path(
+            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
+        )
+
+    try:
+        directory = fetch(patterns)
+        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
+        if "*.safetensors" in patterns and not is_safe:
+            directory = fetch([*patterns, "*.bin"])
+        return directory
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise UserError(
+            f"{option}={name} is no local directory and could not be fetched from the Hugging "
+            "Face hub "
+            f"({type(error).__name__}: {reason}); download it where there is a network and give "
+            "its directory"
+        ) from None
+
+
+def resolve_config(name: str) -> Path:
+    """The directory whose config.json describes a model, for what needs no weights.
+
+    As `resolve_model`, but a hub name whose config.json is shipped needs neither network nor cache,
+    and means the same on every machine. Errors: `UserError`.
+    """
+    found = MODEL_CONFIGS.glob("*/*/config.json")
+    shipped = {file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found}
+    if name in shipped and not Path(name).is_dir():
+        return shipped[name]
+    return resolve_model(name, ["config.json"])

@@ -1,0 +1,207 @@
+"""What a start says before anything heavy is imported, and the lock of a run's directory."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT
+
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.errors import UserError
+from megatron_opsft.preflight import lock as locks
+from megatron_opsft.preflight.check import check_run, is_finished, opened_run
+from megatron_opsft.preflight.lock import LOCK, Owner, locked
+
+QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "SILENT_SECONDS", 0.3)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+def owner_of(pid: int) -> Owner:
+    """As the process itself would write it."""
+    import psutil
+
+    me = locks._this_process()
+    return replace(me, pid=pid, started=psutil.Process(pid).create_time())
+
+
+def write_lock(directory: Path, owner: Owner) -> Path:
+    path = directory / LOCK
+    path.write_text(json.dumps(asdict(owner)))
+    return path
+
+
+def test_a_living_process_is_named_with_its_host(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    owner = owner_of(sleeper.pid)
+    write_lock(tmp_path, owner)
+    wanted = f"in use by process {sleeper.pid} on {owner.host}, started 20"
+    with pytest.raises(UserError, match=wanted), locked(tmp_path):
+        pass
+    assert locks._read(tmp_path / LOCK) == owner
+
+
+def test_a_dead_owner_or_a_later_process_of_its_number_is_no_owner(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    living = owner_of(sleeper.pid)
+    write_lock(tmp_path, replace(living, started=living.started - 1000))
+    with locked(tmp_path):
+        assert locks._read(tmp_path / LOCK) == locks._this_process()
+    sleeper.kill()
+    sleeper.wait()
+    write_lock(tmp_path, living)
+    begin = time.monotonic()
+    with locked(tmp_path):
+        pass
+    assert time.monotonic() - begin < 0.2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_machine_keeps_its_lock_as_long_as_it_touches_it(tmp_path: Path) -> None:
+    owner = replace(locks._this_process(), host="node7", pid=1, process_table="another")
+    path = write_lock(tmp_path, owner)
+    ended = threading.Event()
+    beat = threading.Thread(target=locks._beat, args=(path, owner, ended))
+    beat.start()
+    with pytest.raises(UserError, match="in use by process 1 on node7"), locked(tmp_path):
+        pass
+    ended.set()
+    beat.join()
+    begin = time.monotonic()
+    with locked(tmp_path):
+        assert time.monotonic() - begin >= 0.3
+        assert locks._read(path) == locks._this_process()
+
+
+def test_of_many_who_find_a_dead_lock_one_gets_it(tmp_path: Path) -> None:
+    write_lock(tmp_path, replace(locks._this_process(), pid=2**22 + 1))
+    program = (
+        "import sys; from pathlib import Path; from megatron_opsft.preflight.lock import locked\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "with locked(Path(sys.argv[1])):\n"
+        "    print('got it', flush=True); sys.stdin.readline()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], text=True, **pipes)
+        for _ in range(4)
+    ]
+    for run in runs:
+        assert run.stdout is not None and run.stdout.readline() == "ready\n"
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write("go\n")
+        run.stdin.flush()
+    deadline = time.monotonic() + 30
+    while sum(run.poll() is not None for run in runs) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (winner,) = [run for run in runs if run.poll() is None]
+    assert winner.communicate("end\n", timeout=30)[0] == "got it\n"
+    others = [run.communicate()[1] for run in runs if run is not winner]
+    assert all(f"in use by process {winner.pid} on" in error for error in others)
+
+
+def test_a_directory_that_was_made_for_nothing_is_gone_again(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="later"), locked(tmp_path / "a"):
+        raise UserError("later")
+    assert list(tmp_path.iterdir()) == []
+
+
+def config_of(run_dir: Path, *overrides: str) -> Config:
+    return load_config(QUICKSTART, [f"run.dir={run_dir}", *overrides])
+
+
+def check(config: Config, *, resume: bool = False, world_size: int = 1) -> None:
+    check_run(config, resume=resume, overwrite=False, must_exist=resume, world_size=world_size)
+
+
+def test_resume_needs_a_run_unless_it_is_auto(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "none")
+    with pytest.raises(UserError, match=r"holds no run to continue.*--resume=auto"):
+        check(config, resume=True)
+    check_run(config, resume=True, overwrite=False, must_exist=False, world_size=1)
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    assert not is_finished(config)
+    (tmp_path / "summary.json").write_text('{"steps": 24}')
+    assert not is_finished(config)  # killed before the export
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").touch()
+    with opened_run(config, resume=True, overwrite=False) as something_is_left:
+        assert not something_is_left
+    more = config_of(tmp_path, "run.steps=25", "optimizer.schedule=constant")
+    with opened_run(more, resume=True, overwrite=False) as something_is_left:
+        assert something_is_left
+        assert (tmp_path / LOCK).is_file()
+
+
+def test_a_changed_key_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(to_yaml(config_of(tmp_path)))
+    checkpoint = tmp_path / "checkpoints/step_000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "complete.json").touch()
+    check(config_of(tmp_path), resume=True)
+    with pytest.raises(UserError, match="started with optimizer.lr=0.0002, not 0.1"):
+        check(config_of(tmp_path, "optimizer.lr=0.1"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.dir=/dev/null", "run.dir=/dev/null is a file; name a directory"),
+        ("run.dir=/dev/null/run", r"run.dir=/dev/null/run cannot be written \(Not a directory\)"),
+        ("run.dir=/proc/run", r"run.dir=/proc/run cannot be written \(No such file"),
+        (f"run.dir={'a' * 300}", r"cannot be written \(File name too long\)"),
+        ("data.train=no.jsonl", "data: there is no file no.jsonl"),
+        ("data.train=EMPTY.jsonl", "EMPTY.jsonl is empty: it holds no row"),
+        ("eval.data=/no/where", "data: there is no file /no/where"),
+        ("model.path=./nowhere", "model.path=./nowhere is no directory"),
+        ("parallel.tp=2", "world size 1 is not a multiple"),
+        ("run.wandb=online", r"needs the wandb package: pip install wandb"),
+    ],
+)
+def test_what_cannot_succeed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("EMPTY.jsonl").touch()
+    config = config_of(tmp_path / "run", override)
+    with pytest.raises(UserError, match=message), opened_run(config, resume=False, overwrite=False):
+        pass
+    assert os.listdir() == ["EMPTY.jsonl"]
+
+
+def test_nothing_heavy_is_imported_before_these_errors(tmp_path: Path) -> None:
+    program = (
+        "import sys, megatron_opsft.cli\n"
+        "from megatron_opsft.preflight.check import opened_run\n"
+        "heavy = {'torch', 'transformers', 'megatron.core', 'datasets', 'numpy'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "[]\n", found.stderr
