@@ -29,6 +29,7 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
+from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 
@@ -140,6 +141,7 @@ def main() -> None:
 
 def run(commands: typer.Typer) -> None:
     """Call the commands: errors a user can fix are one line and exit code 2, no traceback."""
+    os.environ.update(usual_variables(os.environ))
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")

@@ -2,7 +2,7 @@
 still. Pure: no clock, no sockets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PEER_LOST_EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h; worth another start
@@ -47,10 +47,14 @@ class Diagnosis:
 
 @dataclass(slots=True, kw_only=True)
 class Peer:
-    """A rank as it was last heard; times are of the clock of whoever hears."""
+    """A rank as it was last heard; times are of the clock of whoever hears.
+
+    through: the rank that passes on what it says; None where nobody has to.
+    """
 
     process: Process
     heard: float
+    through: "Peer | None" = None
     where: str = "phase start"
     number: int = 0
     entered: float = 0.0
@@ -61,6 +65,17 @@ class Peer:
     @property
     def name(self) -> str:
         return f"rank {self.process.rank} on {self.process.host}"
+
+
+def listeners(processes: Sequence[Process]) -> dict[int, int]:
+    """Of each rank, the one that hears what it does: rank 0 of its own node and of the first rank
+    of every other node, and that one of the rest of its node.
+    """
+    first: dict[str, int] = {}
+    for process in sorted(processes, key=lambda process: process.rank):
+        first.setdefault(process.host, process.rank)
+    leaders = {process.rank: first[process.host] for process in processes}
+    return {rank: 0 if rank == leader else leader for rank, leader in leaders.items()}
 
 
 def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | None:
@@ -77,7 +92,9 @@ def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | N
             return None
         return _died(lost[min(lost)]) if lost else _failed(failed[min(failed)])
     for peer in sorted(present, key=lambda peer: peer.heard):
-        if now - peer.heard > limits.silence_seconds:
+        # Who is heard through another is not silent because that one is.
+        until = peer.through.heard if peer.through else now
+        if until - peer.heard > limits.silence_seconds:
             return _silent(peer, limits)
     if limits.hang_seconds and any(now - peer.entered > limits.hang_seconds for peer in present):
         return _stuck(min(present, key=lambda peer: (peer.number, peer.entered)), now)

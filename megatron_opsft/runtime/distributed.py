@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.diagnosis import Limits
+from megatron_opsft.runtime.diagnosis import Limits, listeners
 from megatron_opsft.runtime.job import join_job, leave_job
 from megatron_opsft.runtime.watchdog import Watchdog, this_process
 from megatron_opsft.runtime.world_size import check_world
@@ -99,11 +99,17 @@ def start_watchdog(limits: Limits, directory: Path) -> Watchdog:
     """
     me = this_process(dist.get_rank())
     processes = gather_from_all([me])
-    host = os.environ.get("MASTER_ADDR", "localhost")  # where rank 0 is
-    one_node = len({process.host for process in processes}) == 1
-    listener = open_listener(host, one_node=one_node) if me.rank == 0 else None
-    port, token = broadcast_object((listener.getsockname()[1] if listener else 0, uuid4().hex))
-    address = (host, port)
+    above = listeners(processes)
+    # Rank 0 listens where the others know its node; who listens to one node alone, in it.
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    listener = None
+    if me.rank == 0:
+        listener = open_listener(host, one_node=len({process.host for process in processes}) == 1)
+    elif me.rank in above.values():
+        listener = open_listener("localhost", one_node=True)
+    ports = gather_from_all([listener.getsockname()[1] if listener else 0])
+    token = broadcast_object(uuid4().hex)
+    address = (host if above[me.rank] == 0 else "localhost", ports[above[me.rank]])
     return Watchdog(processes, me, address, token, limits, directory, listener)
 
 
@@ -189,8 +195,17 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
-    is_main = dist.get_rank() == 0
-    parts: list[Any] | None = [None] * dist.get_world_size() if is_main else None
-    dist.gather_object(list(items), parts)
-    return [item for part in parts or [] for item in part]
+    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world.
+
+    By a binomial tree: nobody receives from more than log2(world size) ranks.
+    """
+    rank, gathered = dist.get_rank(), list(items)
+    for step in (2**n for n in range((dist.get_world_size() - 1).bit_length())):
+        if rank % (2 * step):
+            dist.send_object_list([gathered], dst=rank - step)
+            return []
+        if rank + step < dist.get_world_size():
+            box: list[Any] = [None]
+            dist.recv_object_list(box, src=rank + step)
+            gathered += box[0]
+    return gathered

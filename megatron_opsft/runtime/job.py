@@ -14,6 +14,8 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.launcher import is_launched
+from megatron_opsft.runtime.open_files import allow_open_files
 
 _POLL_SECONDS = 0.05
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
@@ -60,11 +62,15 @@ class Job:
 
 
 def join_job(device: Device, timeout: timedelta) -> Job:
-    """Start the job's process group: torchrun's, or a group of one. Once, on every rank.
+    """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
 
-    timeout: of collectives.
+    Gloo connects two ranks when they first have something to say to each other, not each with all.
+    timeout: of collectives. Errors: `UserError` where the launcher has not set what a rank needs,
+    or the system allows too few open files.
     """
-    if "RANK" in os.environ:
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
+    if is_launched():
+        allow_open_files(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         store, rank, world_size = next(dist.rendezvous("env://"))
     else:
         store, rank, world_size = dist.HashStore(), 0, 1

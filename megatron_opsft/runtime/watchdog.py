@@ -1,9 +1,10 @@
 """Ends a job within a bounded time, with one message, when a rank dies, hangs, or fails.
 
-Every rank has a thread that tells rank 0 what it does and hears from rank 0. A rank that dies
-closes its connection; one that is stopped falls silent; one that is stuck stays in a phase for too
-long. Rank 0 makes the diagnosis, says it, and tells all to end. When rank 0 itself is not heard,
-the others say so. What a process says last is said through `report_failure`, so that of many errors
+Every rank has a thread that tells rank 0 what it does and hears from rank 0: those of rank 0's node
+directly, those of another node through that node's first rank. A rank that dies closes its
+connection; one that is stopped falls silent; one that is stuck stays in a phase for too long. Rank
+0 makes the diagnosis, says it, and tells all to end. When the rank that hears others is not heard
+itself, they say so. What a process says last is said through `report_failure`, so that of many errors
 that come from one only that one is shown.
 
 Imports no torch: the command line asks it for its last words before anything is loaded.
@@ -24,8 +25,15 @@ from typing import Any
 
 import psutil
 
-from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE, Diagnosis, Limits, Process
+from megatron_opsft.runtime.diagnosis import (
+    PEER_LOST_EXIT_CODE,
+    Diagnosis,
+    Limits,
+    Process,
+    listeners,
+)
 from megatron_opsft.runtime.phase import current_phase
+from megatron_opsft.runtime.watch_relay import WatchRelay
 from megatron_opsft.runtime.watch_server import WatchServer
 
 CLAIM = ".failure_"  # + a job's token: whoever creates it in the run's directory speaks
@@ -44,7 +52,7 @@ def this_process(rank: int) -> Process:
 
 
 class Watchdog:
-    """This rank's end; on rank 0 the watching end too. One at a time in a process."""
+    """This rank's end; on a rank that hears others that end too. One at a time in a process."""
 
     def __init__(
         self,
@@ -56,26 +64,34 @@ class Watchdog:
         directory: Path,
         listener: socket.socket | None,
     ) -> None:
-        """processes: of all ranks. listener: rank 0's socket at `address`.
+        """processes: of all ranks. address: where the rank listens that hears this one. listener:
+        the socket at which this rank hears others, if it does.
 
         directory: where all ranks can create files, for one of them to speak.
         """
         global _watchdog
         self._processes = {process.rank: process for process in processes}
         self._me = me
+        above = listeners(processes)
+        self._above = self._processes[above[me.rank]]
         self._limits = limits
         self._claim = directory / f"{CLAIM}{token}"
-        self._main_where = "phase start"
+        self._above_where = "phase start"
         self._diagnosis: Diagnosis | None = None
         self._diagnosed = threading.Event()
         self._reporting = self._leaving = False
         self._server: WatchServer | None = None
-        if listener is not None:
+        self._relay: WatchRelay | None = None
+        if me.rank == 0:
+            assert listener is not None
             self._server = WatchServer(processes, token, listener, limits, self._announce)
         self._socket = socket.create_connection(address, timeout=60)
         self._socket.settimeout(min(0.2, limits.beat_seconds))
         self._lock = threading.Lock()
         self._send({"token": token, "rank": me.rank})
+        if me.rank and listener is not None:
+            below = [rank for rank, other in above.items() if other == me.rank]
+            self._relay = WatchRelay(below, token, listener, limits, self._send)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         _watchdog = self
@@ -86,13 +102,14 @@ class Watchdog:
         with contextlib.suppress(OSError):
             self._send({"failed": [code, message]})
         self._diagnosed.wait(_DIAGNOSIS_SECONDS)
-        if self._server is not None:
-            self._server.done.wait(_DIAGNOSIS_SECONDS)
+        self._wait_for_others()
         return self._diagnosis
 
     def leave(self) -> None:
-        """Say farewell; rank 0 waits for everyone's."""
+        """Say farewell; a rank that hears others waits for theirs."""
         global _watchdog
+        if self._relay is not None:
+            self._relay.join()
         self._leaving = True
         self._send({"bye": True})
         self._thread.join(_LEAVE_SECONDS)
@@ -102,6 +119,12 @@ class Watchdog:
                 os._exit(self._server.diagnosis.code)
         self._socket.close()
         _watchdog = None
+
+    def _wait_for_others(self) -> None:
+        """Until those that this rank hears know the end as well."""
+        for hearing in (self._server, self._relay):
+            if hearing is not None:
+                hearing.done.wait(_DIAGNOSIS_SECONDS)
 
     def _send(self, message: dict[str, Any]) -> None:
         with self._lock:
@@ -127,12 +150,12 @@ class Watchdog:
             except TimeoutError:
                 if now - heard > self._limits.silence_seconds:
                     seconds = f"{self._limits.silence_seconds:.0f} s (run.silence_seconds)"
-                    self._lose_main(f"has given no sign of life for {seconds}; it was")
+                    self._lose_above(f"has given no sign of life for {seconds}; it was")
                 continue
             except OSError:
                 data = b""
             if not data:
-                self._lose_main("died")
+                self._lose_above("died")
                 return
             heard = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
@@ -141,20 +164,22 @@ class Watchdog:
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "beat" in message:
-            self._main_where = message["beat"]
+            self._above_where = message["beat"]
         if "end" in message:
             self._end(Diagnosis(**message["end"]))
 
-    def _lose_main(self, how: str) -> None:
-        """Rank 0 cannot be heard: nobody but the others can say so."""
+    def _lose_above(self, how: str) -> None:
+        """The rank above cannot be heard: nobody but those below it can say so of rank 0, and
+        nobody but they can be told so where it is another.
+        """
         if self._leaving or self._diagnosed.is_set():
             return
-        name = f"rank 0 on {self._processes[0].host}"
+        name = f"rank {self._above.rank} on {self._above.host}"
         diagnosis = Diagnosis(
-            rank=0,
+            rank=self._above.rank,
             code=PEER_LOST_EXIT_CODE,
             kind="died" if how == "died" else "silent",
-            message=f"{name} {how} in {self._main_where}",
+            message=f"{name} {how} in {self._above_where}",
         )
         self._say(diagnosis)
         self._end(diagnosis)
@@ -177,10 +202,11 @@ class Watchdog:
         self._kill(diagnosis)
         self._diagnosis = diagnosis
         self._diagnosed.set()
+        if self._relay is not None:
+            self._relay.end(diagnosis)
         if self._reporting:
             return
-        if self._server is not None:
-            self._server.done.wait(_DIAGNOSIS_SECONDS)
+        self._wait_for_others()
         os._exit(diagnosis.code)
 
     def _announce(self, diagnosis: Diagnosis) -> None:

@@ -1,6 +1,6 @@
-"""A process that does nothing but be watched: RANK WORLD_SIZE DIRECTORY BEHAVIOUR.
+"""A process that does nothing but be watched: RANK WORLD_SIZE DIRECTORY BEHAVIOUR RANKS_ON_NODE.
 
-The address and the processes are exchanged through files. Behaviours: `well` waits for what comes;
+As if so many ranks were on a node. The address and the processes are exchanged through files. Behaviours: `well` waits for what comes;
 `leave` ends in order; `die`, `stop`, `stuck` and `fail` are faults. A second after the start.
 """
 
@@ -10,36 +10,40 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from megatron_opsft.runtime.diagnosis import Limits, Process
+from megatron_opsft.runtime.diagnosis import Limits, Process, listeners
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Watchdog, report_failure, this_process
 
 LIMITS = Limits(hang_seconds=4.0, silence_seconds=1.6)
 
 
-def exchange(directory: Path, rank: int, world_size: int, port: int) -> tuple[list[Process], int]:
-    """Every rank's process, and rank 0's port."""
+def exchange(directory: Path, me: Process, world_size: int, port: int) -> list[tuple[Process, int]]:
+    """Every rank's process and port."""
+    rank = me.rank
     mine = directory / f"rank{rank}.partial"
-    mine.write_text(json.dumps([asdict(this_process(rank)), port]))
+    mine.write_text(json.dumps([asdict(me), port]))
     mine.rename(directory / f"rank{rank}")
     files = [directory / f"rank{other}" for other in range(world_size)]
     while not all(file.exists() for file in files):
         time.sleep(0.01)
     found = [json.loads(file.read_text()) for file in files]
-    return [Process(**process) for process, _ in found], found[0][1]
+    return [(Process(**process), port) for process, port in found]
 
 
 def main() -> None:
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     directory, behaviour = Path(sys.argv[3]), sys.argv[4]
-    listener = socket.create_server(("localhost", 0)) if rank == 0 else None
-    port = listener.getsockname()[1] if listener else 0
-    processes, port = exchange(directory, rank, world_size, port)
-    address = ("localhost", port)
-    watchdog = Watchdog(processes, processes[rank], address, "job", LIMITS, directory, listener)
+    me = replace(this_process(rank), host=f"node{rank // int(sys.argv[5])}")
+    server = socket.create_server(("localhost", 0))
+    found = exchange(directory, me, world_size, server.getsockname()[1])
+    processes = [process for process, _ in found]
+    above = listeners(processes)
+    address = ("localhost", found[above[rank]][1])
+    listener = server if rank in above.values() else None
+    watchdog = Watchdog(processes, me, address, "job", LIMITS, directory, listener)
     enter_phase("rollout", 7)
     time.sleep(1)
     if behaviour == "die":

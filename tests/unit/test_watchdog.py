@@ -20,6 +20,7 @@ from megatron_opsft.runtime.diagnosis import (
     Peer,
     Process,
     diagnose,
+    listeners,
 )
 from megatron_opsft.runtime.distributed import open_listener
 from megatron_opsft.runtime.watch_server import WatchServer
@@ -91,12 +92,36 @@ def test_who_has_left_is_not_missed() -> None:
     assert diagnosis(peer(0), peer(1, left=True, heard=0.0, entered=0.0, lost=1000.0)) is None
 
 
-def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], str, float]:
+def test_of_each_node_one_rank_is_connected_to_rank_0() -> None:
+    hosts = ["a", "b", "b", "a", "c", "c"]  # ranks 0 to 5
+    processes = [
+        Process(rank=rank, host=host, pid=1, created=0.0) for rank, host in enumerate(hosts)
+    ]
+    assert listeners(processes[::-1]) == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0, 5: 4}
+
+
+def test_who_is_heard_through_a_silent_rank_is_not_silent() -> None:
+    first = peer(1, heard=1060)
+    passed_on = peer(2, heard=1000, through=first)
+    assert diagnosis(peer(0, heard=1100), first, passed_on, now=1120.0) is None
+    found = diagnosis(peer(0, heard=1100), first, passed_on, now=1120.1)
+    assert found is not None and (found.rank, found.kind) == (1, "silent")
+    first.heard = 1060.1
+    found = diagnosis(peer(0, heard=1100), first, passed_on, now=1061.0)
+    assert found is not None and (found.rank, found.kind) == (2, "silent")
+
+
+def run_processes(
+    directory: Path, behaviours: list[str], ranks_on_node: int
+) -> tuple[list[int], str, float]:
     """Exit codes, what all wrote to standard error, and seconds until the last has ended."""
     begin = time.monotonic()
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), str(len(behaviours)), str(directory), what],
+            [
+                *(sys.executable, str(SCRIPT), str(rank), str(len(behaviours)), str(directory)),
+                *(what, str(ranks_on_node)),
+            ],
             stderr=subprocess.PIPE,
             text=True,
             cwd=SCRIPT.parents[2],
@@ -109,7 +134,7 @@ def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("culprit", [0, 2])
+@pytest.mark.parametrize("culprit", [0, 2, 3])
 @pytest.mark.parametrize(
     ("behaviour", "codes", "words"),
     [
@@ -122,18 +147,20 @@ def run_processes(directory: Path, behaviours: list[str]) -> tuple[list[int], st
 def test_one_fault_ends_all_with_one_message(
     tmp_path: Path, behaviour: str, codes: tuple[int, int], words: str, culprit: int
 ) -> None:
-    behaviours = ["well"] * 3
+    """On two nodes of two ranks: rank 2 passes on what rank 3 says."""
+    behaviours = ["well"] * 4
     behaviours[culprit] = behaviour
-    ended, said, seconds = run_processes(tmp_path, behaviours)
-    assert ended == [codes[0] if rank == culprit else codes[1] for rank in range(3)]
+    ended, said, seconds = run_processes(tmp_path, behaviours, ranks_on_node=2)
+    assert ended == [codes[0] if rank == culprit else codes[1] for rank in range(4)]
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert words in line
     assert f"rank {culprit} on " in line or behaviour == "fail"
     assert seconds < 15
 
 
-def test_ranks_leave_in_peace(tmp_path: Path) -> None:
-    assert run_processes(tmp_path, ["leave"] * 3)[:2] == ([0, 0, 0], "")
+@pytest.mark.parametrize("ranks_on_node", [4, 2])
+def test_ranks_leave_in_peace(tmp_path: Path, ranks_on_node: int) -> None:
+    assert run_processes(tmp_path, ["leave"] * 4, ranks_on_node)[:2] == ([0] * 4, "")
 
 
 @pytest.fixture

@@ -1,0 +1,34 @@
+"""How many files and sockets this process may have open, and how many a rank of a job needs."""
+
+import os
+import resource
+
+from megatron_opsft.errors import UserError
+
+_OWN = 320  # libraries, engine, verifiers and the listeners of Megatron's groups, with room to spare
+_PER_DOUBLING = 8  # connections of collectives that go by powers of two
+
+
+def allow_open_files(rank: int, world_size: int) -> None:
+    """Raise the limit of open files as far as the system lets this process; before it joins a job.
+
+    Errors: `UserError` where that is too few for this rank.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = needed_files(rank, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if world_size > 1 and hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rank {rank} of {world_size} needs {needed} open files and may have {hard}: raise the "
+            f"hard limit to {needed} before the ranks start (ulimit -Hn; LimitNOFILE of a service; "
+            "--ulimit nofile of a container)"
+        )
+
+
+def needed_files(rank: int, world_size: int, ranks_on_node: int) -> int:
+    """At most so many are open at once. Rank 0 holds the store, with a connection of each rank, and
+    hears from each node's watchdog.
+    """
+    own = _OWN + _PER_DOUBLING * (world_size - 1).bit_length()
+    return own if rank else own + world_size + -(-world_size // ranks_on_node)
