@@ -1,7 +1,9 @@
 """The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
 
+import json
 import logging
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -111,6 +113,21 @@ def show_config(
         raise UserError("config: name a YAML file, or ask for --reference")
     else:
         typer.echo(to_yaml(load_config(config, overrides or [])), nl=False)
+
+
+@app.command(epilog=examples("megatron-opsft methods", "megatron-opsft methods --json"))
+def methods(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print them as JSON, with settings.")
+    ] = False,
+) -> None:
+    """List the methods that `method.name` can be: formula, paper, what each needs."""
+    from megatron_opsft.methods.table import describe_methods, show_methods
+
+    if as_json:
+        typer.echo(json.dumps(describe_methods(), indent=1))
+    else:
+        typer.echo(show_methods(width=shutil.get_terminal_size((120, 24)).columns), nl=False)
 
 
 @app.command(

@@ -4,11 +4,14 @@ A function receives its own section, never the whole. `config_file.load_config` 
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+from megatron_opsft.methods.catalog import with_class
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
+from megatron_opsft.methods.settings import MethodSettings
 
 
 class RunConfig(Section):
@@ -190,10 +193,6 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: int = Field(
         16384, ge=1, description="Packing budget; a longer sequence gets a micro-batch of its own."
     )
-    normalization: Literal["batch_max", "response", "token_mean"] = Field(
-        "batch_max",
-        description="batch_max: 1/(B G M), the paper's; response: 1/|o|; token_mean: the released code's.",
-    )
     cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
         "auto",
         description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
@@ -273,6 +272,9 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
+    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = (
+        OnPolicySftSettings()
+    )
     verify: VerifyConfig = VerifyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -280,3 +282,13 @@ class Config(Section):
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        """Errors: `UserError` where the method cannot be had with the other sections."""
+        self.method.check(
+            group_size=self.rollout.group_size,
+            prompts_per_step=self.data.prompts_per_step,
+            max_response_tokens=self.rollout.max_response_tokens,
+        )
+        return self

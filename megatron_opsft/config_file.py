@@ -15,6 +15,10 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_section import Section
 from megatron_opsft.config_yaml import parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.aggregation import EARLIER_NAMES
+from megatron_opsft.methods.catalog import METHODS, settings_class
+from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
+from megatron_opsft.methods.settings import MethodSettings
 
 M = TypeVar("M", bound=BaseModel)
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
@@ -41,6 +45,8 @@ def load(
     for override in overrides:
         _apply(tree, override, model)
     tree |= options or {}
+    if issubclass(model, Config):
+        _rename_normalization(tree)
     _check_keys(tree, model, "", str(path) if path else "the command line")
     try:
         return model.model_validate(tree)
@@ -88,6 +94,30 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     keys[name] = value
 
 
+def _rename_normalization(tree: dict[str, Any]) -> None:
+    """`train.normalization` of earlier files: on-policy SFT's aggregation, under another name."""
+    train, method = tree.get("train"), tree.get("method", {})
+    if not isinstance(train, dict) or not isinstance(method, dict) or "normalization" not in train:
+        return
+    given = train["normalization"]
+    name = EARLIER_NAMES.get(given) if isinstance(given, str) else None
+    if name is None:
+        words = ", ".join(map(repr, EARLIER_NAMES))
+        raise UserError(f"config key train.normalization={given!r}: there are {words}")
+    if method.get("name", ON_POLICY_SFT.name) != ON_POLICY_SFT.name:
+        raise UserError(
+            f"config key train.normalization={given} is on_policy_sft's, not method.name="
+            f"{method['name']}'s: leave it out, and set method.aggregation"
+        )
+    if method.get("aggregation", name) != name:
+        raise UserError(
+            f"config key train.normalization={given} means method.aggregation={name}, not "
+            f"{method['aggregation']}: leave train.normalization out"
+        )
+    tree["train"] = {key: value for key, value in train.items() if key != "normalization"}
+    tree["method"] = {**method, "aggregation": name}
+
+
 def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where: str) -> None:
     fields = model.model_fields
     for key, value in tree.items():
@@ -98,6 +128,8 @@ def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where
         if section := _section_of(fields[key]):
             if not isinstance(value, dict):
                 raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
+            if section is MethodSettings:
+                section = settings_class(value)
             _check_keys(value, section, f"{prefix}{key}.", where)
 
 
@@ -130,24 +162,47 @@ def config_hash(config: Config) -> str:
     for key in _NOT_HASHED:
         del tree["run"][key]
     del tree["checkpoint"]
+    if config.method.name == ON_POLICY_SFT.name:  # as it was when there was no other
+        earlier = {name: given for given, name in EARLIER_NAMES.items()}
+        tree["train"]["normalization"] = earlier[tree.pop("method")["aggregation"]]
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def reference_table(model: type[BaseModel] = Config) -> str:
     """All keys with defaults and meaning as a Markdown table; those of docs/."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    for key, field in _fields(model):
-        default = "required" if field.is_required() else f"`{_show(field.default)}`"
-        lines.append(f"| `{key}` | {default} | {field.description} |")
+    for key, default, meaning in _rows(model):
+        lines.append(f"| `{key}` | {default} | {meaning} |")
     return "\n".join(lines)
 
 
-def _fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, str]]:
     for key, field in model.model_fields.items():
-        if section := _section_of(field):
-            yield from _fields(section, f"{prefix}{key}.")
+        section = _section_of(field)
+        if section is MethodSettings:
+            yield from _method_rows()
+        elif section:
+            yield from _rows(section, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", field
+            yield f"{prefix}{key}", _default_of(field), str(field.description)
+
+
+def _method_rows() -> Iterator[tuple[str, str, str]]:
+    """Keys of all methods; one row where several have a key with the same default and meaning."""
+    name = MethodSettings.model_fields["name"]
+    yield "method.name", _default_of(name), str(name.description)
+    owners: dict[tuple[str, str, str], list[str]] = {}
+    for method in METHODS.values():
+        for key, field in method.settings.model_fields.items():
+            if key != "name":
+                row = (f"method.{key}", _default_of(field), str(field.description))
+                owners.setdefault(row, []).append(method.name)
+    for (key, default, meaning), names in sorted(owners.items(), key=lambda item: item[0][0]):
+        yield key, default, f"{meaning} ({', '.join(names)})"
+
+
+def _default_of(field: FieldInfo) -> str:
+    return "required" if field.is_required() else f"`{_show(field.default)}`"
 
 
 def _show(value: Any) -> str:
@@ -188,11 +243,11 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
     )
     for section, values in new.items():
         for key, value in values.items():
-            name = f"{section}.{key}"
-            if value != old[section][key] and not name.startswith(free):
+            name, started = f"{section}.{key}", old[section].get(key)
+            if value != started and not name.startswith(free):
                 why = f" ({_LAST_STEP})" if name == "run.steps" else ""
                 raise UserError(
-                    f"{directory} was started with {name}={old[section][key]!r}, not {value!r}: a "
+                    f"{directory} was started with {name}={started!r}, not {value!r}: a "
                     f"resumed run must keep it{why}; set it back, or start a new run in "
                     "another run.dir"
                 )

@@ -12,9 +12,9 @@ from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.config import Config
-from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.methods.batch import in_problem_order
-from megatron_opsft.methods.normalization import normalize
+from megatron_opsft.methods.normalization import MODES, normalize
 from megatron_opsft.methods.selection import select
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.records import MicroBatch, Sample
@@ -35,6 +35,8 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     with `resume`. Called by every rank. Errors: `UserError` before anything is computed,
     `NonFiniteError` with the batch saved.
     """
+    if config.method.name != "on_policy_sft":
+        raise UserError(f"method.name={config.method.name} cannot be trained with yet")
     stop = StopSignal(config.run.max_minutes)
     with (
         open_session(config) as s,
@@ -97,7 +99,7 @@ def make_batch(s: Session, samples: list[Sample]) -> Batch:
     """Every rank calls it with all accepted samples; no micro-batch if there is none."""
     if not samples:
         return Batch(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
-    normalization = normalize(samples, s.num_rollouts, s.config.train.normalization)
+    normalization = normalize(samples, s.num_rollouts, MODES[s.config.method.aggregation])
     microbatches, packing = pack(
         samples,
         normalization,

@@ -49,3 +49,11 @@ def normalize(samples: Sequence[Sample], num_rollouts: int, mode: Mode) -> Norma
         weights = tuple(1.0 / length for length in lengths)
         return Normalization(token_weights=weights, factor=1.0 / num_rollouts)
     return Normalization(token_weights=ones, factor=1.0 / sum(lengths))
+
+
+# What `method.aggregation` calls them.
+MODES: dict[str, Mode] = {
+    "max_accepted": "batch_max",
+    "sequence": "response",
+    "accepted_tokens": "token_mean",
+}

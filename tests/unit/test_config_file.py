@@ -37,7 +37,7 @@ def test_defaults_are_the_papers(path: Path) -> None:
     assert (config.data.prompts_per_step, config.rollout.group_size) == (64, 8)
     assert config.rollout.max_response_tokens == 3500
     assert (config.rollout.temperature, config.rollout.top_p) == (1.0, 0.95)
-    assert config.train.normalization == "batch_max"
+    assert (config.method.name, config.method.aggregation) == ("on_policy_sft", "max_accepted")
 
 
 def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
@@ -57,7 +57,7 @@ def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
         ("optimizer.lrr=1e-6", ["optimizer.lrr", "did you mean optimizer.lr?"]),
         ("optimiser.lr=1e-6", ["optimiser", "did you mean optimizer?"]),
         ("rollout.max_respons_tokens=5", ["did you mean rollout.max_response_tokens?"]),
-        ("train.zzz=5", ["train.zzz", "normalization"]),
+        ("train.zzz=5", ["train.zzz", "cross_entropy"]),
         ("run.steps=-1", ["run.steps=-1", "greater than or equal to 0"]),
         ("run.steps=many", ["run.steps='many'", "integer"]),
         ("rollout.top_p=1.5", ["rollout.top_p=1.5", "less than or equal to 1"]),
@@ -204,7 +204,8 @@ def test_what_may_change_on_resume(path: Path, override: str) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["optimizer.lr=1", "run.seed=4", "rollout.group_size=2", "train.normalization=response"],
+    ["optimizer.lr=1", "run.seed=4", "rollout.group_size=2", "method.aggregation=sequence"]
+    + ["method.name=grpo"],
 )
 def test_what_may_not_change_on_resume(path: Path, override: str) -> None:
     with pytest.raises(UserError, match=override.split("=")[0].replace(".", r"\.")):
@@ -227,3 +228,63 @@ def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:
     for section, keys in tree.items():
         for key in keys:
             assert f"| `{section}.{key}` |" in table
+
+
+BEFORE_METHODS = Path(__file__).parents[1] / "data/config_before_methods.yaml"
+
+
+@pytest.mark.parametrize(
+    ("normalization", "aggregation", "hashed"),
+    [
+        ("batch_max", "max_accepted", "49dfe3b491d2c172"),
+        ("response", "sequence", "e2d32e23f5e86ac3"),
+        ("token_mean", "accepted_tokens", "aebfdeaa5fd46570"),
+    ],
+)
+def test_a_run_from_before_there_were_methods_resumes(
+    normalization: str, aggregation: str, hashed: str
+) -> None:
+    """Its config.yaml means on-policy SFT; its hash is the one that it had then."""
+    before = load_config(BEFORE_METHODS, [f"train.normalization={normalization}"])
+    assert (before.method.name, before.method.aggregation) == ("on_policy_sft", aggregation)
+    now = load_config(None, ["model.path=m", "data.train=d", f"method.aggregation={aggregation}"])
+    assert before == now
+    assert config_hash(before) == config_hash(now) == hashed
+    check_resumable(before, now, Path("runs/a"))
+    assert "normalization" not in to_yaml(before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.name=grop"], "method.name='grop': did you mean grpo? there are: on_policy_sft, "),
+        (["method.name=[1]"], "method.name=[1]: there are: on_policy_sft, grpo"),
+        (
+            ["method.name=grpo", "method.bta=1"],
+            "run.yaml: did you mean method.beta?",
+        ),
+        (["method.name=grpo", "method.zzz=1"], "run.yaml: there are: name, "),
+        (["method.beta=1"], "unknown config key method.beta"),
+        (["method.name=grpo", "method.beta=-1"], "config key method.beta=-1: "),
+        (["method.name=grpo", "method.kl=k4"], "config key method.kl='k4': Input should be 'k1', "),
+        (["method.aggregation=x"], "config key method.aggregation='x': Input should be 'max_acc"),
+        (["method.name=grpo", "rollout.group_size=1"], "rollout.group_size=1 leaves nothing to "),
+        (["method.name=grpo", "method.updates_per_batch=3"], "=3 does not divide data.prompts_per"),
+        (["train.normalization=mean"], "train.normalization='mean': there are 'batch_max', "),
+        (["method.name=grpo", "train.normalization=response"], "set method.aggregation"),
+        (["method.aggregation=sequence", "train.normalization=token_mean"], "leave train.norm"),
+    ],
+)
+def test_wrong_method_is_one_line(path: Path, overrides: list[str], message: str) -> None:
+    assert message in error_of(path, *overrides)
+
+
+def test_settings_of_a_method_survive_the_resolved_file(path: Path, tmp_path: Path) -> None:
+    config = load_config(path, ["method.name=grpo", "method.clip_high=0.28"])
+    assert config.method.model_dump()["clip_high"] == 0.28
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(to_yaml(config), encoding="utf-8")
+    again = load_config(resolved)
+    assert again == config and type(again.method) is type(config.method)
+    assert config_hash(again) == config_hash(config)
+    assert config_hash(config) != config_hash(load_config(path, ["method.name=grpo"]))

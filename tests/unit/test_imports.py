@@ -11,8 +11,10 @@ PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
 # lower lines alone; those of one line do not know each other.
 LAYERS: list[list[str]] = [
     ["config_section", "config_yaml"],
-    ["records", "config", "errors"],
-    ["command_line", "config_file", "runtime", "architectures", "methods", "report"],
+    ["records", "errors"],
+    ["methods"],
+    ["config"],
+    ["command_line", "config_file", "runtime", "architectures", "report"],
     ["data", "weights", "loss", "batching"],
     ["verify", "storage", "rollout"],
     ["model"],

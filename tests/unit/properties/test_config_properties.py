@@ -6,16 +6,25 @@ from typing import Any, get_args
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, config_hash, load, load_config, to_yaml
 from megatron_opsft.config_yaml import parse_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.settings import MethodSettings
+
+
+def _keys_of(section: FieldInfo) -> dict[str, FieldInfo]:
+    """Of `method`, those of the default one."""
+    kind = type(section.default) if section.annotation is MethodSettings else section.annotation
+    return kind.model_fields  # type: ignore[union-attr]
+
 
 KEYS = {
     (section, key): field
     for section, kind in Config.model_fields.items()
-    for key, field in kind.annotation.model_fields.items()  # type: ignore[union-attr]
+    for key, field in _keys_of(kind).items()
 }
 BASE = {"model": {"path": "m"}, "data": {"train": "d"}}
 PLAIN = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Cn", "Co", "Zl", "Zp"])
@@ -138,7 +147,7 @@ def other_value(section: str, key: str) -> Any:
     field, base = KEYS[section, key], value_of(build([]), section, key)
     options = [a for a in get_args(field.annotation) if isinstance(a, str)]
     tries = [o for o in options if o != base]
-    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other"]
+    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other", "grpo"]
     for value in tries:
         config = accepted([f"{section}.{key}={value}"])
         if config is not None and value_of(config, section, key) != base:

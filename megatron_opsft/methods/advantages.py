@@ -1,0 +1,68 @@
+"""Rewards -> advantages. Values of a batch are one list for each group, in order.
+
+Standard deviations divide by the count less one, as torch's do, unless it says otherwise.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Literal
+
+Values = list[list[float]]
+Whitening = Literal["none", "responses", "tokens"]
+
+
+def per_group(function: Callable[[Sequence[float]], list[float]], rewards: Values) -> Values:
+    """The same function of every group's rewards."""
+    return [function(group) for group in rewards]
+
+
+def identity(rewards: Sequence[float]) -> list[float]:
+    """A = r."""
+    return list(rewards)
+
+
+def group_centered(rewards: Sequence[float]) -> list[float]:
+    """A = r - mean; exactly 0 where all rewards are equal."""
+    if min(rewards) == max(rewards):
+        return [0.0] * len(rewards)
+    mean = fmean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def group_normalized(rewards: Sequence[float], epsilon: float = 1e-6) -> list[float]:
+    """A = (r - mean) / (std + epsilon), GRPO's."""
+    centered = group_centered(rewards)
+    std = math.sqrt(math.fsum(a * a for a in centered) / max(len(centered) - 1, 1))
+    return [a / (std + epsilon) for a in centered]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """A_i = r_i - mean of the others."""
+    scale = len(rewards) / (len(rewards) - 1)
+    return [scale * a for a in group_centered(rewards)]
+
+
+def z_score(values: Values) -> Values:
+    """(v - mean) / std over all groups together; std divides by the count."""
+    return whiten(values, [[1] * len(group) for group in values], count_less=0, floor=0.0)
+
+
+def whiten(
+    values: Values, weights: Sequence[Sequence[int]], *, count_less: int = 1, floor: float = 1e-8
+) -> Values:
+    """(v - mean) / sqrt(variance + floor) over the batch; a value counts as often as its weight.
+
+    weights: all 1 to whiten over responses; their lengths to whiten over tokens, where longer
+    responses matter more. count_less: 1 for the unbiased variance. All 0 without any spread.
+    """
+    pairs = [
+        (v, w) for vs, ws in zip(values, weights, strict=True) for v, w in zip(vs, ws, strict=True)
+    ]
+    if len({value for value, _ in pairs}) < 2:
+        return [[0.0] * len(group) for group in values]
+    count = sum(weight for _, weight in pairs)
+    mean = math.fsum(value * weight for value, weight in pairs) / count
+    squares = math.fsum(weight * (value - mean) ** 2 for value, weight in pairs)
+    scale = 1 / math.sqrt(squares / (count - count_less) + floor)
+    return [[scale * (value - mean) for value in group] for group in values]

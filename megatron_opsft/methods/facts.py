@@ -1,0 +1,76 @@
+"""What a method sees of a batch: groups of responses to one problem, without tokens or text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from megatron_opsft.records import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """num_tokens: of the response, end token included; finished: it ended before the limit;
+    has_answer: an answer could be read from it, right or wrong.
+    """
+
+    num_tokens: int
+    correct: bool
+    finished: bool = True
+    has_answer: bool = True
+
+    @classmethod
+    def judged(cls, outcome: Outcome, num_tokens: int, *, finished: bool) -> "Response":
+        """A response by what the verifier says of it."""
+        return cls(
+            num_tokens=num_tokens,
+            correct=outcome is Outcome.CORRECT,
+            finished=finished,
+            has_answer=outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthTarget:
+    """The length in tokens that a prompt asks for: exactly, or at most."""
+
+    num_tokens: int
+    kind: Literal["exact", "max"] = "exact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceStatistics:
+    """The reference model's responses to a problem: mean length in tokens, correct share."""
+
+    mean_tokens: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """All responses to one problem; limit: the longest that they could be, in tokens."""
+
+    responses: Sequence[Response]
+    limit: int
+    problem_id: str = ""
+    target: LengthTarget | None = None
+    reference: ReferenceStatistics | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every response."""
+        return [response.num_tokens for response in self.responses]
+
+    @property
+    def correct_lengths(self) -> list[int]:
+        """Tokens of the correct ones."""
+        return [response.num_tokens for response in self.responses if response.correct]
+
+    @property
+    def num_correct(self) -> int:
+        """How many are correct."""
+        return sum(response.correct for response in self.responses)
+
+    @property
+    def pass_rate(self) -> float:
+        """The share of correct ones."""
+        return self.num_correct / len(self.responses)

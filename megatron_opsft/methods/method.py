@@ -1,0 +1,115 @@
+"""A method as one record: what it rewards, how rewards become advantages, and what else it needs.
+
+    groups of responses -> rewards -> advantages -> weights and one factor (-> loss/)
+
+All of it is pure and the same on every rank: it sees facts of all groups of the batch and no token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from megatron_opsft.methods.advantages import Values, group_centered, group_normalized, per_group
+from megatron_opsft.methods.aggregation import aggregate
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.settings import (
+    GroupNormalizedSettings,
+    MethodSettings,
+    MethodState,
+)
+
+GroupReward = Callable[[Group, Any, Any], list[float]]
+Reward = Callable[[Sequence[Group], Any, Any], Values]
+Advantage = Callable[[Sequence[Group], Values, Any], Values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Of every response of a batch, group by group. token_weights: of each of its tokens; factor:
+    of the whole sum; trained: whether it takes part in the update at all.
+    """
+
+    rewards: tuple[float, ...]
+    advantages: tuple[float, ...]
+    token_weights: tuple[float, ...]
+    trained: tuple[bool, ...]
+    factor: float
+
+
+def each_group(reward: GroupReward) -> Reward:
+    """The reward of a batch from one of a group: (group, settings, state) -> rewards."""
+
+    def of_batch(batch: Sequence[Group], settings: Any, state: Any) -> Values:
+        return [reward(group, settings, state) for group in batch]
+
+    return of_batch
+
+
+def normalized(
+    batch: Sequence[Group], rewards: Values, settings: GroupNormalizedSettings
+) -> Values:
+    """GRPO's advantage."""
+    return per_group(partial(group_normalized, epsilon=settings.std_epsilon), rewards)
+
+
+def centered(batch: Sequence[Group], rewards: Values, settings: Any) -> Values:
+    """Dr. GRPO's advantage."""
+    return per_group(group_centered, rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """formula, paper: for the table of methods. settings, state: their types.
+
+    reward, advantage: (groups, settings, state) and (groups, rewards, settings) -> one list a
+    group. updated: the state after a batch, from (state, settings, groups). needs: what a run must
+    have beyond a model and problems, in words.
+    """
+
+    formula: str
+    paper: str
+    settings: type[MethodSettings]
+    reward: Reward
+    advantage: Advantage = normalized
+    state: type[MethodState] = MethodState
+    updated: Callable[[Any, Any, Sequence[Group]], MethodState] | None = None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What `method.name` calls it."""
+        return str(self.settings.model_fields["name"].default)
+
+    def weigh(
+        self, batch: Sequence[Group], settings: MethodSettings, state: MethodState
+    ) -> Weights:
+        """What each response of the batch counts. Pure, so every rank gets the same numbers.
+
+        A response without advantage is trained on only for its divergence from the reference.
+        """
+        rewards = self.reward(batch, settings, state)
+        advantages = self.advantage(batch, rewards, settings)
+        flat = tuple(chain.from_iterable(advantages))
+        lengths = [length for group in batch for length in group.lengths]
+        accepted = [advantage != 0 for advantage in flat]
+        limit = max(group.limit for group in batch)
+        token_weights, factor = aggregate(settings.aggregation, lengths, accepted, limit)
+        trained = tuple(kept or settings.needs_reference for kept in accepted)
+        return Weights(
+            rewards=tuple(chain.from_iterable(rewards)),
+            advantages=flat,
+            token_weights=token_weights,
+            trained=trained,
+            factor=factor if any(trained) else 0.0,
+        )
+
+    def advance(
+        self, state: MethodState, settings: MethodSettings, batch: Sequence[Group], refills: int = 0
+    ) -> MethodState:
+        """The next step's state. refills: how often problems were drawn again for this one."""
+        if self.updated is not None:
+            state = self.updated(state, settings, batch)
+        changed = {"step": state.step + 1, "refills": state.refills + refills}
+        return state.model_copy(update=changed)

@@ -1,0 +1,131 @@
+"""What the settings of all methods have in common; each method's own are in its file in `catalog/`.
+
+`config.method` is one of them, chosen by its `name`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_opsft.config_section import Section
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.aggregation import Aggregation
+
+# Keys of several methods, whose defaults differ.
+AggregationKey = Annotated[
+    Aggregation,
+    Field(description="How token losses become one loss; docs/methods.md has the formulas."),
+]
+ClipLow = Annotated[
+    float, Field(ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this")
+]
+ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
+DualClip = Annotated[
+    float | None,
+    Field(gt=1, description="A negative advantage counts at most so many times; null: no bound."),
+]
+Beta = Annotated[
+    float,
+    Field(ge=0, description="Weight of the divergence from the reference model; 0: none is kept."),
+]
+Kl = Annotated[
+    Literal["k1", "k2", "k3"],
+    Field(description="Its estimator, d = log ref - log p: k1 -d, k2 d^2/2, k3 e^d - d - 1."),
+]
+UpdatesPerBatch = Annotated[
+    int,
+    Field(
+        ge=1, description="Optimizer steps on each rollout batch, on equal shares of its problems."
+    ),
+]
+TemperedLogProbs = Annotated[
+    bool,
+    Field(
+        description="Log-probs are those of softmax(logits / rollout.temperature), the policy that "
+        "samples; else of softmax(logits)."
+    ),
+]
+
+StdEpsilon = Annotated[
+    float,
+    Field(ge=0, description="Added to a group's standard deviation; verl 1e-6, TRL 1e-4."),
+]
+
+
+class MethodState(Section):
+    """What a method carries from step to step; in the checkpoint, as JSON.
+
+    step: of the batch that comes next; the first is 1. refills: how many times problems were drawn
+    beyond those of the steps.
+    """
+
+    step: int = Field(1, ge=1)
+    refills: int = Field(0, ge=0)
+
+
+class MethodSettings(Section):
+    """Keys of every method."""
+
+    name: str = Field(
+        "on_policy_sft", description="The method; `megatron-opsft methods` lists them."
+    )
+    aggregation: AggregationKey = "accepted_tokens"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss has a divergence from the reference model."""
+        return False
+
+    @property
+    def compares_group(self) -> bool:
+        """Whether an advantage depends on the other responses to the problem."""
+        return False
+
+    def check(self, *, group_size: int, prompts_per_step: int, max_response_tokens: int) -> None:
+        """Errors: `UserError`, one line, where a run does not fit the method."""
+        if self.compares_group and group_size == 1:
+            raise UserError(
+                f"method.name={self.name} compares the responses to one problem, and "
+                "rollout.group_size=1 leaves nothing to compare; set it to 2 or more"
+            )
+
+
+class PolicySettings(MethodSettings):
+    """Keys of methods with a policy gradient: clipped ratios, a divergence, several updates."""
+
+    aggregation: AggregationKey = "all_tokens"
+    clip_low: ClipLow = 0.2
+    clip_high: ClipHigh = 0.2
+    dual_clip: DualClip = None
+    beta: Beta = 0.0
+    kl: Kl = "k3"
+    updates_per_batch: UpdatesPerBatch = 1
+    tempered_log_probs: TemperedLogProbs = True
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.beta > 0
+
+    @property
+    def compares_group(self) -> bool:
+        return True
+
+    def check(self, *, group_size: int, prompts_per_step: int, max_response_tokens: int) -> None:
+        """Errors: as of `MethodSettings`, and where the problems cannot be shared out."""
+        MethodSettings.check(
+            self,
+            group_size=group_size,
+            prompts_per_step=prompts_per_step,
+            max_response_tokens=max_response_tokens,
+        )
+        if prompts_per_step % self.updates_per_batch:
+            raise UserError(
+                f"method.updates_per_batch={self.updates_per_batch} does not divide "
+                f"data.prompts_per_step={prompts_per_step}; choose a divisor"
+            )
+
+
+class GroupNormalizedSettings(PolicySettings):
+    """Keys of methods with GRPO's advantage."""
+
+    std_epsilon: StdEpsilon = 1e-6

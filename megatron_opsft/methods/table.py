@@ -1,0 +1,40 @@
+"""The table of methods: what each computes, where it comes from, what a run of it needs."""
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from megatron_opsft.methods.catalog import METHODS
+
+COLUMNS = ("name", "formula", "paper", "needs")
+
+
+def describe_methods() -> list[dict[str, Any]]:
+    """One record a method; settings: the defaults of its keys, or null where one must be given."""
+    return [
+        {
+            "name": method.name,
+            "formula": method.formula,
+            "paper": method.paper,
+            "needs": list(method.needs),
+            "settings": {
+                key: None if field.is_required() else field.default
+                for key, field in method.settings.model_fields.items()
+                if key != "name"
+            },
+        }
+        for method in METHODS.values()
+    ]
+
+
+def show_methods(width: int) -> str:
+    """The table, in lines of at most so many characters."""
+    table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
+    for row in describe_methods():
+        table.add_row(row["name"], row["formula"], row["paper"], ", ".join(row["needs"]) or "-")
+    console = Console(width=width, color_system=None, markup=False)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()
