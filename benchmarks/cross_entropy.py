@@ -30,6 +30,7 @@ from megatron_opsft.loss.cross_entropy import choose_cross_entropy, summed_loss
 from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import Device, peak_flops
 from megatron_opsft.runtime.distributed import stop_distributed
 from megatron_opsft.runtime.memory import return_freed_memory
@@ -64,6 +65,7 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     labels = torch.randint(args.vocab, (args.tokens,), device=where["device"], generator=draw)
     positions = torch.arange(args.tokens, device=where["device"])
     weights = torch.ones(args.tokens, device=where["device"])
+    losses = WeightedLikelihood(weights)
     chunks = Chunks(tokens=args.chunk_tokens, rows=args.chunk_rows)
 
     def run() -> None:
@@ -72,9 +74,9 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
         if impl == "eager":
             loss = eager_loss(whole, head, labels, weights)
         elif method == "fused_linear":
-            loss, _ = fused_linear_loss(whole, head, positions, labels, weights, chunks=chunks)
+            loss, _ = fused_linear_loss(whole, head, positions, labels, losses, chunks=chunks)
         else:
-            loss = summed_loss(method, whole, head, positions, labels, weights)
+            loss, _ = summed_loss(method, whole, head, positions, labels, losses)
         loss.backward()
         weight.grad = None
 

@@ -80,7 +80,10 @@ class MicroBatch:
     tokens_T, positions_T: int64 [T]; a position is the place in the token's own sequence.
     cu_seqlens: int32 [S + 1], the borders of the sequences; max_seqlen: the longest of them.
     loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
-    labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses.
+    labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses;
+    response_lengths: how many of the R each response has.
+    What else an objective needs, float32 [R]: advantages_R, and the tokens' log-probabilities under
+    the policy that sampled (None: the current one) and under the reference model.
     """
 
     tokens_T: Tensor
@@ -90,6 +93,10 @@ class MicroBatch:
     loss_indices_R: Tensor
     labels_R: Tensor
     weights_R: Tensor
+    response_lengths: tuple[int, ...]
+    advantages_R: Tensor | None = None
+    old_log_probs_R: Tensor | None = None
+    reference_log_probs_R: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +114,8 @@ class StepResult:
     """One optimizer step; `applied` is False when nothing was accepted anywhere.
 
     loss: the normalised loss of the global batch; grad_norm: before clipping; both equal on every
-    rank.
+    rank, as are, where the objective has them, clip_share: of the trained tokens those whose
+    gradient a clip took away, and kl_mean: the divergence from the reference, per trained token.
     """
 
     applied: bool
@@ -116,6 +124,8 @@ class StepResult:
     lr: float
     trained_tokens: int
     num_microbatches: int
+    clip_share: float | None = None
+    kl_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from megatron_opsft.batching.packing import PackingReport, describe_plan, plan_packing
 from megatron_opsft.methods.normalization import Normalization
@@ -10,13 +11,18 @@ from megatron_opsft.records import MicroBatch, Sample
 
 
 def build_microbatch(
-    samples: Sequence[Sample], token_weights: Sequence[float], *, align: int, device: torch.device
+    samples: Sequence[Sample],
+    token_weights: Sequence[float],
+    *,
+    align: int,
+    device: torch.device,
+    advantages: Sequence[float] | None = None,
 ) -> MicroBatch:
     """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens.
 
     A response token is predicted at the position before it, so the loss sits on the prompt's last
     position and on all of the response but its last. No sample at all gives a filler of `align`
-    tokens.
+    tokens. advantages: of each sample, where the objective asks for them apart from the weights.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -38,6 +44,7 @@ def build_microbatch(
         tokens += [0] * filler
         positions += range(filler)
         lengths.append(filler)
+    responses = tuple(len(sample.response_ids) for sample in samples)
     borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
@@ -47,6 +54,15 @@ def build_microbatch(
         loss_indices_R=torch.tensor(indices, dtype=torch.int64, device=device),
         labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
         weights_R=torch.tensor(weights, dtype=torch.float32, device=device),
+        response_lengths=responses,
+        advantages_R=None if advantages is None else _by_token(advantages, responses, device),
+    )
+
+
+def _by_token(values: Sequence[float], lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Each response's value at every token of it, float32 [R]."""
+    return torch.tensor(values, dtype=torch.float32, device=device).repeat_interleave(
+        torch.tensor(lengths, device=device), output_size=sum(lengths)
     )
 
 

@@ -22,6 +22,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import CrossEntropy, Method, fastest_that_fits
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.loss.token_losses import TokenLosses
 from megatron_opsft.runtime.device import Device, transformer_engine_version
 
 # Before it, TransformerEngine's cross-entropy rounded intermediate gradients to the logits' dtype,
@@ -71,17 +72,19 @@ def summed_loss(
     head: OutputHead,
     positions_R: Tensor,
     labels_R: Tensor,
-    weights_R: Tensor,
+    losses: TokenLosses,
     *,
     accumulation_fusion: bool = False,
-) -> Tensor:
-    """sum_r weights_r * -log p(labels_r), float32 []; arguments as for `fused_linear_loss`.
+) -> tuple[Tensor, Tensor]:
+    """The sum of losses of log p(labels_r), float32 [], and the log-probabilities, float32 [R],
+    without gradient; arguments as for `fused_linear_loss`.
 
     accumulation_fusion: Apex adds the weight's gradient to its `main_grad`, where all logits are
     computed at once.
     """
     if method == "fused_linear":
-        return fused_linear_loss(hidden_TH, head, positions_R, labels_R, weights_R)[0]
+        loss, found = fused_linear_loss(hidden_TH, head, positions_R, labels_R, losses)
+        return loss, found.log_probs_R
     logits_1RV = linear_with_grad_accumulation_and_async_allreduce(
         hidden_TH[positions_R][None],
         head.weight_VH,
@@ -91,8 +94,8 @@ def summed_loss(
         sequence_parallel=False,
         tp_group=head.group,
     )
-    losses_1R = losses_of_logits(method, logits_1RV, labels_R[None], head)
-    return (losses_1R[0] * weights_R).sum()
+    log_probs_R = -losses_of_logits(method, logits_1RV, labels_R[None], head)[0]
+    return losses(log_probs_R).sum(), log_probs_R.detach()
 
 
 def losses_of_logits(
@@ -101,6 +104,8 @@ def losses_of_logits(
     """-log p(label) of each position, float32 [1, R], equal on all ranks of the group, which all
     call it. Overwrites the logits.
     """
+    if head.temperature != 1.0:
+        logits_1RV.div_(head.temperature)
     if head.num_rows < logits_1RV.shape[-1]:
         # Not -inf: a rank whose columns are all padding would compute inf - inf.
         logits_1RV[..., head.num_rows :] = torch.finfo(logits_1RV.dtype).min

@@ -7,8 +7,9 @@ are never touched. Logits are float32 whatever the model's dtype.
 
 The gradients are computed in the forward pass, while a chunk's logits are there: with the whole
 shard in one block of rows that is three products, as many as without chunks; with several blocks
-the logits are computed twice. The weight's gradient goes straight into Megatron's float32
-`main_grad` where there is one, as its fused linear layers do it.
+the logits are computed twice. A token's weight in them is minus the derivative of its loss by its
+label's log-probability, which is known by then. The gradient of the output weight goes straight
+into Megatron's float32 `main_grad` where there is one, as its fused linear layers do it.
 
 Suffixes: T tokens of a micro-batch, R response tokens among them, C those of a chunk, V rows of the
 weight, H hidden size.
@@ -26,6 +27,7 @@ from megatron_opsft.loss.loss_memory import DEFAULT_CHUNKS, Chunks
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.loss.products import add_outer_, add_product_, times_transposed
 from megatron_opsft.loss.row_statistics import RowStatistics
+from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.runtime.distributed import max_over, sum_over
 
 
@@ -45,25 +47,30 @@ def fused_linear_loss(
     head: OutputHead,
     positions_R: Tensor,
     labels_R: Tensor,
-    weights_R: Tensor,
+    losses: TokenLosses,
     *,
     entropy: bool = False,
     chunks: Chunks = DEFAULT_CHUNKS,
 ) -> tuple[Tensor, TokenStatistics]:
-    """sum_r weights_r * -log p(labels_r | hidden[positions_r]), float32 [], and what it is made of.
+    """Sum of the losses by log p(labels_r | hidden[positions_r]), float32 [], and what made them.
 
-    positions_R: int64, each at most once; labels_R: int64 in the whole vocabulary; weights_R:
-    float32. Called by all ranks of the tensor-parallel group with the same arguments, but for the
-    weight; R may be 0. The gradient of `hidden_TH` is what this rank's rows cause
-    (`output_head.whole_hidden` adds the ranks' up). Where the weight has a `main_grad`, the loss
-    must enter the backward pass with factor 1, once.
+    positions_R: int64, each at most once; labels_R: int64 in the whole vocabulary; losses: those
+    that join tokens cost one more pass over the logits. Called by all ranks of the tensor-parallel
+    group with the same arguments, but for the weight; R may be 0. The gradient of `hidden_TH` is
+    what this rank's rows cause (`output_head.whole_hidden` adds the ranks' up). Where the weight
+    has a `main_grad`, the loss must enter the backward pass with factor 1, once.
     """
+    weights_R = None
+    if losses.joins_tokens and torch.is_grad_enabled():
+        seen = token_statistics(hidden_TH, head, positions_R, labels_R, chunks=chunks)
+        weights_R = losses.weights(seen.log_probs_R)
     loss, log_probs_R, entropy_R = _FusedLinearLoss.apply(
         hidden_TH,
         head.weight_VH,
         head,
         positions_R,
         labels_R,
+        losses,
         weights_R,
         entropy,
         chunks,
@@ -83,9 +90,9 @@ def token_statistics(
     chunks: Chunks = DEFAULT_CHUNKS,
 ) -> TokenStatistics:
     """Log-probabilities of the labels, and the entropy; arguments as for `fused_linear_loss`."""
-    weights_R = torch.zeros_like(labels_R, dtype=torch.float32)
+    none = WeightedLikelihood(torch.zeros_like(labels_R, dtype=torch.float32))
     return fused_linear_loss(
-        hidden_TH, head, positions_R, labels_R, weights_R, entropy=entropy, chunks=chunks
+        hidden_TH, head, positions_R, labels_R, none, entropy=entropy, chunks=chunks
     )[1]
 
 
@@ -117,8 +124,8 @@ def kl_divergence(
         no_labels_C = torch.full_like(positions_R[part], -1)
         p, q = _no_rows(p_CH, mean=True), _no_rows(q_CH, mean=False)
         for first, stop in head_p.blocks(size):
-            of_p_CV = times_transposed(p_CH, head_p.weight_VH[first:stop])
-            of_q_CV = times_transposed(q_CH, head_q.weight_VH[first:stop])
+            of_p_CV = _logits(p_CH, head_p, first, stop)
+            of_q_CV = _logits(q_CH, head_q, first, stop)
             q = _join(q, ops.row_statistics(of_q_CV, no_labels_C))
             p = _join(p, ops.row_statistics(of_p_CV, no_labels_C, of_q_CV.sub_(of_p_CV).neg_()))
             del of_p_CV, of_q_CV  # before the next ones
@@ -139,11 +146,13 @@ class _FusedLinearLoss(torch.autograd.Function):
         head: OutputHead,
         positions_R: Tensor,
         labels_R: Tensor,
-        weights_R: Tensor,
+        losses: TokenLosses,
+        weights_R: Tensor | None,
         entropy: bool,
         chunks: Chunks,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """weights_R: those of the losses, where they are known already."""
         log_probs_R = torch.zeros_like(labels_R, dtype=torch.float32)
         entropy_R = torch.zeros_like(log_probs_R) if entropy else None
         gradient = _Gradient(hidden_TH, head) if with_gradient else None
@@ -156,13 +165,17 @@ class _FusedLinearLoss(torch.autograd.Function):
             if entropy_R is not None and found.mean_C is not None:
                 entropy_R[part] = (found.lse_C - found.mean_C).float()
             if gradient is not None:
+                if weights_R is None:
+                    weights_C = losses.weights(log_probs_R[part], part)
+                else:
+                    weights_C = weights_R[part]
                 gradient.add(
-                    hidden_CH, positions_R[part], labels_C, weights_R[part], found, logits_CV, size
+                    hidden_CH, positions_R[part], labels_C, weights_C, found, logits_CV, size
                 )
             del logits_CV  # before the next ones
         ctx.gradient, ctx.weight = gradient, weight_VH
         ctx.mark_non_differentiable(log_probs_R, *([] if entropy_R is None else [entropy_R]))
-        return -(log_probs_R * weights_R).sum(), log_probs_R, entropy_R
+        return losses(log_probs_R).sum(), log_probs_R, entropy_R
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *unused: Any) -> Any:
@@ -179,7 +192,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         else:
             gradient.hidden_TH.mul_(grad_loss)
             grad_weight_VH = gradient.weight_VH.mul_(grad_loss).to(ctx.weight.dtype)
-        return gradient.hidden_TH, grad_weight_VH, *([None] * 7)
+        return gradient.hidden_TH, grad_weight_VH, *([None] * 8)
 
 
 class _Gradient:
@@ -209,10 +222,12 @@ class _Gradient:
         # A CPU's products convert to float32 anyway.
         dtype = hidden_CH.dtype if hidden_CH.is_cuda else torch.float32
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
+        if self._head.temperature != 1.0:
+            weights_C = weights_C / self._head.temperature
         for first, stop in self._head.blocks(size):
             rows_VH = self._head.weight_VH[first:stop]
             if logits_CV is None:
-                logits_CV = times_transposed(hidden_CH, rows_VH)
+                logits_CV = _logits(hidden_CH, self._head, first, stop)
             grad_CV = self._ops.loss_gradient_(
                 logits_CV, labels_C - first, found.lse_C.float(), weights_C, dtype
             )
@@ -228,6 +243,12 @@ def _parts(length: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, length))
 
 
+def _logits(hidden_CH: Tensor, head: OutputHead, first: int, stop: int) -> Tensor:
+    """Float32 logits of some of this rank's rows."""
+    logits_CV = times_transposed(hidden_CH, head.weight_VH[first:stop])
+    return logits_CV if head.temperature == 1.0 else logits_CV.div_(head.temperature)
+
+
 def _scan(
     hidden_CH: Tensor, head: OutputHead, labels_C: Tensor, size: int, *, mean: bool
 ) -> tuple[RowStatistics, Tensor | None]:
@@ -236,7 +257,7 @@ def _scan(
     found, logits_CV = _no_rows(hidden_CH, mean=mean), None
     for first, stop in head.blocks(size):
         del logits_CV  # before the next ones
-        logits_CV = times_transposed(hidden_CH, head.weight_VH[first:stop])
+        logits_CV = _logits(hidden_CH, head, first, stop)
         found = _join(
             found, ops.row_statistics(logits_CV, labels_C - first, logits_CV if mean else None)
         )

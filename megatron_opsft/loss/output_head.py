@@ -14,12 +14,14 @@ from torch.distributed import ProcessGroup
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputHead:
     """weight_VH: this rank's V rows, the same number on every rank of `group`; rows at or beyond
-    `vocab_size` of the whole vocabulary are padding and take part in nothing.
+    `vocab_size` of the whole vocabulary are padding and take part in nothing. temperature: what
+    logits are divided by.
     """
 
     weight_VH: Tensor
     vocab_size: int
     group: ProcessGroup
+    temperature: float = 1.0
 
     @property
     def first_row(self) -> int:

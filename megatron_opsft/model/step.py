@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -20,6 +21,8 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.token_losses import token_losses
+from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.model.hidden_states import output_head, without_output_layer
 from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.records import MicroBatch, Sample, StepResult
@@ -45,20 +48,29 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
 
 
 def _sum_losses(
-    method: Method, config: TransformerConfig, head: OutputHead, batch: MicroBatch, hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule."""
-    loss_sum = summed_loss(
+    method: Method,
+    objective: Objective,
+    config: TransformerConfig,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """The weighted, unnormalised sum of one micro-batch's token losses, for the schedule; again,
+    with the sums of the objective's statistics.
+    """
+    losses = token_losses(objective, batch)
+    loss_sum, log_probs_R = summed_loss(
         method,
         whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel),
         head,
         batch.loss_indices_R,
         batch.labels_R,
-        batch.weights_R,
+        losses,
         accumulation_fusion=config.gradient_accumulation_fusion,
     )
     num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
-    return loss_sum, num_tokens, loss_sum.detach().clone()
+    sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
+    return loss_sum, num_tokens, sums
 
 
 def _log_probs(
@@ -71,6 +83,16 @@ def _log_probs(
     """Statistics of the response tokens [R] of one micro-batch, for a forward-only schedule."""
     hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
     return token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R).log_probs_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulated:
+    """What `Trainer.accumulate` summed; fields as in `StepResult`, equal on every rank."""
+
+    loss: float
+    trained_tokens: int
+    clip_share: float | None
+    kl_mean: float | None
 
 
 class Trainer:
@@ -86,6 +108,7 @@ class Trainer:
         vocab_size: int,
         weight_decay: float,
         cross_entropy: Method = "fused_linear",
+        objective: Objective = LIKELIHOOD,
     ) -> None:
         """vocab_size: without padding; weight_decay: AdamW's, on matrices."""
         self.chunks = chunks
@@ -93,6 +116,7 @@ class Trainer:
         self.layout = layout
         self._config = config
         self._cross_entropy: Method = cross_entropy
+        self._objective = objective
         self._vocab_size = vocab_size
         self._gathering = False
         self._own_loss_is_finite = True
@@ -108,23 +132,33 @@ class Trainer:
         """The GPTModel chunks without their data-parallel wrapper."""
         return [chunk.module for chunk in self.chunks]
 
-    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> float:
+    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
         """Main gradients of `factor` x the weighted sum of all ranks' token losses.
 
-        Every rank calls it with equally many micro-batches. Returns that loss, equal on every rank.
+        Every rank calls it with equally many micro-batches.
         """
         for chunk in self.chunks:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         sums = self._run_schedule(
-            partial(_sum_losses, self._cross_entropy), batches, forward_only=False
+            partial(_sum_losses, self._cross_entropy, self._objective), batches, forward_only=False
         )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
-        mine = sum(float(value) for value in sums) if self.layout.is_loss_rank else 0.0
-        self._own_loss_is_finite = math.isfinite(mine)
-        return factor * sum_over_world([mine])[0]
+        mine: list[float] = []
+        if self.layout.is_loss_rank:
+            mine = [sum(map(float, each)) for each in zip(*sums, strict=True)]
+            mine.insert(0, sum(batch.num_loss_tokens for batch in batches))
+        mine += [0.0] * (4 - len(mine))
+        self._own_loss_is_finite = math.isfinite(mine[1])
+        tokens, loss, clipped, divergence = sum_over_world(mine)
+        return Accumulated(
+            loss=factor * loss,
+            trained_tokens=int(tokens),
+            clip_share=clipped / tokens if self._objective.clips else None,
+            kl_mean=divergence / tokens if self._objective.beta else None,
+        )
 
     def _run_schedule(self, of_hidden: Any, batches: Sequence[MicroBatch], **how: bool) -> Any:
         """Megatron's schedule over all chunks of this rank; what it collected."""
@@ -212,24 +246,24 @@ class Trainer:
                 trained_tokens=0,
                 num_microbatches=0,
             )
-        loss = self.accumulate(batches, factor)
+        found = self.accumulate(batches, factor)
         set_learning_rate(self.optimizer, lr, self._weight_decay)
         self.optimizer.prepare_grads()
         norm = self.optimizer.get_grad_norm()
         grad_norm = math.nan if any_over_world(norm is None) else float(norm)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFiniteError(self._describe_non_finite(loss, grad_norm))
+        if not (math.isfinite(found.loss) and math.isfinite(grad_norm)):
+            raise NonFiniteError(self._describe_non_finite(found.loss, grad_norm))
         update(self.optimizer, norm)
         self._start_gathering_weights()
-        mine = sum(batch.num_loss_tokens for batch in batches) * self.layout.is_loss_rank
-        (tokens,) = sum_over_world([float(mine)])
         return StepResult(
             applied=True,
-            loss=loss,
+            loss=found.loss,
             grad_norm=grad_norm,
             lr=lr,
-            trained_tokens=int(tokens),
+            trained_tokens=found.trained_tokens,
             num_microbatches=len(batches),
+            clip_share=found.clip_share,
+            kl_mean=found.kl_mean,
         )
 
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:

@@ -1,6 +1,6 @@
 """The fused linear loss against float64 autograd on whole logits, over tensor-parallel ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from world import World
 
+from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.loss.cross_entropy import summed_loss
 from megatron_opsft.loss.fused_linear import (
@@ -18,6 +19,15 @@ from megatron_opsft.loss.fused_linear import (
     token_statistics,
 )
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.token_losses import TokenLosses, token_losses
+from megatron_opsft.methods.objective import (
+    LIKELIHOOD,
+    Objective,
+    SequenceClip,
+    SquaredLogRatio,
+    TokenClip,
+)
+from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
 
@@ -38,6 +48,7 @@ class Case:
     main_grad: bool = True
     sequence_parallel: bool = False
     scale: float = 1.0
+    objective: Objective = LIKELIHOOD
 
     @property
     def chunks(self) -> Chunks:
@@ -91,7 +102,38 @@ def head_of(case: Case, weight: Tensor, group: Any) -> OutputHead:
     own = torch.full((rows, HIDDEN), 1e3, dtype=case.dtype)
     mine = weight[group.rank() * rows : (group.rank() + 1) * rows]
     own[: len(mine)] = mine
-    return OutputHead(weight_VH=torch.nn.Parameter(own), vocab_size=case.vocab_size, group=group)
+    return OutputHead(
+        weight_VH=torch.nn.Parameter(own),
+        vocab_size=case.vocab_size,
+        group=group,
+        temperature=case.objective.temperature,
+    )
+
+
+def losses_of(case: Case, given: Inputs, dtype: torch.dtype = torch.float32) -> TokenLosses:
+    """Of three responses, with log-probabilities that some models before might have had."""
+    first, second = case.num_losses // 4, case.num_losses // 2
+    lengths = [first, second, case.num_losses - first - second]
+    samples = [
+        Sample(problem_id="", sample_index=n, prompt_ids=(0,), response_ids=(0,) * length)
+        for n, length in enumerate(lengths)
+    ]
+    batch = build_microbatch(
+        samples, [1.0] * 3, advantages=[1.5, -0.5, 0.75], align=1, device=torch.device("cpu")
+    )
+    logits = given.hidden[given.positions].double() @ given.weight.double().T
+    log_probs = -F.cross_entropy(
+        logits / case.objective.temperature, given.labels, reduction="none"
+    )
+    draw = torch.Generator().manual_seed(7)
+    old, reference = (log_probs + 0.3 * torch.randn(len(log_probs), generator=draw) for _ in "ab")
+    batch = replace(
+        batch,
+        weights_R=given.weights.to(dtype),
+        old_log_probs_R=old.to(dtype),
+        reference_log_probs_R=reference.to(dtype),
+    )
+    return token_losses(case.objective, batch)
 
 
 def join(case: Case) -> Any:
@@ -120,13 +162,14 @@ def loss_and_gradients(case: Case, method: str, group: Any) -> Any:
     if case.sequence_parallel:
         own = hidden.chunk(case.tp)[group.rank()]
     whole = whole_hidden(own, group, sequence_parallel=case.sequence_parallel)
+    losses = losses_of(case, given)
     if method == "fused_linear":
         loss, found = fused_linear_loss(
-            whole, head, given.positions, given.labels, given.weights, chunks=case.chunks
+            whole, head, given.positions, given.labels, losses, chunks=case.chunks
         )
         assert not found.log_probs_R.requires_grad
     else:
-        loss = summed_loss(method, whole, head, given.positions, given.labels, given.weights)
+        loss, _ = summed_loss(method, whole, head, given.positions, given.labels, losses)
     loss.backward()
     if case.main_grad and method == "fused_linear":
         assert weight.grad_added_to_main_grad and weight.grad.shape == weight.shape
@@ -144,9 +187,9 @@ def float64_autograd(case: Case) -> tuple[float, Tensor, Tensor]:
     given = inputs(case)
     hidden = given.hidden.double().requires_grad_()
     weight = given.weight.double().requires_grad_()
-    logits = hidden[given.positions] @ weight.T
-    losses = F.cross_entropy(logits, given.labels, reduction="none")
-    loss = (losses * given.weights.double()).sum()
+    logits = hidden[given.positions] @ weight.T / case.objective.temperature
+    log_probs = -F.cross_entropy(logits, given.labels, reduction="none")
+    loss = losses_of(case, given, torch.float64)(log_probs).sum()
     loss.backward()
     assert hidden.grad is not None and weight.grad is not None
     return loss.item(), hidden.grad, weight.grad
@@ -212,6 +255,28 @@ def test_equals_float64_autograd_for_flat_and_peaked_distributions(world: World)
 def test_megatron_s_loss_equals_float64_autograd(world: World, tp: int) -> None:
     cases = [Case(tp=tp, num_losses=n, main_grad=False) for n in (0, 1, 13)]
     cases += [Case(tp=tp, main_grad=False, sequence_parallel=True)] * (tp > 1)
+    check_all(world, cases, "vocab_parallel")
+
+
+OBJECTIVES = [
+    Objective(surrogate=TokenClip(low=0.1, high=0.2, dual=1.3)),
+    Objective(surrogate=TokenClip(), beta=0.3, temperature=0.6),
+    Objective(beta=0.3, kl="k2"),
+    Objective(surrogate=SequenceClip(low=0.01, high=0.01)),
+    Objective(surrogate=SquaredLogRatio(tau=0.5), beta=0.1, kl="k1", temperature=1.4),
+]
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_objectives_equal_float64_autograd_for_any_chunks(world: World, tp: int) -> None:
+    sizes = [(None, None), (5, 7), (4, 1000)]
+    cases = [Case(tp=tp, tokens=t, rows=r, objective=o) for t, r in sizes for o in OBJECTIVES]
+    check_all(world, cases)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_objectives_of_megatron_s_loss_equal_float64_autograd(world: World, tp: int) -> None:
+    cases = [Case(tp=tp, main_grad=False, objective=o) for o in OBJECTIVES]
     check_all(world, cases, "vocab_parallel")
 
 

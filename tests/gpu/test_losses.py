@@ -19,6 +19,7 @@ from megatron_opsft.loss.fused_linear import (
 from megatron_opsft.loss.logit_chunks import operations
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
 from megatron_opsft.runtime.memory import PeakMemory
@@ -81,9 +82,9 @@ def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunks: Chunks
     vocab_size = 5003
     hidden, weight, labels, weights = given(dtype, 200, vocab_size, 256)
     expected = float64_autograd(hidden, weight[:vocab_size], labels, weights)
-    positions = torch.arange(200, device="cuda")
+    positions, losses = torch.arange(200, device="cuda"), WeightedLikelihood(weights)
     loss, _ = fused_linear_loss(
-        hidden, head_of(weight, vocab_size), positions, labels, weights, chunks=chunks
+        hidden, head_of(weight, vocab_size), positions, labels, losses, chunks=chunks
     )
     loss.backward()
     assert loss.item() == pytest.approx(expected[0], rel=LIMITS[dtype])
@@ -100,7 +101,8 @@ def test_losses_of_whole_logits_are_near_float64_autograd(method: Method) -> Non
     hidden, weight, labels, weights = given(torch.bfloat16, 200, 5003, 256)
     expected = float64_autograd(hidden, weight[:5003], labels, weights)
     positions = torch.arange(200, device="cuda")
-    loss = summed_loss(method, hidden, head_of(weight, 5003), positions, labels, weights)
+    losses = WeightedLikelihood(weights)
+    loss, _ = summed_loss(method, hidden, head_of(weight, 5003), positions, labels, losses)
     loss.backward()
     # Their logits, and the gradient of these, are bfloat16.
     assert loss.item() == pytest.approx(expected[0], rel=1e-2)
@@ -136,7 +138,8 @@ def test_peak_memory_is_the_formula_s(tokens: int) -> None:
     hidden, weight, labels, weights = given(torch.bfloat16, tokens, vocab_size, hidden_size)
     positions = torch.arange(tokens, device="cuda")
     with PeakMemory(device) as peak:
-        loss, _ = fused_linear_loss(hidden, head_of(weight, vocab_size), positions, labels, weights)
+        losses = WeightedLikelihood(weights)
+        loss, _ = fused_linear_loss(hidden, head_of(weight, vocab_size), positions, labels, losses)
         loss.backward()
     expected = fused_linear_bytes(tokens, tokens, hidden_size, len(weight), dtype_bytes=2)
     assert peak.extra_bytes == pytest.approx(expected, rel=0.05)

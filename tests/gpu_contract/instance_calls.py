@@ -87,6 +87,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "chunk.scale_gradients": f"{_DDP}.scale_gradients",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
         "self.chunks[0].parameters": f"{_DDP}.parameters",
+        "losses.statistics": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.statistics",
         "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
         "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
         "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
@@ -95,6 +96,9 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             f"{_SCHEDULES}pipelining_without_interleaving",
             f"{_SCHEDULES}pipelining_with_interleaving",
         ),
+    },
+    "loss/cross_entropy.py": {
+        "losses": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.__call__",
     },
     "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
     "rollout/remote/process.py": {

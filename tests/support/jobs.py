@@ -158,7 +158,7 @@ def gradient(case: Case) -> Any:
     batches, factor = batches_of(case, built.layout)
     counts = gather_from_all([len(batches)])
     assert len(set(counts)) == 1, f"ranks have different numbers of micro-batches: {counts}"
-    loss = built.trainer.accumulate(batches, factor)
+    loss = built.trainer.accumulate(batches, factor).loss
     collect_reduced_parts(built.trainer)
     return loss, len(batches), whole_gradient(built)
 

@@ -16,6 +16,7 @@ from megatron_opsft.loss.cross_entropy import choose_cross_entropy, losses_of_lo
 from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, kl_divergence
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import Device
 
 CPU = Device(torch_device=torch.device("cpu"), backend="gloo")
@@ -107,7 +108,7 @@ def run_loss(weight: Any, hidden: torch.Tensor, chunks: Chunks) -> torch.Tensor:
         head_of(weight, len(weight)),
         torch.arange(len(hidden)),
         torch.zeros(len(hidden), dtype=torch.int64),
-        torch.ones(len(hidden)),
+        WeightedLikelihood(torch.ones(len(hidden))),
         chunks=chunks,
     )
     return loss

@@ -1,0 +1,137 @@
+"""Losses of a micro-batch's R response tokens by their log-probabilities, in two forms: likelihood
+with given weights, and any objective. Suffix C: those tokens of the R that a slice names.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.loss import surrogates
+from megatron_opsft.methods.objective import (
+    Likelihood,
+    Objective,
+    SequenceClip,
+    SquaredLogRatio,
+    TokenClip,
+)
+from megatron_opsft.records import MicroBatch
+
+_ALL = slice(None)
+
+
+class TokenLosses(Protocol):
+    """What the losses over the vocabulary need of both forms."""
+
+    @property
+    def joins_tokens(self) -> bool:
+        """Whether a token's loss depends on the rest of its response."""
+
+    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        """float32 [C], differentiable. part: which of the R tokens; all if `joins_tokens`."""
+
+    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        """-d loss / d log p, float32 [C]: likelihood with these weights has the same gradient."""
+
+    def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
+        """float32 [] each: sums over the R tokens for the step's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedLikelihood:
+    """weight * -log p."""
+
+    weights_R: Tensor
+
+    @property
+    def joins_tokens(self) -> bool:
+        return False
+
+    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        return -log_probs_C * self.weights_R[part]
+
+    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        return self.weights_R[part]
+
+    def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveLosses:
+    """weight * (-surrogate + beta * divergence from the reference).
+
+    The batch carries advantages, with beta > 0 the reference's log-probabilities, and after the
+    batch's first update the old ones; where there are none the current ones, detached, are old.
+    """
+
+    objective: Objective
+    batch: MicroBatch
+
+    @property
+    def joins_tokens(self) -> bool:
+        return isinstance(self.objective.surrogate, SequenceClip | SquaredLogRatio)
+
+    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        losses_C = -self._surrogate(log_probs_C, part)
+        if self.objective.beta:
+            losses_C = losses_C + self.objective.beta * self._divergence(log_probs_C, part)
+        return self.batch.weights_R[part] * losses_C
+
+    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        with torch.enable_grad():
+            leaf_C = log_probs_C.detach().requires_grad_()
+            (gradient_C,) = torch.autograd.grad(self(leaf_C, part).sum(), leaf_C)
+        return -gradient_C
+
+    def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
+        """Tokens without gradient because of a clip, and divergences from the reference."""
+        none = log_probs_R.new_zeros(())
+        return (
+            self._clipped(log_probs_R).sum() if self.objective.clips else none,
+            self._divergence(log_probs_R, _ALL).sum() if self.objective.beta else none,
+        )
+
+    def _surrogate(self, log_probs_C: Tensor, part: slice) -> Tensor:
+        """float32 [C], to be maximised."""
+        batch = self.batch
+        assert batch.advantages_R is not None, "a batch of this objective carries advantages"
+        advantages_C = batch.advantages_R[part]
+        given_R = batch.old_log_probs_R
+        old_C = log_probs_C.detach() if given_R is None else given_R[part]
+        match self.objective.surrogate:
+            case Likelihood():
+                return surrogates.likelihood(log_probs_C, advantages_C)
+            case TokenClip(low=low, high=high, dual=dual):
+                return surrogates.token_clip(
+                    log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual
+                )
+            case SequenceClip(low=low, high=high):
+                return surrogates.sequence_clip(
+                    log_probs_C, old_C, advantages_C, batch.response_lengths, low=low, high=high
+                )
+            case SquaredLogRatio(tau=tau):
+                return surrogates.squared_log_ratio(
+                    log_probs_C, old_C, advantages_C, batch.response_lengths, tau=tau
+                )
+
+    def _divergence(self, log_probs_C: Tensor, part: slice) -> Tensor:
+        reference_R = self.batch.reference_log_probs_R
+        assert reference_R is not None, "with beta > 0 a batch carries the reference's log-probs"
+        return surrogates.kl_estimate(self.objective.kl, log_probs_C, reference_R[part])
+
+    def _clipped(self, log_probs_R: Tensor) -> Tensor:
+        """Whether a clip took a token's gradient away, float32 [R]."""
+        with torch.enable_grad():
+            leaf_R = log_probs_R.detach().requires_grad_()
+            (gradient_R,) = torch.autograd.grad(self._surrogate(leaf_R, _ALL).sum(), leaf_R)
+        assert self.batch.advantages_R is not None
+        return ((gradient_R == 0) & (self.batch.advantages_R != 0)).float()
+
+
+def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:
+    """The form that costs least. Plain likelihood counts on advantages being in the weights."""
+    if objective.is_weighted_likelihood:
+        return WeightedLikelihood(batch.weights_R)
+    return ObjectiveLosses(objective=objective, batch=batch)

@@ -1,0 +1,77 @@
+"""What a method makes of a response token's log-probability: its objective, as plain numbers.
+
+The loss of a batch is, over its trained responses i and their tokens t,
+
+    factor * sum_i w_i sum_t [ -surrogate(A_i, log p_t, log old_t) + beta k(log p_t, log ref_t) ]
+
+with the advantage A_i and the weights of `normalization`. old: the policy that sampled, as it was
+before the batch's first update; ref: the reference model. `loss.surrogates` has the formulas.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likelihood:
+    """A log p: no policy but the current one takes part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenClip:
+    """PPO's: the token's ratio p / old counts within [1 - low, 1 + high].
+
+    dual: what a negative advantage is multiplied with at most, above 1; None: any ratio.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+    dual: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceClip:
+    """O1-Pruner's: the same of a whole response, by the geometric mean of its tokens' ratios.
+
+    It counts once for a response: each of n tokens has 1 / n of it.
+    """
+
+    low: float = 0.2
+    high: float = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquaredLogRatio:
+    """Kimi k1.5's: A log p - tau / 2 (log p - log old)^2, both of the whole response."""
+
+    tau: float
+
+
+Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """beta, kl: factor and estimator of the divergence from the reference model; temperature: all
+    log-probabilities are those of softmax(logits / temperature).
+    """
+
+    surrogate: Surrogate = field(default_factory=Likelihood)
+    beta: float = 0.0
+    kl: KlEstimator = "k3"
+    temperature: float = 1.0
+
+    @property
+    def is_weighted_likelihood(self) -> bool:
+        """Whether the advantage can go into a token's weight, and nothing else is needed."""
+        return isinstance(self.surrogate, Likelihood) and self.beta == 0
+
+    @property
+    def clips(self) -> bool:
+        """Whether a token's gradient can be cut off."""
+        return isinstance(self.surrogate, TokenClip | SequenceClip)
+
+
+LIKELIHOOD = Objective()
