@@ -116,9 +116,17 @@ def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
     """As `train.make_batch` on one rank."""
     samples = [one for one, kept in zip(work.samples, work.accepted, strict=True) if kept]
-    normalization = normalize(samples, len(work.samples), TrainConfig().normalization)
-    device, budget = work.device.torch_device, work.microbatch_tokens
-    batches, _ = pack(samples, normalization, budget=budget, dp_rank=0, dp_size=1, device=device)
+    lengths = [len(sample.response_ids) for sample in samples]
+    normalization = normalize(lengths, len(work.samples), TrainConfig().normalization)
+    batches, _ = pack(
+        [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples],
+        normalization.token_weights,
+        lambda numbers_of: dict(enumerate(samples)),
+        budget=work.microbatch_tokens,
+        dp_rank=0,
+        dp_size=1,
+        device=work.device.torch_device,
+    )
     return batches, normalization.factor
 
 

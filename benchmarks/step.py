@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.methods.batch import in_problem_order
 from megatron_opsft.methods.selection import select
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -37,8 +36,9 @@ def our_step(s: Session, problems: list[Problem], step: int) -> tuple[Stopwatch,
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
     with watch.phase("train"):
-        accepted = select(rollouts, verdicts, s.config.rollout.max_response_tokens)
-        batch = make_batch(s, in_problem_order(accepted, problems))
+        responses = s.share_facts(rollouts, verdicts, problems)
+        accepted = select(responses, s.config.rollout.max_response_tokens)
+        batch = make_batch(s, accepted, s.fetch(accepted, rollouts, problems))
         s.trainer.step(batch.microbatches, batch.factor, s.config.optimizer.lr)
     with watch.phase("sync"):
         s.sync.push(step)

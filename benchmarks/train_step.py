@@ -133,10 +133,12 @@ def batch_of(
     device: Device,
 ) -> tuple[list[MicroBatch], float]:
     """This rank's micro-batches, and the factor of the loss."""
-    normalization = normalize(accepted, args.samples, "batch_max")
+    lengths = [len(sample.response_ids) for sample in accepted]
+    normalization = normalize(lengths, args.samples, "batch_max")
     batches, _ = pack(
-        accepted,
-        normalization,
+        [len(sample.prompt_ids) + len(sample.response_ids) for sample in accepted],
+        normalization.token_weights,
+        lambda numbers_of: dict(enumerate(accepted)),
         budget=args.tokens,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,

@@ -64,6 +64,31 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFacts:
+    """What every rank knows of every response of a step: all but its tokens and its text.
+
+    place: of its problem in the step; rank, index: which rank holds it, and where in that rank's
+    list. num_response_tokens counts the end token. finished: by its own end token.
+    unclosed_think: finished, but the thinking that was begun never ends.
+    """
+
+    place: int
+    sample_index: int
+    num_prompt_tokens: int
+    num_response_tokens: int
+    outcome: Outcome
+    finished: bool
+    unclosed_think: bool
+    rank: int
+    index: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response."""
+        return self.num_prompt_tokens + self.num_response_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One accepted response: what the update trains on."""
 

@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
     ProblemSet,
@@ -35,11 +37,11 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.records import Problem, Sample
+from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine
-from megatron_opsft.rollout.probes import NUM_PROBES, pick_probes
+from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import (
     Device,
@@ -50,6 +52,7 @@ from megatron_opsft.runtime.device import (
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.distributed import (
     Layout,
+    gather_from_all,
     start_distributed,
     start_watchdog,
     stop_distributed,
@@ -86,11 +89,45 @@ class Session:
         """The problems of a step, the same on every rank."""
         return [self.problems.problems[index] for index in self.order.indices(step - 1)]
 
-    def probes(self, step: int, samples: Sequence[Sample] = ()) -> list[Sample]:
-        """What the push after `step` updates is proved on: some of its accepted responses."""
-        texts = [problem.text for problem in self.problems_of(max(step, 1))]
-        prompts = [self.sampler.encoder.encode(text) for text in texts[:NUM_PROBES]]
-        return pick_probes(samples, prompts, max_engine_tokens(self.config))
+    def share_facts(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], problems: Sequence[Problem]
+    ) -> list[ResponseFacts]:
+        """Facts of all ranks' responses, the same on every rank. Collective over the world."""
+        opened = self.sampler.encoder.opens_think
+        return share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
+
+    def fetch(
+        self,
+        responses: Sequence[ResponseFacts],
+        rollouts: Sequence[Rollout],
+        problems: Sequence[Problem],
+    ) -> Fetch:
+        """How this rank gets the tokens of those `responses` that it packs; rollouts: its own."""
+        device = self.device.torch_device
+        return fetch_from_ranks(responses, rollouts, problems, self.layout, device)
+
+    def probes(
+        self,
+        step: int,
+        accepted: Sequence[ResponseFacts] = (),
+        rollouts: Sequence[Rollout] = (),
+    ) -> list[Sample]:
+        """What the push after `step` updates is proved on: some of its accepted responses, or its
+        prompts where there is none. The same on every rank; collective over the world.
+        """
+        room = max_engine_tokens(self.config)
+        if chosen := pick_probes(accepted):
+            held = [
+                (response.place, shorten(to_sample(rollouts[response.index]), room))
+                for response in chosen
+                if response.rank == self.layout.rank
+            ]
+            samples = [sample for _, sample in sorted(gather_from_all(held), key=itemgetter(0))]
+        else:
+            texts = [problem.text for problem in self.problems_of(max(step, 1))[:NUM_PROBES]]
+            encode = self.sampler.encoder.encode
+            samples = [shorten(as_response(encode(text)), room) for text in texts]
+        return [sample for sample in samples if sample.response_ids]
 
     @property
     def num_rollouts(self) -> int:

@@ -6,20 +6,21 @@ called functions.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.methods.batch import in_problem_order
 from megatron_opsft.methods.normalization import MODES, normalize
 from megatron_opsft.methods.selection import select
 from megatron_opsft.model.optimizer import learning_rate
-from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.records import MicroBatch, ResponseFacts
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
-from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
+from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -70,20 +71,20 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
         s.sampler.engine.sleep()
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
+        responses = s.share_facts(rollouts, verdicts, problems)
+    recorder.begin_rollouts(step, rollouts, verdicts, responses)
     with watch.phase("train"):
-        accepted = select(rollouts, verdicts, s.config.rollout.max_response_tokens)
-        samples = in_problem_order(gather_from_all(accepted), problems)
+        accepted = select(responses, s.config.rollout.max_response_tokens)
         lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
-        batch = make_batch(s, samples)
+        batch = make_batch(s, accepted, s.fetch(accepted, rollouts, problems))
         try:
             result = s.trainer.step(batch.microbatches, batch.factor, lr)
         except NonFiniteError:
-            recorder.save_failed_batch(step, samples)
+            recorder.save_failed_batch(step, accepted, rollouts)
             raise
     with watch.phase("sync"):
-        pushed = s.sync.push(step, s.probes(step, samples))
-    pairs = list(zip(rollouts, verdicts, strict=True))
-    recorder.record(step, pairs, samples, batch.packing, result, pushed, watch)
+        pushed = s.sync.push(step, s.probes(step, accepted, rollouts))
+    recorder.record(step, responses, accepted, batch.packing, result, pushed, watch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +96,19 @@ class Batch:
     packing: PackingReport
 
 
-def make_batch(s: Session, samples: list[Sample]) -> Batch:
-    """Every rank calls it with all accepted samples; no micro-batch if there is none."""
-    if not samples:
+def make_batch(s: Session, accepted: Sequence[ResponseFacts], fetch: Fetch) -> Batch:
+    """Every rank calls it with all accepted responses; no micro-batch if there is none."""
+    if not accepted:
         return Batch(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
-    normalization = normalize(samples, s.num_rollouts, MODES[s.config.method.aggregation])
+    normalization = normalize(
+        [response.num_response_tokens for response in accepted],
+        s.num_rollouts,
+        MODES[s.config.method.aggregation],
+    )
     microbatches, packing = pack(
-        samples,
-        normalization,
+        [response.num_tokens for response in accepted],
+        normalization.token_weights,
+        fetch,
         budget=s.config.train.max_tokens_per_microbatch,
         dp_rank=s.layout.dp_rank,
         dp_size=s.layout.dp_size,

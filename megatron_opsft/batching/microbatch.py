@@ -1,12 +1,13 @@
 """The tensors of a micro-batch: whole samples, packed one behind the other (THD)."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
+from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.packing import PackingReport, describe_plan, plan_packing
-from megatron_opsft.methods.normalization import Normalization
 from megatron_opsft.records import MicroBatch, Sample
 
 
@@ -67,8 +68,9 @@ def _by_token(values: Sequence[float], lengths: Sequence[int], device: torch.dev
 
 
 def pack(
-    samples: Sequence[Sample],
-    normalization: Normalization,
+    lengths: Sequence[int],
+    token_weights: Sequence[float],
+    fetch: Fetch,
     *,
     budget: int,
     dp_rank: int,
@@ -80,19 +82,19 @@ def pack(
 ) -> tuple[list[MicroBatch], PackingReport]:
     """This rank's micro-batches of the global batch, and how well all ranks' are packed.
 
-    Every rank calls it with the same samples. multiple, quadratic_at: see `plan_packing`; align:
-    tokens of a micro-batch are filled up to a multiple of it.
+    Every rank calls it with the same lengths (tokens of prompt and response) and weights of all
+    samples; `fetch` gets the tokens of those that this rank packs. multiple, quadratic_at: see
+    `plan_packing`; align: tokens of a micro-batch are filled up to a multiple of it.
     """
-    lengths = [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples]
     plan = plan_packing(
         lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
     )
     report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
-    weights = normalization.token_weights
+    samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = [
         build_microbatch(
             [samples[i] for i in sorted(indices)],
-            [weights[i] for i in sorted(indices)],
+            [token_weights[i] for i in sorted(indices)],
             align=align,
             device=device,
         )

@@ -18,28 +18,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron_opsft.records import Sample
-
 Mode = Literal["batch_max", "response", "token_mean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normalization:
-    """token_weights[i]: the weight of every response token of samples[i]; factor: of the whole
-    sum.
-    """
+    """token_weights[i]: the weight of every token of response i; factor: of the whole sum."""
 
     token_weights: tuple[float, ...]
     factor: float
 
 
-def normalize(samples: Sequence[Sample], num_rollouts: int, mode: Mode) -> Normalization:
-    """samples: every accepted response of the global batch; num_rollouts: B * G, all sampled ones.
+def normalize(lengths: Sequence[int], num_rollouts: int, mode: Mode) -> Normalization:
+    """lengths: response tokens of every accepted response of the global batch; num_rollouts: B * G,
+    all sampled ones.
 
-    Pure, so every rank that holds the same samples gets the same numbers. With no sample the
+    Pure, so every rank that knows the same lengths gets the same numbers. With no response the
     factor is 0.
     """
-    lengths = [len(sample.response_ids) for sample in samples]
     ones = (1.0,) * len(lengths)
     if not lengths:
         return Normalization(token_weights=(), factor=0.0)

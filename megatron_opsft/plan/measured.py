@@ -16,7 +16,7 @@ from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.step_names import step_name
+from megatron_opsft.runtime.step_names import rollout_files
 
 # Of a plan -> of metrics.jsonl.
 PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
@@ -86,10 +86,12 @@ def read_metrics(path: Path) -> tuple[Config, int, list[dict[str, Any]]]:
 def _measured_step(
     path: Path, line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float
 ) -> MeasuredStep:
-    file = path / "rollouts" / step_name(int(line["step"]), behind=".jsonl.gz")
-    if file.is_file():
+    folder = path / "rollouts"
+    saved = rollout_files(folder) if folder.is_dir() else []
+    groups = [g for step, file in saved if step == line["step"] for g in read_step(file)]
+    if groups:
         limit = job.config.rollout.max_response_tokens
-        workload = replay(read_step(file), prompt_tokens=prompt_tokens, limit=limit)
+        workload = replay(groups, prompt_tokens=prompt_tokens, limit=limit)
     else:
         workload = _from_means(line, job, prompt_tokens, sigma)
     return MeasuredStep(

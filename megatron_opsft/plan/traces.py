@@ -12,7 +12,7 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.lengths import Workload
-from megatron_opsft.runtime.step_names import in_step_order
+from megatron_opsft.runtime.step_names import rollout_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def read_trace(path: Path) -> list[Group]:
     files = [path]
     if path.is_dir():
         where = path / "rollouts" if (path / "rollouts").is_dir() else path
-        files = [file for _, file in in_step_order(where.iterdir(), behind=".jsonl.gz")]
+        files = [file for _, file in rollout_files(where)]
     if not files or not files[0].is_file():
         raise UserError(f"{path}: no rollouts/step_*.jsonl.gz there and no file of lengths")
     groups = [group for file in files for group in read_step(file)]

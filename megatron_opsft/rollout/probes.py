@@ -3,30 +3,39 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import Sample
+from megatron_opsft.records import ResponseFacts, Rollout, Sample
 
 NUM_PROBES = 4
 MAX_PROBE_TOKENS = 256  # of a response: enough to see wrong weights, little enough to cost nothing
 
 
-def pick_probes(
-    samples: Sequence[Sample], prompts: Sequence[tuple[int, ...]], max_tokens: int
-) -> list[Sample]:
-    """A few accepted responses of different problems, shortened; where none was accepted, prompts
-    read as if they were responses.
+def pick_probes(accepted: Sequence[ResponseFacts]) -> list[ResponseFacts]:
+    """A few accepted responses of different problems. Pure: every rank picks the same."""
+    return list({response.place: response for response in accepted}.values())[:NUM_PROBES]
+
+
+def to_sample(rollout: Rollout) -> Sample:
+    """The tokens of a response."""
+    return Sample(
+        problem_id=rollout.problem_id,
+        sample_index=rollout.sample_index,
+        prompt_ids=rollout.prompt_ids,
+        response_ids=rollout.response_ids,
+    )
+
+
+def as_response(prompt_ids: tuple[int, ...]) -> Sample:
+    """A prompt read as if all but its first token were a response."""
+    return Sample(
+        problem_id="", sample_index=0, prompt_ids=prompt_ids[:1], response_ids=prompt_ids[1:]
+    )
+
+
+def shorten(sample: Sample, max_tokens: int) -> Sample:
+    """The sample with as much of its response as is worth scoring; that may be nothing.
 
     max_tokens: what the engine takes for prompt and response together; it wants room for one more
-    token. Pure: every rank picks the same from the same.
+    token.
     """
-    different = list({sample.problem_id: sample for sample in samples}.values())
-    different = different or [
-        Sample(problem_id="", sample_index=0, prompt_ids=ids[:1], response_ids=ids[1:])
-        for ids in prompts
-    ]
-    probes = []
-    for sample in different[:NUM_PROBES]:
-        room = max_tokens - len(sample.prompt_ids) - 1
-        response = sample.response_ids[: min(room, MAX_PROBE_TOKENS)]
-        if response:
-            probes.append(replace(sample, response_ids=response))
-    return probes
+    room = max(0, max_tokens - len(sample.prompt_ids) - 1)
+    return replace(sample, response_ids=sample.response_ids[: min(room, MAX_PROBE_TOKENS)])

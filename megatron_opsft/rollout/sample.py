@@ -14,7 +14,7 @@ from megatron_opsft.rollout.engine import (
     make_request,
     my_share,
 )
-from megatron_opsft.runtime.distributed import Layout, gather_from_all
+from megatron_opsft.runtime.distributed import Layout, deal, gather_from_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,5 +60,14 @@ class Sampler:
         rollouts = self.engine.generate(mine, settings)
         if replica.count == self.layout.world_size:
             return rollouts
-        # Fewer engines than ranks: share out what follows, the verification.
-        return gather_from_all(rollouts)[self.layout.rank :: self.layout.world_size]
+        return self._share_out(rollouts)
+
+    def _share_out(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """Fewer engines than ranks: every rank takes part in what follows, the verification."""
+        counts = gather_from_all([len(rollouts)])
+        first, total = sum(counts[: self.layout.rank]), sum(counts)
+        items_for: dict[int, list[Rollout]] = {}
+        for number, rollout in enumerate(rollouts, start=first):
+            rank = number * self.layout.world_size // total
+            items_for.setdefault(rank, []).append(rollout)
+        return deal(items_for)

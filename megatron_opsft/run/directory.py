@@ -1,6 +1,5 @@
 """The directory of a run: created or reopened without losing anything, written atomically."""
 
-import gzip
 import json
 import shutil
 from collections.abc import Sequence
@@ -8,14 +7,17 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.entries import FAILED, FAILED_END, check_free, entries_of
-from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_bytes
-from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_name
+from megatron_opsft.runtime.step_names import (
+    PARTIAL,
+    REPLACED,
+    in_step_order,
+    rollout_files,
+    step_name,
+)
 from megatron_opsft.runtime.watchdog import CLAIM
 from megatron_opsft.storage.replacing import check_out, remove_entry
-
-_ROLLOUTS_END = ".jsonl.gz"
 
 
 class RunDir:
@@ -71,8 +73,7 @@ class RunDir:
         for path, lines in zip(files, kept, strict=True):
             if path.exists():
                 write_bytes(path, lines)
-        written = (self.path / "rollouts").iterdir()
-        for step, path in in_step_order(written, behind=_ROLLOUTS_END):
+        for step, path in rollout_files(self.path / "rollouts"):
             if step > after_step and path.is_file():
                 path.unlink()
         for before in (PARTIAL, REPLACED):
@@ -83,27 +84,6 @@ class RunDir:
     def failed_batch(self, step: int) -> Path:
         """Where the batch of a step is kept whose loss was not finite."""
         return self.path / step_name(step, FAILED, FAILED_END)
-
-    def save_rollouts(self, step: int, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
-        """rollouts/step_N.jsonl.gz: one response a line; the same responses give the same bytes."""
-        rows = (
-            {
-                "problem_id": rollout.problem_id,
-                "sample_index": rollout.sample_index,
-                "outcome": verdict.outcome.value,
-                "answer": verdict.answer,
-                "finish_reason": rollout.finish_reason.value,
-                "num_prompt_tokens": len(rollout.prompt_ids),
-                "num_tokens": len(rollout.response_ids),
-                "weight_version": rollout.weight_version,
-                "text": rollout.text,
-                "response_ids": rollout.response_ids,
-            }
-            for rollout, verdict in pairs
-        )
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path = self.path / "rollouts" / step_name(step, behind=_ROLLOUTS_END)
-        write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=1, mtime=0))
 
 
 def _is_run(manifest: Path) -> bool:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
@@ -10,11 +11,12 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
-from megatron_opsft.records import Rollout, Sample, StepResult, SyncResult, Verdict
+from megatron_opsft.records import ResponseFacts, Rollout, StepResult, SyncResult, Verdict
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
-from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main
+from megatron_opsft.run.rollout_log import RolloutLog
+from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
@@ -35,41 +37,51 @@ class RunRecorder:
         self._skipped_in_row = 0
         self._watch = Stopwatch(session.device)
         self.last_step = last_step
+        self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
         self._log: MetricsLog | None = None
         if session.layout.is_main:
             self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
 
+    def begin_rollouts(
+        self,
+        step: int,
+        rollouts: Sequence[Rollout],
+        verdicts: Sequence[Verdict],
+        responses: Sequence[ResponseFacts],
+    ) -> None:
+        """Let a step's responses be written while it goes on.
+
+        rollouts, verdicts: this rank's; responses: of all ranks, in the step's order.
+        """
+        if self._s.config.run.save_rollouts:
+            self._rollouts.begin(step, rollouts, verdicts, responses)
+
     def record(
         self,
         step: int,
-        pairs: Sequence[tuple[Rollout, Verdict]],
-        samples: Sequence[Sample],
+        responses: Sequence[ResponseFacts],
+        accepted: Sequence[ResponseFacts],
         packing: PackingReport,
         result: StepResult,
         pushed: SyncResult,
         watch: Stopwatch,
     ) -> None:
-        """One line of metrics.jsonl; `pairs` are this rank's responses.
+        """One line of metrics.jsonl, when all ranks' responses are on disk.
 
         checkpoint_seconds: what checkpoints have kept the run from going on since the line before.
         """
         self._settle_checkpoint(wait=False)
         enter_phase("record")
-        everything = gather_to_main(pairs)
+        self._rollouts.finish()
+        wait_for_all()
         if self._log is None:
             return
-        order = {problem.id: n for n, problem in enumerate(self._s.problems_of(step))}
-        everything.sort(key=lambda pair: (order[pair[0].problem_id], pair[0].sample_index))
-        if self._s.config.run.save_rollouts:
-            self._dir.save_rollouts(step, everything)
         metrics: dict[str, float | int] = {
             "step": step,
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            **describe_rollouts(
-                everything, samples, prompts_open_think=self._s.sampler.encoder.opens_think
-            ),
+            **describe_rollouts(responses, accepted),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
@@ -147,22 +159,26 @@ class RunRecorder:
         if failure and self._log is not None:
             log.warning("%s; the older checkpoints stay, and the run continues", failure)
 
-    def save_failed_batch(self, step: int, samples: Sequence[Sample]) -> None:
+    def save_failed_batch(
+        self, step: int, accepted: Sequence[ResponseFacts], rollouts: Sequence[Rollout]
+    ) -> None:
         """Keep the batch of a step whose loss was not finite, for whoever looks into it.
 
         Every rank is about to leave: the checkpoint under way is waited for.
         """
         self._settle_checkpoint(wait=True)
+        rank = self._s.layout.rank
+        held = [(n, rollouts[r.index]) for n, r in enumerate(accepted) if r.rank == rank]
+        rows = [
+            {
+                "problem_id": rollout.problem_id,
+                "sample_index": rollout.sample_index,
+                "prompt_ids": rollout.prompt_ids,
+                "response_ids": rollout.response_ids,
+            }
+            for _, rollout in sorted(gather_to_main(held), key=itemgetter(0))
+        ]
         if self._s.layout.is_main:
-            rows = [
-                {
-                    "problem_id": sample.problem_id,
-                    "sample_index": sample.sample_index,
-                    "prompt_ids": sample.prompt_ids,
-                    "response_ids": sample.response_ids,
-                }
-                for sample in samples
-            ]
             path = self._dir.failed_batch(step)
             write_json(path, {"step": step, "samples": rows})
             log.error("step %d: loss or gradient is not finite; its batch is in %s", step, path)

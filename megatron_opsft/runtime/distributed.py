@@ -5,11 +5,11 @@ import ipaddress
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
@@ -19,6 +19,12 @@ from megatron.core import parallel_state
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.diagnosis import Limits, listeners
+from megatron_opsft.runtime.exchange import (
+    all_gather_bytes,
+    from_bytes,
+    route_bytes,
+    to_bytes,
+)
 from megatron_opsft.runtime.job import join_job, leave_job
 from megatron_opsft.runtime.watchdog import Watchdog, this_process
 from megatron_opsft.runtime.world_size import check_world
@@ -49,6 +55,12 @@ class Layout:
         replica.
         """
         return self.pp_rank == self.pp_size - 1 and self.tp_rank == 0
+
+    def first_of_replica(self, dp_rank: int) -> int:
+        """The rank with tp_rank 0 and pp_rank 0 of a data-parallel replica: Megatron counts ranks
+        over tp first, then dp, then pp.
+        """
+        return dp_rank * self.tp_size
 
 
 def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
@@ -138,9 +150,8 @@ def stop_distributed() -> None:
 
 def gather_from_all(items: Sequence[T]) -> list[T]:
     """Every rank's items in rank order, on every rank. Collective over the world."""
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, list(items))
-    return [item for part in parts for item in part]
+    parts = all_gather_bytes(to_bytes(list(items)))
+    return [item for part in parts for item in from_bytes(part)]
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:
@@ -182,9 +193,22 @@ def broadcast_over(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) 
     return tensor
 
 
+def broadcast_in_replica(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
+    is overwritten. Collective over the ranks of a data-parallel replica.
+    """
+    group = parallel_state.get_model_parallel_group()
+    return tensor if group.size() == 1 else broadcast_over(tensor, 0, group)
+
+
 def any_over_world(flag: bool) -> bool:
     """Whether any rank says yes. Collective over the world."""
     return sum_over_world([float(flag)])[0] > 0
+
+
+def wait_for_all() -> None:
+    """Return when every rank has come here. Collective over the world."""
+    sum_over_world([0.0])
 
 
 def broadcast_object(value: T) -> T:
@@ -195,17 +219,17 @@ def broadcast_object(value: T) -> T:
 
 
 def gather_to_main(items: Sequence[T]) -> list[T]:
-    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world.
+    """Every rank's items in rank order on rank 0; empty elsewhere. Collective over the world."""
+    return deal({0: items})
 
-    By a binomial tree: nobody receives from more than log2(world size) ranks.
+
+def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
+    """Items for other ranks, by rank; those for this rank, by the rank they are from.
+
+    Collective over the world.
     """
-    rank, gathered = dist.get_rank(), list(items)
-    for step in (2**n for n in range((dist.get_world_size() - 1).bit_length())):
-        if rank % (2 * step):
-            dist.send_object_list([gathered], dst=rank - step)
-            return []
-        if rank + step < dist.get_world_size():
-            box: list[Any] = [None]
-            dist.recv_object_list(box, src=rank + step)
-            gathered += box[0]
-    return gathered
+    me = dist.get_rank()
+    away = {rank: to_bytes(list(items)) for rank, items in items_for.items() if rank != me}
+    parts = {rank: from_bytes(part) for rank, part in route_bytes(away).items()}
+    parts[me] = list(items_for.get(me, ()))
+    return [item for rank in sorted(parts) for item in parts[rank]]

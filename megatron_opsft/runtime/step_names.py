@@ -37,3 +37,19 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """
     there = in_step_order(directory.glob("step_*"))
     return [path for _, path in there if (path / COMPLETE).is_file()]
+
+
+def rollout_name(step: int, rank: int | None = None) -> str:
+    """The file of a step's responses; rank: that wrote it, where there are files of several."""
+    return step_name(step, behind=f"{'' if rank is None else f'_rank_{rank:04d}'}.jsonl.gz")
+
+
+def rollout_files(directory: Path) -> list[tuple[int, Path]]:
+    """(step, path) of the files with responses, by step and rank; others are left out."""
+    found = []
+    for path in directory.iterdir():
+        if match := re.fullmatch("step_([0-9]{6,})(?:_rank_([0-9]{4,}))?[.]jsonl[.]gz", path.name):
+            step, rank = int(match[1]), int(match[2]) if match[2] else None
+            if path.name == rollout_name(step, rank):
+                found.append((step, rank or 0, path))
+    return [(step, path) for step, _, path in sorted(found)]

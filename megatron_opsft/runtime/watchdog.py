@@ -4,8 +4,8 @@ Every rank has a thread that tells rank 0 what it does and hears from rank 0: th
 directly, those of another node through that node's first rank. A rank that dies closes its
 connection; one that is stopped falls silent; one that is stuck stays in a phase for too long. Rank
 0 makes the diagnosis, says it, and tells all to end. When the rank that hears others is not heard
-itself, they say so. What a process says last is said through `report_failure`, so that of many errors
-that come from one only that one is shown.
+itself, they say so. What a process says last is said through `report_failure`, so that of many
+errors that come from one only that one is shown.
 
 Imports no torch: the command line asks it for its last words before anything is loaded.
 """

@@ -13,17 +13,26 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 from tiny_models import SHAPES, samples, weights
 
+from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
-from megatron_opsft.methods.batch import in_problem_order
 from megatron_opsft.methods.normalization import Mode, normalize
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer, packed_params
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
-from megatron_opsft.records import MicroBatch, Problem, Sample, StepResult
+from megatron_opsft.records import (
+    FinishReason,
+    MicroBatch,
+    Outcome,
+    Problem,
+    Rollout,
+    Sample,
+    StepResult,
+    Verdict,
+)
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 from megatron_opsft.sync.export import BUCKET_BYTES, Exporter
@@ -131,17 +140,33 @@ def sampled_here(case: Case, layout: Layout, accepted: list[Sample]) -> list[Sam
     return [s for s, rank in zip(accepted, owner, strict=True) if rank == layout.rank]
 
 
+def _finished(sample: Sample) -> Rollout:
+    return Rollout(
+        problem_id=sample.problem_id,
+        sample_index=sample.sample_index,
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        text="",
+        finish_reason=FinishReason.STOP,
+        weight_version=0,
+    )
+
+
 def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBatch], float]:
     """Exchange, order, normalize, pack: the steps of the training loop."""
     mine = sampled_here(case, layout, samples(case.num_samples, seed=seed))
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
-    accepted = in_problem_order(gather_from_all(mine), problems)
+    rollouts = [_finished(sample) for sample in mine]
+    correct = [Verdict(outcome=Outcome.CORRECT)] * len(mine)
+    accepted = share_facts(rollouts, correct, problems)
     if not accepted:
         return [], 0.0
-    normalization = normalize(accepted, NUM_ROLLOUTS, case.mode)
+    lengths = [response.num_response_tokens for response in accepted]
+    normalization = normalize(lengths, NUM_ROLLOUTS, case.mode)
     batches, _ = pack(
-        accepted,
-        normalization,
+        [response.num_tokens for response in accepted],
+        normalization.token_weights,
+        fetch_from_ranks(accepted, rollouts, problems, layout, case.device.torch_device),
         budget=case.budget,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,

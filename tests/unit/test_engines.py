@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked_cli import ForkedCli
+from responses import facts
 from tiny_models import SHAPES
 
 from megatron_opsft.config import Config
@@ -16,7 +17,13 @@ from megatron_opsft.records import FinishReason, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
 from megatron_opsft.rollout.engine import make_request
 from megatron_opsft.rollout.open_engine import check_engine
-from megatron_opsft.rollout.probes import MAX_PROBE_TOKENS, NUM_PROBES, pick_probes
+from megatron_opsft.rollout.probes import (
+    MAX_PROBE_TOKENS,
+    NUM_PROBES,
+    as_response,
+    pick_probes,
+    shorten,
+)
 from megatron_opsft.rollout.responses import make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.storage.model_paths import resolve_model
@@ -87,20 +94,23 @@ def sample(problem: str, num_prompt: int, num_response: int) -> Sample:
     )
 
 
-def test_probes_are_few_short_and_of_different_problems() -> None:
-    accepted = [sample(f"p{n // 2}", 10, 1000) for n in range(20)]
-    probes = pick_probes(accepted, [], max_tokens=2000)
-    assert [p.problem_id for p in probes] == [f"p{n}" for n in range(NUM_PROBES)]
-    assert {len(p.response_ids) for p in probes} == {MAX_PROBE_TOKENS}
-    # The engine wants room for one token more.
-    (probe,) = pick_probes([sample("p", 10, 50)], [], max_tokens=60)
-    assert len(probe.prompt_ids) + len(probe.response_ids) == 59
+def test_probes_are_of_different_problems_and_few() -> None:
+    accepted = [facts(place=n // 2, sample_index=n % 2) for n in range(20)]
+    probes = pick_probes(accepted)
+    assert [(p.place, p.sample_index) for p in probes] == [(n, 1) for n in range(NUM_PROBES)]
+    assert pick_probes([]) == []
 
 
-def test_without_accepted_responses_prompts_are_probes() -> None:
-    (probe,) = pick_probes([], [(5, 6, 7)], max_tokens=100)
+def test_probes_are_short_and_leave_the_engine_room_for_a_token() -> None:
+    assert len(shorten(sample("p", 10, 1000), max_tokens=2000).response_ids) == MAX_PROBE_TOKENS
+    assert len(shorten(sample("p", 10, 50), max_tokens=60).response_ids) == 49
+    assert shorten(sample("p", 10, 50), max_tokens=5).response_ids == ()
+
+
+def test_a_prompt_can_be_read_as_a_response() -> None:
+    probe = as_response((5, 6, 7))
     assert (probe.prompt_ids, probe.response_ids) == ((5,), (6, 7))
-    assert pick_probes([], [(5,)], max_tokens=100) == []
+    assert as_response((5,)).response_ids == ()
 
 
 class Words:

@@ -15,7 +15,6 @@ from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import Group, Response
 from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.normalization import MODES, normalize
-from megatron_opsft.records import Outcome, Sample
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
 LIMIT = 3500
@@ -128,10 +127,7 @@ def test_on_policy_sft_has_the_numbers_of_its_normalization(
         "on_policy_sft", *(group(n, correct, limit=30) for n in lengths), aggregation=aggregation
     )
     kept = [n for g in lengths for n, c in zip(g, correct, strict=True) if c and n <= 30]
-    samples = [
-        Sample(problem_id="", sample_index=0, prompt_ids=(), response_ids=(0,) * n) for n in kept
-    ]
-    expected = normalize(samples, 8, MODES[aggregation])
+    expected = normalize(kept, 8, MODES[aggregation])
     trained = [i for i, is_trained in enumerate(weights.trained) if is_trained]
     assert tuple(weights.token_weights[i] for i in trained) == expected.token_weights
     assert {weights.advantages[i] for i in trained} <= {1.0}

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from megatron_opsft.batching.microbatch import build_microbatch, pack
-from megatron_opsft.methods.normalization import Normalization
 from megatron_opsft.records import Sample
 
 CPU = torch.device("cpu")
@@ -47,12 +46,19 @@ def test_empty_microbatch_has_no_weight_and_some_tokens() -> None:
 
 def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
     samples = [sample((1, 2, 3), tuple(range(n)), n) for n in range(1, 20)]
-    normalization = Normalization(token_weights=tuple(float(n) for n in range(1, 20)), factor=1.0)
+    lengths = [3 + n for n in range(1, 20)]
+    weights = [float(n) for n in range(1, 20)]
     for dp_size in (1, 2, 5):
         total = 0.0
         for dp_rank in range(dp_size):
             batches, _ = pack(
-                samples, normalization, budget=40, dp_rank=dp_rank, dp_size=dp_size, device=CPU
+                lengths,
+                weights,
+                lambda numbers_of: dict(enumerate(samples)),
+                budget=40,
+                dp_rank=dp_rank,
+                dp_size=dp_size,
+                device=CPU,
             )
             total += sum(float(batch.weights_R.sum()) for batch in batches)
         assert total == sum(n * n for n in range(1, 20))

@@ -3,16 +3,9 @@
 import pytest
 
 from megatron_opsft.methods.normalization import Mode, normalize
-from megatron_opsft.records import Sample
 
 LOSSES = {3: 2.0, 5: 0.5}  # length -> the loss of each token of that response
 NUM_ROLLOUTS = 8
-
-
-def sample(length: int) -> Sample:
-    return Sample(
-        problem_id="a", sample_index=length, prompt_ids=(1,), response_ids=tuple(range(length))
-    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +17,7 @@ def sample(length: int) -> Sample:
     ],
 )
 def test_loss_of_two_responses_by_hand(mode: Mode, expected: float) -> None:
-    normalization = normalize([sample(3), sample(5)], NUM_ROLLOUTS, mode)
+    normalization = normalize([3, 5], NUM_ROLLOUTS, mode)
     sums = [
         weight * length * LOSSES[length]
         for weight, length in zip(normalization.token_weights, LOSSES, strict=True)
@@ -33,7 +26,7 @@ def test_loss_of_two_responses_by_hand(mode: Mode, expected: float) -> None:
 
 
 def test_paper_factor_counts_rejected_responses_too() -> None:
-    assert normalize([sample(5)], 64 * 8, "batch_max").factor == 1 / (64 * 8 * 5)
+    assert normalize([5], 64 * 8, "batch_max").factor == 1 / (64 * 8 * 5)
 
 
 @pytest.mark.parametrize("mode", ["batch_max", "response", "token_mean"])
@@ -43,5 +36,5 @@ def test_nothing_accepted_has_factor_zero(mode: Mode) -> None:
 
 @pytest.mark.parametrize("mode", ["batch_max", "token_mean"])
 def test_every_token_weighs_the_same_but_for_response(mode: Mode) -> None:
-    assert normalize([sample(3), sample(5)], 8, mode).token_weights == (1.0, 1.0)
-    assert normalize([sample(3), sample(5)], 8, "response").token_weights == (1 / 3, 1 / 5)
+    assert normalize([3, 5], 8, mode).token_weights == (1.0, 1.0)
+    assert normalize([3, 5], 8, "response").token_weights == (1 / 3, 1 / 5)

@@ -9,7 +9,9 @@ import pytest
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
 from megatron_opsft.run.directory import RunDir
+from megatron_opsft.run.rollout_log import write_rollouts
 from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.runtime.step_names import rollout_files, rollout_name
 
 
 def _finished_run(path: Path) -> RunDir:
@@ -18,8 +20,12 @@ def _finished_run(path: Path) -> RunDir:
     write_json(path / "manifest.json", {"versions": {}})
     (path / "config.yaml").write_text("run: {}\n")
     (path / "metrics.jsonl").write_text('{"step": 1}\n')
-    run.save_rollouts(1, [_pair(0)])
+    _save(path, 1)
     return run
+
+
+def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
+    write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_pair(0)])
 
 
 def _pair(index: int) -> tuple[Rollout, Verdict]:
@@ -123,13 +129,14 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     evals = ['{"step": 0, "eval_accuracy": 0.5}\n', '{"step": 4, "eval_accuracy": 0.6}\n']
     (tmp_path / "evals.jsonl").write_text("".join(evals))
     for step in range(1, 6):
-        run.save_rollouts(step, [_pair(0)])
+        _save(tmp_path, step)
+        _save(tmp_path, step, rank=3)
     (tmp_path / "checkpoints" / ".partial_000004").mkdir()
     run.truncate(after_step=3)
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:3])
     assert (tmp_path / "evals.jsonl").read_text() == evals[0]
     names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
-    assert names == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
+    assert names == [f"step_00000{n}{r}.jsonl.gz" for n in (1, 2, 3) for r in ("", "_rank_0003")]
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -154,7 +161,7 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
     for path in kept[-2:]:
         path.touch()
     for step in (1, 2, 1_000_000):
-        run.save_rollouts(step, [_pair(0)])
+        _save(tmp_path, step)
     (tmp_path / "checkpoints" / ".partial_replaced_000002").mkdir()
     run.truncate(after_step=1)
     left = {
@@ -208,12 +215,11 @@ def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
 
 
 def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
     pairs = [_pair(index) for index in range(3)]
-    path = tmp_path / "rollouts" / "step_000002.jsonl.gz"
-    run.save_rollouts(2, pairs)
+    path = tmp_path / "step_000002.jsonl.gz"
+    write_rollouts(path, pairs)
     first = path.read_bytes()
-    run.save_rollouts(2, pairs)
+    write_rollouts(path, pairs)
     assert path.read_bytes() == first
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
     rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]
@@ -230,3 +236,12 @@ def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
         "text": "2 + 2 = \\boxed{4} ✓",
         "response_ids": [3, 4, 5],
     }
+
+
+def test_rollout_files_are_in_the_order_of_steps_and_ranks(tmp_path: Path) -> None:
+    written = [(2, 12), (1, 10_000), (1, 9_999), (1_000_000, None)]
+    for step, rank in written:
+        (tmp_path / rollout_name(step, rank)).touch()
+    (tmp_path / "step_000001_rank_003.jsonl.gz").touch()  # no rank of a run is named so
+    expected = [(1, 9_999), (1, 10_000), (2, 12), (1_000_000, None)]
+    assert rollout_files(tmp_path) == [(s, tmp_path / rollout_name(s, r)) for s, r in expected]

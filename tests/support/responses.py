@@ -1,0 +1,22 @@
+"""Facts of responses, as the ranks tell each other."""
+
+from dataclasses import replace
+
+from megatron_opsft.records import Outcome, ResponseFacts
+
+_CORRECT = ResponseFacts(
+    place=0,
+    sample_index=0,
+    num_prompt_tokens=2,
+    num_response_tokens=5,
+    outcome=Outcome.CORRECT,
+    finished=True,
+    unclosed_think=False,
+    rank=0,
+    index=0,
+)
+
+
+def facts(**changes: object) -> ResponseFacts:
+    """Of a correct, finished response of five tokens, but for `changes`."""
+    return replace(_CORRECT, **changes)
