@@ -15,6 +15,7 @@ from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import Group, Response
 from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.normalization import MODES, normalize
+from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
 LIMIT = 3500
