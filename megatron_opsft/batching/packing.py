@@ -5,23 +5,25 @@ Pure and deterministic: every rank computes the whole plan and builds its own pa
 between the costliest and the cheapest rank (and bin of a rank).
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import chain, combinations, islice, product
 
-Bin = list[int]
+import numpy as np
+
+from megatron_opsft.batching.bins import Bin, longest_first, pack_bins
+from megatron_opsft.batching.leveling import Sizes, level
 
 _RANK_TOLERANCE = 0.005  # (max - min) / mean of the ranks' cost at which the search ends
 _BIN_TOLERANCE = 0.05  # the same for the bins of a rank
 _GOOD_IMBALANCE = 0.02  # of the ranks: then the bins spread by cost are taken, not the packed ones
-# Bounds on the search; lower ones cost fill or balance, higher ones only time.
-_MAX_CANDIDATES = 64  # sequences of which `_fill_bins` makes one bin full
-_MAX_OFFERS = 40  # sets of at most two sequences which a bin offers in an exchange
-_MAX_BINS_SEARCHED = 32  # of a rank; with more, exchanging whole bins is enough
-_MAX_PLANNED = 1024  # sequences that are planned together; beyond, blocks of ranks apart
-_MAX_PARTNERS = 16  # which the costliest (cheapest) rank or bin of a rank tries
+# What is planned together; beyond, blocks of ranks apart: the search takes more than linear time.
+_MAX_PLANNED = 1024  # sequences
+_MAX_RANKS = 64
+_MIN_RANKS = 8  # smaller blocks are worse to balance
+# Which the costliest (cheapest) rank or bin of a rank tries.
+_MAX_PARTNERS = 16
+_FEW_PARTNERS = 4  # bins of a rank, where there are many parts to plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,30 +38,6 @@ class PackingReport:
 NOTHING_PACKED = PackingReport(fill=0.0, imbalance=0.0, num_bins=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
-    """Tokens and cost of each sequence, and the tokens which a bin may hold."""
-
-    tokens: Sequence[int]
-    cost: Sequence[float]
-    budget: int
-
-    def load(self, bins: Sequence[Bin]) -> float:
-        return sum(self.cost[i] for indices in bins for i in indices)
-
-    def room(self, indices: Bin) -> int:
-        """Negative for a lone longer sequence: nothing is added to it or exchanged for it."""
-        return self.budget - sum(self.tokens[i] for i in indices)
-
-    def offers(self, indices: Bin) -> list[tuple[float, int, Bin]]:
-        """(cost, tokens, indices) of what may leave the bin: nothing, one or two sequences."""
-        sets = chain.from_iterable(combinations(indices, size) for size in range(3))
-        return [
-            (self.load([some]), self.budget - self.room(some), some)
-            for some in map(list, islice(sets, _MAX_OFFERS))
-        ]
-
-
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
     """Relative compute of one sequence: linear part plus attention's square.
 
@@ -68,77 +46,23 @@ def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
     return num_tokens * (1.0 + num_tokens / quadratic_at)
 
 
-def _longest_first(lengths: Sequence[int]) -> list[int]:
-    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-
-
-def _first_fit(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """First-fit-decreasing: at most 11/9 of the least number of bins, plus one."""
-    bins: list[Bin] = []
-    room: list[int] = []
-    for index in _longest_first(lengths):
-        for number, free in enumerate(room):
-            if lengths[index] <= free:
-                bins[number].append(index)
-                room[number] -= lengths[index]
-                break
-        else:
-            bins.append([index])
-            room.append(budget - lengths[index])
-    return bins
-
-
-def _fill_bins(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """One bin after the other: the longest sequence left, then the set which fills the rest best.
-
-    Bit s of a number in `sums` says whether the candidates so far have a subset of s tokens (subset
-    sum). The candidates are evenly spread over the lengths, so the short ones last to the end.
-    """
-    bins: list[Bin] = []
-    rest = _longest_first(lengths)
-    while rest:
-        first = rest.pop(0)
-        room = max(0, budget - lengths[first])
-        candidates = rest[:: max(1, len(rest) // _MAX_CANDIDATES)]
-        sums = [1]
-        for index in candidates:
-            sums.append((sums[-1] | sums[-1] << lengths[index]) & ((2 << room) - 1))
-        wanted = sums.pop().bit_length() - 1
-        taken: set[int] = set()
-        for index, without in zip(reversed(candidates), reversed(sums), strict=True):
-            if not without >> wanted & 1:
-                taken.add(index)
-                wanted -= lengths[index]
-        bins.append([first, *(i for i in candidates if i in taken)])
-        rest = [i for i in rest if i not in taken]
-    return bins
-
-
-def pack_bins(lengths: Sequence[int], budget: int) -> list[Bin]:
-    """Indices of `lengths` in few bins of at most `budget` tokens, never more than first-fit's.
-
-    A sequence longer than the budget gets a bin of its own.
-    """
-    return min(_fill_bins(lengths, budget), _first_fit(lengths, budget), key=len)
-
-
-def _spread(sizes: _Sizes, num_bins: int) -> list[Bin] | None:
+def _spread(sizes: Sizes, num_bins: int) -> list[Bin] | None:
     """Longest-first into the cheapest of `num_bins` bins with room; None when none has room."""
     bins: list[Bin] = [[] for _ in range(num_bins)]
-    load = [0.0] * num_bins
-    room = [sizes.budget] * num_bins
-    for index in _longest_first(sizes.tokens):
-        fits = [b for b in range(num_bins) if sizes.tokens[index] <= room[b] or not bins[b]]
-        if not fits:
+    load = np.zeros(num_bins)
+    room = np.full(num_bins, np.iinfo(np.int64).max)  # an empty bin takes any sequence
+    for index in longest_first(sizes.tokens):
+        length = sizes.tokens[index]
+        number = int(np.where(room >= length, load, np.inf).argmin())
+        if room[number] < length:
             return None
-        number = min(fits, key=load.__getitem__)
+        room[number] = (room[number] if bins[number] else sizes.budget) - length
         bins[number].append(index)
         load[number] += sizes.cost[index]
-        room[number] -= sizes.tokens[index]
     return bins
 
 
-def _deal(bins: list[Bin], dp_size: int, sizes: _Sizes) -> list[list[Bin]]:
+def _deal(bins: list[Bin], dp_size: int, sizes: Sizes) -> list[list[Bin]]:
     """Costliest bin first to the rank of the least cost which has not its share of bins yet."""
     ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
     open_ranks = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
@@ -150,73 +74,7 @@ def _deal(bins: list[Bin], dp_size: int, sizes: _Sizes) -> list[list[Bin]]:
     return ranks
 
 
-def _exchange_bins(heavy: list[Bin], light: list[Bin], wanted: float, sizes: _Sizes) -> bool:
-    """Exchange the two whole bins whose costs differ by nearly `wanted`, if there are such."""
-    light_costs = sorted((sizes.load([indices]), b) for b, indices in enumerate(light))
-    pairs = []
-    for a, indices in enumerate(heavy):
-        cost = sizes.load([indices])
-        at = bisect_left(light_costs, (cost - wanted, 0))
-        pairs += [(abs(cost - c - wanted), a, b) for c, b in light_costs[max(0, at - 1) : at + 1]]
-    error, a, b = min(pairs)
-    if error > 0.5 * wanted:
-        return False
-    heavy[a], light[b] = light[b], heavy[a]
-    return True
-
-
-def _exchange_sequences(heavy: list[Bin], light: list[Bin], wanted: float, sizes: _Sizes) -> bool:
-    """Exchange up to two sequences of a bin for up to two of another, as far as both have room.
-
-    The first two bins where what goes out and back can differ by nearly `wanted`, else the best.
-    """
-    error, found = 0.9 * wanted, None
-    sides = (
-        [(b, sizes.room(b), sizes.offers(b)) for b in bins[:_MAX_BINS_SEARCHED]]
-        for bins in (heavy, light)
-    )
-    for (one, one_room, outs), (other, other_room, backs) in product(*sides):
-        for out_cost, out_tokens, out in outs:
-            least, most, goal = out_tokens - other_room, out_tokens + one_room, out_cost - wanted
-            for back_cost, back_tokens, back in backs:
-                if least <= back_tokens <= most and abs(back_cost - goal) < error:
-                    error, found = abs(back_cost - goal), (one, other, out, back)
-        if error < 0.25 * wanted:
-            break
-    if found is None:
-        return False
-    one, other, out, back = found
-    one[:] = [i for i in one if i not in out] + back
-    other[:] = [i for i in other if i not in back] + out
-    return True
-
-
-def _level(groups: list[list[Bin]], tolerance: float, sizes: _Sizes) -> None:
-    """Exchange bins and sequences until the groups' costs differ by `tolerance` of their mean, or
-    neither the costliest nor the cheapest group finds a partner.
-    """
-    load = [sizes.load(group) for group in groups]
-
-    def narrow(heavy: int, light: int) -> bool:
-        gap = load[heavy] - load[light]
-        both = groups[heavy], groups[light]
-        if gap <= tolerance * sum(load) / len(load) or not (
-            _exchange_bins(*both, gap / 2, sizes) or _exchange_sequences(*both, gap / 2, sizes)
-        ):
-            return False
-        load[heavy], load[light] = sizes.load(groups[heavy]), sizes.load(groups[light])
-        return True
-
-    for _ in range(8 * len(groups)):
-        order = sorted(range(len(groups)), key=load.__getitem__)
-        cheapest, costliest = order[0], order[-1]
-        if not any(narrow(costliest, light) for light in order[:_MAX_PARTNERS]) and not any(
-            narrow(heavy, cheapest) for heavy in order[: -_MAX_PARTNERS - 1 : -1]
-        ):
-            return
-
-
-def _imbalance(groups: Sequence[Sequence[Bin]], sizes: _Sizes) -> float:
+def _imbalance(groups: Sequence[Sequence[Bin]], sizes: Sizes) -> float:
     load = [sizes.load(group) for group in groups]
     return (max(load) - min(load)) * len(load) / sum(load) if any(load) else 0.0
 
@@ -235,45 +93,79 @@ def plan_packing(
     size); a bin may be empty, which becomes a filler micro-batch. Ranks, and the bins of a rank,
     are balanced by `sequence_cost`; each rank has its costliest bin first, so that expert-parallel
     ranks, which wait for each other in every micro-batch, work on alike ones. Of very many
-    sequences blocks of ranks get equal parts, and each block is planned for itself.
+    sequences or ranks, blocks of ranks get equal parts, and each part is planned for itself; a
+    block of one rank may have several parts.
     """
+    if len(lengths) <= dp_size and dp_size > _MAX_RANKS:
+        return _one_each(lengths, dp_size, multiple)
     num_blocks = _num_blocks(len(lengths), dp_size)
-    # In turn, there and back, so that all blocks get as good as the same.
-    dealt: list[list[int]] = [[] for _ in range(num_blocks)]
-    for place, index in enumerate(_longest_first(lengths)):
-        lap, column = divmod(place, num_blocks)
-        dealt[column if lap % 2 == 0 else num_blocks - 1 - column].append(index)
-    packed = [pack_bins([lengths[i] for i in block], budget) for block in dealt]
     block_ranks = dp_size // num_blocks
-    rank_bins = -(-max(map(len, packed)) // (block_ranks * multiple)) * multiple
-    ranks: list[list[Bin]] = []
-    for block, bins in zip(dealt, packed, strict=True):
-        tokens = [lengths[i] for i in block]
+    block_parts = max(1, -(-len(lengths) // (num_blocks * _MAX_PLANNED)))
+    parts = _split(lengths, num_blocks * block_parts)
+    packed = [pack_bins([lengths[i] for i in part], budget) for part in parts]
+    needed = [-(-len(bins) // block_ranks) for bins in packed]
+    rank_bins = max(sum(needed[block::num_blocks]) for block in range(num_blocks))
+    rank_bins = -(-rank_bins // multiple) * multiple
+    bin_partners = _MAX_PARTNERS if len(parts) == 1 else _FEW_PARTNERS
+    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
+    for number, (part, bins) in enumerate(zip(parts, packed, strict=True)):
+        tokens = [lengths[i] for i in part]
         cost = [sequence_cost(length, quadratic_at) for length in tokens]
-        sizes = _Sizes(tokens=tokens, cost=cost, budget=budget)
-        planned = _plan_ranks(sizes, bins, block_ranks, rank_bins)
-        ranks += [[[block[i] for i in indices] for indices in mine] for mine in planned]
+        sizes = Sizes(tokens, cost, budget)
+        part_bins = rank_bins if block_parts == 1 else needed[number]
+        planned = _plan_ranks(sizes, bins, block_ranks, part_bins, bin_partners)
+        for rank, mine in enumerate(planned, start=number % num_blocks * block_ranks):
+            ranks[rank] += [[part[i] for i in indices] for indices in mine]
+    cost = [sequence_cost(length, quadratic_at) for length in lengths]
+    for mine in ranks:
+        mine += [[] for _ in range(rank_bins - len(mine))]
+        mine.sort(key=lambda indices: -sum(cost[i] for i in indices))
+    return ranks
+
+
+def _one_each(lengths: Sequence[int], dp_size: int, multiple: int) -> list[list[Bin]]:
+    """At most one sequence for each rank, the longest first: nothing is more balanced."""
+    num_bins = multiple if lengths else 0
+    ranks: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
+    for mine, index in zip(ranks, longest_first(lengths), strict=False):
+        mine[0].append(index)
     return ranks
 
 
 def _num_blocks(num_sequences: int, dp_size: int) -> int:
-    """Groups of ranks whose parts are planned apart: the search takes more than linear time."""
-    divisors = (d for d in range(1, dp_size + 1) if dp_size % d == 0)
-    return next(d for d in divisors if num_sequences <= d * _MAX_PLANNED or d == dp_size)
+    """Equal blocks of ranks whose sequences are planned apart."""
+    divisors = [d for d in range(1, dp_size + 1) if dp_size % d == 0]
+    enough = [d for d in divisors if num_sequences <= d * _MAX_PLANNED] or [dp_size]
+    good = [d for d in enough if _MIN_RANKS <= dp_size // d <= _MAX_RANKS]
+    return (good or enough)[0]
 
 
-def _plan_ranks(sizes: _Sizes, bins: list[Bin], dp_size: int, rank_bins: int) -> list[list[Bin]]:
+def _split(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
+    """Indices dealt longest first, in turn, there and back: all parts get nearly the same."""
+    parts: list[list[int]] = [[] for _ in range(num_parts)]
+    for place, index in enumerate(longest_first(lengths)):
+        lap, column = divmod(place, num_parts)
+        parts[column if lap % 2 == 0 else num_parts - 1 - column].append(index)
+    return parts
+
+
+def _plan_ranks(
+    sizes: Sizes, bins: list[Bin], dp_size: int, rank_bins: int, bin_partners: int
+) -> list[list[Bin]]:
     """So many bins for each of the ranks, of the sequences that `bins` hold."""
     num_bins = dp_size * rank_bins
-    # Nearly full bins leave no room to spread over, or too little; then the packed ones do better.
-    starts = [_spread(sizes, num_bins), bins + [[] for _ in range(num_bins - len(bins))]]
-    plans = [_deal(start, dp_size, sizes) for start in starts if start is not None]
-    for plan in plans:
-        _level(plan, _RANK_TOLERANCE, sizes)
-    ranks = min(plans, key=lambda plan: max(_GOOD_IMBALANCE, _imbalance(plan, sizes)))
+    ranks: list[list[Bin]] | None = None
+    if (spread := _spread(sizes, num_bins)) is not None:
+        ranks = _deal(spread, dp_size, sizes)
+        level(ranks, _RANK_TOLERANCE, sizes, _MAX_PARTNERS)
+    if ranks is None or _imbalance(ranks, sizes) > _GOOD_IMBALANCE:
+        # Nearly full bins leave no room to spread over, or too little: the packed ones do better.
+        dense = _deal(bins + [[] for _ in range(num_bins - len(bins))], dp_size, sizes)
+        level(dense, _RANK_TOLERANCE, sizes, _MAX_PARTNERS)
+        if ranks is None or _imbalance(dense, sizes) < _imbalance(ranks, sizes):
+            ranks = dense
     for mine in ranks:
-        _level([[indices] for indices in mine], _BIN_TOLERANCE, sizes)
-        mine.sort(key=lambda indices: -sizes.load([indices]))
+        level([[indices] for indices in mine], _BIN_TOLERANCE, sizes, bin_partners)
     return ranks
 
 
@@ -287,6 +179,6 @@ def describe_plan(
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
     return PackingReport(
         fill=used / room if room else 0.0,
-        imbalance=_imbalance(plan, _Sizes(tokens=lengths, cost=cost, budget=budget)),
+        imbalance=_imbalance(plan, Sizes(lengths, cost, budget)),
         num_bins=len(bins),
     )

@@ -1,5 +1,6 @@
 """Packing: nothing lost, nothing twice, within the budget, full, and equally costly for all."""
 
+import hashlib
 import math
 import random
 import time
@@ -8,11 +9,11 @@ from itertools import product
 
 import pytest
 
+from megatron_opsft.batching import leveling, packing
+from megatron_opsft.batching.bins import Bin, pack_bins
 from megatron_opsft.batching.packing import (
-    Bin,
     PackingReport,
     describe_plan,
-    pack_bins,
     plan_packing,
     sequence_cost,
 )
@@ -257,3 +258,48 @@ def test_very_many_sequences_are_planned_in_blocks() -> None:
     report = describe_plan(lengths, plan, budget=BUDGET, quadratic_at=QUADRATIC_AT)
     assert report.fill > 0.9
     assert report.imbalance < 0.02
+
+
+def test_small_plans_are_the_same_for_ever_so_that_runs_repeat() -> None:
+    digest = hashlib.sha256()
+    for lengths, layout in product(map(draw_lengths, range(12)), [(1, 1), (2, 1), (3, 4), (8, 2)]):
+        plan = plan_packing(lengths, budget=256, dp_size=layout[0], multiple=layout[1])
+        digest.update(repr(plan).encode())
+    for kind in ("jitter", "lognormal", "plain"):
+        lengths = draw_real_lengths(kind, 256, 3_500, seed=0)
+        digest.update(repr(plan_packing(lengths, budget=BUDGET, dp_size=4)).encode())
+    assert digest.hexdigest().startswith("6244159f85e25e62")
+
+
+@pytest.mark.parametrize("multiple", [1, 4])
+def test_fewer_sequences_than_ranks_are_one_each_without_any_search(
+    multiple: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "pack_bins", pytest.fail)
+    lengths = draw_real_lengths("lognormal", 512, 3_500, seed=0)
+    plan = plan_packing(lengths, budget=BUDGET, dp_size=4096, multiple=multiple)
+    check_plan(plan, lengths, BUDGET, 4096, multiple)
+    assert max(sum(map(len, bins)) for bins in plan) == 1
+
+
+@pytest.mark.parametrize(("num", "dp_size"), [(1500, 1024), (3000, 96), (3000, 2)])
+@pytest.mark.parametrize("length", [None, 5000])
+def test_the_search_is_bounded(
+    num: int, dp_size: int, length: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal lengths are the worst: no exchange narrows any gap."""
+    compared = 0
+
+    def counted(heavy: list[Bin], light: list[Bin], wanted: float, sizes: leveling.Sizes) -> bool:
+        nonlocal compared
+        compared += len(heavy[:32]) * len(light[:32])
+        return exchange(heavy, light, wanted, sizes)
+
+    exchange = leveling._exchange_sequences
+    monkeypatch.setattr(leveling, "_exchange_sequences", counted)
+    lengths = [length] * num if length else draw_real_lengths("jitter", num, 16_384, seed=0)
+    plan = plan_packing(lengths, budget=BUDGET, dp_size=dp_size)
+    packed = sorted(index for bins in plan for indices in bins for index in indices)
+    assert packed == list(range(num))
+    assert len(plan[0]) <= 1.01 * per_rank(first_fit_decreasing(lengths, BUDGET), dp_size, 1)
+    assert compared <= 10 * num

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_opsft.batching.packing import describe_plan, pack_bins, plan_packing
+from megatron_opsft.batching.bins import pack_bins
+from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.rollout.engine import PromptRequest, dealt_size, my_share, split_batches
 
