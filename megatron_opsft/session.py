@@ -15,6 +15,7 @@ import torch
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
+from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import (
     ProblemSet,
     describe_bad_rows,
@@ -194,12 +195,10 @@ def _read_input(config: Config) -> _Input:
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    return _Input(
-        model_dir=model_dir,
-        encoder=encoder,
-        end_tokens=end_tokens,
-        problems=_load_problems(config, encoder),
+    problems, encoder = share_problems(
+        config.data, encoder, model_dir, lambda encode: _load_problems(config, encode)
     )
+    return _Input(model_dir=model_dir, encoder=encoder, end_tokens=end_tokens, problems=problems)
 
 
 def _build(
@@ -249,7 +248,7 @@ def _build(
     )
 
 
-def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
+def _load_problems(config: Config, encode: Encode) -> ProblemSet:
     loaded = load_problems(
         config.data.train,
         split=config.data.split,
@@ -257,7 +256,7 @@ def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
         problem_field=config.data.problem_field,
         answer_field=config.data.answer_field,
     )
-    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)
     if not usable.problems:
         raise UserError(
             f"{config.data.train}: every prompt is longer than data.max_prompt_tokens="

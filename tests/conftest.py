@@ -2,12 +2,15 @@
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 from forked_cli import ForkedCli
 
+_CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
+os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -43,7 +43,7 @@ class ProblemSet:
     """
 
     name: str
-    problems: tuple[Problem, ...]
+    problems: Sequence[Problem]
     rows: tuple[int, ...]
     bad_rows: tuple[BadRow, ...]
     sha256: str

@@ -8,7 +8,7 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +36,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEncoder:
-    """Problems to prompts of one model; template: r1 (step by step), cod (draft), chat (bare)."""
+    """Problems to prompts of one model; template: r1 (step by step), cod (draft), chat (bare).
+
+    known: prompts that were encoded before, None for others.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     template: TemplateName
+    known: Callable[[str], tuple[int, ...] | None] = field(default=lambda text: None, repr=False)
     _markers: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +65,8 @@ class PromptEncoder:
         left as it is. Errors: `PromptError` for a text with markers of its own, such as
         `<|im_end|>`: as tokens they would end the user's part or the thinking.
         """
+        if (prompt := self.known(problem_text)) is not None:
+            return prompt
         if self._markers and (found := self._markers.search(problem_text)):
             raise PromptError(
                 f"the problem holds {found[0]!r}, which is a token of the model's own"

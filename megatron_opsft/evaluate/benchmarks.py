@@ -121,6 +121,6 @@ def load_benchmark(
     return Benchmark(
         name=name,
         data=loaded,
-        problems=loaded.problems[:limit],
+        problems=tuple(loaded.problems[:limit]),
         samples=samples or (source.samples if source else _OWN_SAMPLES),
     )

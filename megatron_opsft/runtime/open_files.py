@@ -5,9 +5,7 @@ import resource
 
 from megatron_opsft.errors import UserError
 
-_OWN = (
-    320  # libraries, engine, verifiers and the listeners of Megatron's groups, with room to spare
-)
+_OWN = 320  # libraries, engine, verifiers, listeners of Megatron's groups, with room to spare
 _PER_DOUBLING = 8  # connections of collectives that go by powers of two
 
 

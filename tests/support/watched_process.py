@@ -1,6 +1,6 @@
 """A process that does nothing but be watched: RANK WORLD_SIZE DIRECTORY BEHAVIOUR RANKS_ON_NODE.
 
-As if so many ranks were on a node. The address and the processes are exchanged through files.
+As if so many ranks were on a node. The addresses and the processes are exchanged through files.
 Behaviours: `well` waits for what comes; `leave` ends in order; `die`, `stop`, `stuck` and `fail`
 are faults. A second after the start.
 """
