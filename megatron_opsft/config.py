@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
-from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.methods.settings import MethodSettings, RunSize
 
 
 class RunConfig(Section):
@@ -287,8 +287,10 @@ class Config(Section):
     def _method_fits(self) -> Self:
         """Errors: `UserError` where the method cannot be had with the other sections."""
         self.method.check(
-            group_size=self.rollout.group_size,
-            prompts_per_step=self.data.prompts_per_step,
-            max_response_tokens=self.rollout.max_response_tokens,
+            RunSize(
+                group_size=self.rollout.group_size,
+                prompts_per_step=self.data.prompts_per_step,
+                max_response_tokens=self.rollout.max_response_tokens,
+            )
         )
         return self

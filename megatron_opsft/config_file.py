@@ -191,14 +191,17 @@ def _method_rows() -> Iterator[tuple[str, str, str]]:
     """Keys of all methods; one row where several have a key with the same default and meaning."""
     name = MethodSettings.model_fields["name"]
     yield "method.name", _default_of(name), str(name.description)
-    owners: dict[tuple[str, str, str], list[str]] = {}
+    owners: dict[str, dict[tuple[str, str], list[str]]] = {}
     for method in METHODS.values():
         for key, field in method.settings.model_fields.items():
             if key != "name":
-                row = (f"method.{key}", _default_of(field), str(field.description))
-                owners.setdefault(row, []).append(method.name)
-    for (key, default, meaning), names in sorted(owners.items(), key=lambda item: item[0][0]):
-        yield key, default, f"{meaning} ({', '.join(names)})"
+                row = (_default_of(field), str(field.description))
+                owners.setdefault(key, {}).setdefault(row, []).append(method.name)
+    for key, rows in owners.items():
+        for (default, meaning), names in rows.items():
+            many = "the others" if len(rows) > 1 else "most methods"
+            whose = ", ".join(names) if len(names) <= 9 else many
+            yield f"method.{key}", default, f"{meaning} ({whose})"
 
 
 def _default_of(field: FieldInfo) -> str:

@@ -33,7 +33,9 @@ def group_centered(rewards: Sequence[float]) -> list[float]:
 def group_normalized(rewards: Sequence[float], epsilon: float = 1e-6) -> list[float]:
     """A = (r - mean) / (std + epsilon), GRPO's."""
     centered = group_centered(rewards)
-    std = math.sqrt(math.fsum(a * a for a in centered) / max(len(centered) - 1, 1))
+    if not any(centered):
+        return centered
+    std = math.sqrt(math.fsum(a * a for a in centered) / (len(centered) - 1))
     return [a / (std + epsilon) for a in centered]
 
 
@@ -45,24 +47,28 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 def z_score(values: Values) -> Values:
     """(v - mean) / std over all groups together; std divides by the count."""
-    return whiten(values, [[1] * len(group) for group in values], count_less=0, floor=0.0)
+    return whiten(values, values, "responses", count_less=0, floor=0.0)
 
 
 def whiten(
-    values: Values, weights: Sequence[Sequence[int]], *, count_less: int = 1, floor: float = 1e-8
+    values: Values,
+    lengths: Sequence[Sequence[float]],
+    by: Whitening,
+    *,
+    count_less: int = 1,
+    floor: float = 1e-8,
 ) -> Values:
-    """(v - mean) / sqrt(variance + floor) over the batch; a value counts as often as its weight.
-
-    weights: all 1 to whiten over responses; their lengths to whiten over tokens, where longer
-    responses matter more. count_less: 1 for the unbiased variance. All 0 without any spread.
+    """(v - mean) / sqrt(variance + floor) over the batch, where a response counts once, or with
+    each of its tokens (lengths). count_less: 1 for the unbiased variance. All 0 without any spread.
     """
-    pairs = [
-        (v, w) for vs, ws in zip(values, weights, strict=True) for v, w in zip(vs, ws, strict=True)
-    ]
-    if len({value for value, _ in pairs}) < 2:
+    if by == "none":
+        return values
+    flat = [value for group in values for value in group]
+    weights = [length if by == "tokens" else 1 for group in lengths for length in group]
+    if min(flat) == max(flat):
         return [[0.0] * len(group) for group in values]
-    count = sum(weight for _, weight in pairs)
-    mean = math.fsum(value * weight for value, weight in pairs) / count
-    squares = math.fsum(weight * (value - mean) ** 2 for value, weight in pairs)
+    count = math.fsum(weights)
+    mean = math.fsum(v * w for v, w in zip(flat, weights, strict=True)) / count
+    squares = math.fsum(w * (v - mean) ** 2 for v, w in zip(flat, weights, strict=True))
     scale = 1 / math.sqrt(squares / (count - count_less) + floor)
     return [[scale * (value - mean) for value in group] for group in values]

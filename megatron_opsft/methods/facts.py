@@ -1,31 +1,35 @@
 """What a method sees of a batch: groups of responses to one problem, without tokens or text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from types import MappingProxyType
 from typing import Literal
 
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, ResponseFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """num_tokens: of the response, end token included; finished: it ended before the limit;
-    has_answer: an answer could be read from it, right or wrong.
+    has_answer: an answer could be read from it, right or wrong. stored: its advantage where that
+    comes with a fixed data set.
     """
 
     num_tokens: int
     correct: bool
     finished: bool = True
     has_answer: bool = True
+    stored: float = 1.0
 
     @classmethod
-    def judged(cls, outcome: Outcome, num_tokens: int, *, finished: bool) -> "Response":
-        """A response by what the verifier says of it."""
+    def of(cls, facts: ResponseFacts) -> "Response":
+        """A response that was sampled and judged."""
         return cls(
-            num_tokens=num_tokens,
-            correct=outcome is Outcome.CORRECT,
-            finished=finished,
-            has_answer=outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
+            num_tokens=facts.num_response_tokens,
+            correct=facts.outcome is Outcome.CORRECT,
+            finished=facts.finished,
+            has_answer=facts.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
         )
 
 
@@ -35,6 +39,14 @@ class LengthTarget:
 
     num_tokens: int
     kind: Literal["exact", "max"] = "exact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChange:
+    """What a method adds to a problem's prompt: a system message, and the end of the user's."""
+
+    system: str = ""
+    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +86,31 @@ class Group:
     def pass_rate(self) -> float:
         """The share of correct ones."""
         return self.num_correct / len(self.responses)
+
+
+def groups_of(
+    responses: Sequence[ResponseFacts],
+    problem_ids: Sequence[str],
+    limit: int,
+    *,
+    targets: Mapping[str, LengthTarget] = MappingProxyType({}),
+    references: Mapping[str, ReferenceStatistics] = MappingProxyType({}),
+) -> list[Group]:
+    """One group a problem. responses: of a step, in order of place and sample; problem_ids: the
+    step's, by place; targets, references: by problem id.
+    """
+    return [
+        Group(
+            responses=[Response.of(facts) for facts in found],
+            limit=limit,
+            problem_id=problem_ids[place],
+            target=targets.get(problem_ids[place]),
+            reference=references.get(problem_ids[place]),
+        )
+        for place, found in groupby(responses, key=lambda facts: facts.place)
+    ]
+
+
+def accuracy_of(batch: Sequence[Group]) -> float:
+    """The share of correct responses of all groups."""
+    return sum(g.num_correct for g in batch) / sum(len(g.responses) for g in batch)

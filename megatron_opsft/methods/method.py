@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_opsft.methods.advantages import Values, group_centered, group_normalized, per_group
 from megatron_opsft.methods.aggregation import aggregate
-from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.settings import (
     GroupNormalizedSettings,
     MethodSettings,
@@ -54,9 +54,38 @@ def normalized(
     return per_group(partial(group_normalized, epsilon=settings.std_epsilon), rewards)
 
 
+def as_rewarded(batch: Sequence[Group], rewards: Values, settings: Any) -> Values:
+    """A = r."""
+    return rewards
+
+
 def centered(batch: Sequence[Group], rewards: Values, settings: Any) -> Values:
     """Dr. GRPO's advantage."""
     return per_group(group_centered, rewards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Monitor:
+    """Problems outside the batch that a method looks at from time to time.
+
+    due: (settings, state) -> before this step; observe: (settings, state, groups) -> state; size:
+    settings -> (problems, responses to each).
+    """
+
+    due: Callable[[Any, Any], bool]
+    observe: Callable[[Any, Any, Sequence[Group]], MethodState]
+    size: Callable[[Any], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refill:
+    """Groups that teach nothing are dropped, and problems drawn again in their place.
+
+    keeps: (settings, group) -> whether to train on it; at_most: settings -> draws beyond the first.
+    """
+
+    keeps: Callable[[Any, Group], bool]
+    at_most: Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +93,13 @@ class Method:
     """formula, paper: for the table of methods. settings, state: their types.
 
     reward, advantage: (groups, settings, state) and (groups, rewards, settings) -> one list a
-    group. updated: the state after a batch, from (state, settings, groups). needs: what a run must
-    have beyond a model and problems, in words.
+    group. needs: what a run must have beyond a model and problems, in words.
+    first: the first state, from the settings; updated: the next one, from (settings, state, groups
+    of the batch).
+    limit: (settings, state) -> the longest response in this step, None for the run's own;
+    starts_stage: (settings, state) -> whether optimizer and reference begin anew.
+    target: (settings, problem id, seed) -> the length that the prompt asks for; prompt: (settings,
+    state, target) -> what the prompt gets.
     """
 
     formula: str
@@ -73,9 +107,18 @@ class Method:
     settings: type[MethodSettings]
     reward: Reward
     advantage: Advantage = normalized
-    state: type[MethodState] = MethodState
-    updated: Callable[[Any, Any, Sequence[Group]], MethodState] | None = None
     needs: tuple[str, ...] = ()
+    state: type[MethodState] = MethodState
+    first: Callable[[Any], MethodState] | None = None
+    updated: Callable[[Any, Any, Sequence[Group]], MethodState] | None = None
+    limit: Callable[[Any, MethodState], int | None] = lambda settings, state: None
+    starts_stage: Callable[[Any, MethodState], bool] = lambda settings, state: False
+    target: Callable[[Any, str, int], LengthTarget | None] = lambda settings, problem, seed: None
+    prompt: Callable[[Any, MethodState, LengthTarget | None], PromptChange] = (
+        lambda settings, state, target: PromptChange()
+    )
+    monitor: Monitor | None = None
+    refill: Refill | None = None
 
     @property
     def name(self) -> str:
@@ -96,7 +139,8 @@ class Method:
         accepted = [advantage != 0 for advantage in flat]
         limit = max(group.limit for group in batch)
         token_weights, factor = aggregate(settings.aggregation, lengths, accepted, limit)
-        trained = tuple(kept or settings.needs_reference for kept in accepted)
+        diverges = settings.objective(1.0).beta > 0
+        trained = tuple(kept or diverges for kept in accepted)
         return Weights(
             rewards=tuple(chain.from_iterable(rewards)),
             advantages=flat,
@@ -105,11 +149,28 @@ class Method:
             factor=factor if any(trained) else 0.0,
         )
 
+    def start(self, settings: MethodSettings) -> MethodState:
+        """The state before the first step."""
+        return self.first(settings) if self.first is not None else self.state()
+
     def advance(
-        self, state: MethodState, settings: MethodSettings, batch: Sequence[Group], refills: int = 0
+        self, settings: MethodSettings, state: MethodState, batch: Sequence[Group], refills: int = 0
     ) -> MethodState:
         """The next step's state. refills: how often problems were drawn again for this one."""
         if self.updated is not None:
-            state = self.updated(state, settings, batch)
+            state = self.updated(settings, state, batch)
         changed = {"step": state.step + 1, "refills": state.refills + refills}
         return state.model_copy(update=changed)
+
+    def fill(
+        self, settings: MethodSettings, groups: Sequence[Group], wanted: int, refills: int
+    ) -> tuple[list[int], bool]:
+        """(which groups to train on, at most as many as wanted; whether to draw problems again).
+
+        refills: how often they were already. Without `refill` it is all of them.
+        """
+        if self.refill is None:
+            return list(range(len(groups))), False
+        kept = [i for i, group in enumerate(groups) if self.refill.keeps(settings, group)]
+        more = len(kept) < wanted and refills < self.refill.at_most(settings)
+        return kept[:wanted], more

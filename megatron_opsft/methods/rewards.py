@@ -15,3 +15,8 @@ def truncation(group: Group, settings: Any, state: Any) -> list[float]:
     return [
         float(r.correct and r.finished and r.num_tokens <= group.limit) for r in group.responses
     ]
+
+
+def stored(group: Group, settings: Any, state: Any) -> list[float]:
+    """What a fixed data set says."""
+    return [response.stored for response in group.responses]

@@ -3,6 +3,7 @@
 `config.method` is one of them, chosen by its `name`.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -10,6 +11,7 @@ from pydantic import Field
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.aggregation import Aggregation
+from megatron_opsft.methods.objective import LIKELIHOOD, Likelihood, Objective, Surrogate, TokenClip
 
 # Keys of several methods, whose defaults differ.
 AggregationKey = Annotated[
@@ -17,7 +19,8 @@ AggregationKey = Annotated[
     Field(description="How token losses become one loss; docs/methods.md has the formulas."),
 ]
 ClipLow = Annotated[
-    float, Field(ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this")
+    float,
+    Field(ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this ..."),
 ]
 ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
 DualClip = Annotated[
@@ -52,6 +55,24 @@ StdEpsilon = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSize:
+    """What of a run a method must fit: G, B, and L in tokens."""
+
+    group_size: int
+    prompts_per_step: int
+    max_response_tokens: int
+
+
+def check_reached(key: str, num_tokens: int, run: RunSize) -> None:
+    """Errors: `UserError` for a length that every response keeps to."""
+    if num_tokens >= run.max_response_tokens:
+        raise UserError(
+            f"method.{key}={num_tokens} is more than a response can have with "
+            f"rollout.max_response_tokens={run.max_response_tokens}; lower it"
+        )
+
+
 class MethodState(Section):
     """What a method carries from step to step; in the checkpoint, as JSON.
 
@@ -72,18 +93,27 @@ class MethodSettings(Section):
     aggregation: AggregationKey = "accepted_tokens"
 
     @property
-    def needs_reference(self) -> bool:
-        """Whether the loss has a divergence from the reference model."""
-        return False
+    def num_updates(self) -> int:
+        """Optimizer steps on each rollout batch."""
+        return 1
 
     @property
     def compares_group(self) -> bool:
         """Whether an advantage depends on the other responses to the problem."""
         return False
 
-    def check(self, *, group_size: int, prompts_per_step: int, max_response_tokens: int) -> None:
+    @property
+    def has_fixed_data(self) -> bool:
+        """Whether nothing is sampled: responses and their advantages come from a file."""
+        return False
+
+    def objective(self, sampling_temperature: float) -> Objective:
+        """What the loss makes of log-probabilities; see `loss/`."""
+        return LIKELIHOOD
+
+    def check(self, run: RunSize) -> None:
         """Errors: `UserError`, one line, where a run does not fit the method."""
-        if self.compares_group and group_size == 1:
+        if self.compares_group and run.group_size == 1:
             raise UserError(
                 f"method.name={self.name} compares the responses to one problem, and "
                 "rollout.group_size=1 leaves nothing to compare; set it to 2 or more"
@@ -103,25 +133,35 @@ class PolicySettings(MethodSettings):
     tempered_log_probs: TemperedLogProbs = True
 
     @property
-    def needs_reference(self) -> bool:
-        return self.beta > 0
+    def num_updates(self) -> int:
+        return self.updates_per_batch
 
     @property
     def compares_group(self) -> bool:
         return True
 
-    def check(self, *, group_size: int, prompts_per_step: int, max_response_tokens: int) -> None:
-        """Errors: as of `MethodSettings`, and where the problems cannot be shared out."""
-        MethodSettings.check(
-            self,
-            group_size=group_size,
-            prompts_per_step=prompts_per_step,
-            max_response_tokens=max_response_tokens,
+    @property
+    def surrogate(self) -> Surrogate:
+        """In a batch's only update no ratio differs from 1: a clip would have likelihood's
+        gradient, at a higher price.
+        """
+        if self.updates_per_batch == 1:
+            return Likelihood()
+        return TokenClip(low=self.clip_low, high=self.clip_high, dual=self.dual_clip)
+
+    def objective(self, sampling_temperature: float) -> Objective:
+        temperature = sampling_temperature if self.tempered_log_probs else 1.0
+        return Objective(
+            surrogate=self.surrogate, beta=self.beta, kl=self.kl, temperature=temperature
         )
-        if prompts_per_step % self.updates_per_batch:
+
+    def check(self, run: RunSize) -> None:
+        """Errors: as of `MethodSettings`, and where the problems cannot be shared out."""
+        super().check(run)
+        if run.prompts_per_step % self.updates_per_batch:
             raise UserError(
                 f"method.updates_per_batch={self.updates_per_batch} does not divide "
-                f"data.prompts_per_step={prompts_per_step}; choose a divisor"
+                f"data.prompts_per_step={run.prompts_per_step}; choose a divisor"
             )
 
 

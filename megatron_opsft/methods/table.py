@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.method import Method
 
 COLUMNS = ("name", "formula", "paper", "needs")
 
@@ -18,7 +19,7 @@ def describe_methods() -> list[dict[str, Any]]:
             "name": method.name,
             "formula": method.formula,
             "paper": method.paper,
-            "needs": list(method.needs),
+            "needs": _needs(method),
             "settings": {
                 key: None if field.is_required() else field.default
                 for key, field in method.settings.model_fields.items()
@@ -29,8 +30,16 @@ def describe_methods() -> list[dict[str, Any]]:
     ]
 
 
+def _needs(method: Method) -> list[str]:
+    """By its default settings."""
+    diverges = method.settings().objective(1.0).beta > 0
+    return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
+
+
 def show_methods(width: int) -> str:
-    """The table, in lines of at most so many characters."""
+    """The table, in lines of at most so many characters. Without an A in its formula a method has
+    GRPO's.
+    """
     table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
     for row in describe_methods():
         table.add_row(row["name"], row["formula"], row["paper"], ", ".join(row["needs"]) or "-")

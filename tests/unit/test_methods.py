@@ -1,49 +1,27 @@
 """Rewards, advantages and aggregations of the methods, against values worked out by hand."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from groups import group, weigh
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.methods.advantages import group_normalized, identity, whiten, z_score
+from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
-from megatron_opsft.methods.facts import Group, Response
+from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics, Response, groups_of
 from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.normalization import MODES, normalize
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, ResponseFacts
 
-LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
 LIMIT = 3500
-
-
-def group(
-    lengths: Sequence[int] = LENGTHS, correct: Sequence[int] = CORRECT, **facts: Any
-) -> Group:
-    responses = [
-        Response(num_tokens=n, correct=bool(c)) for n, c in zip(lengths, correct, strict=True)
-    ]
-    return Group(**{"responses": responses, "limit": 16384, **facts})
-
-
-def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Weights:
-    method = METHODS[name]
-    settings = method.settings(**keys)
-    return method.weigh(batch, settings, method.state(**(state or {})))
-
-
-GOLDEN = [
-    (
-        "grpo",
-        {"reward": "truncation"},
-        {"limit": LIMIT},
-        [1, 1, 0, 0],
-        [0.8660] * 2 + [-0.8660] * 2,
-    ),
+ALL = (1, 1, 1, 1)
+# (method, its settings, facts of the group) -> (rewards, advantages), to the four known digits.
+GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]]] = [
+    ("thinkprune", {}, {"limit": LIMIT}, [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660]),
     (
         "grpo",
         {"reward": "truncation", "advantage": "group_centered"},
@@ -52,7 +30,70 @@ GOLDEN = [
         [0.5, 0.5, -0.5, -0.5],
     ),
     ("on_policy_sft", {}, {"limit": LIMIT}, [1, 1, 0, 0], [1, 1, 0, 0]),
+    (
+        "er_rl",
+        {"alpha": 0.1},
+        {},
+        [0.9727, 0.9597, 0, 0.9202],
+        [0.3461, 0.3287, -0.9509, 0.2761],
+    ),
+    ("laser", {"target": 2048}, {}, [1.5, 1.5, -0.5, 1.0], [0.6603, 0.6603, -1.4527, 0.1321]),
+    ("laser_de", {}, {}, [1.5, 1.5, 0, 1.0], [0.7071, 0.7071, -1.4142, 0]),
+    ("kimi", {"weight": 1.0}, {}, [1.5, 1.25, 0, 0.5], [0.6875, 0.4375, -0.8125, -0.3125]),
+    (
+        "l1_exact",
+        {},
+        {"target": LengthTarget(num_tokens=2000)},
+        [0.64, 0.88, -0.12, 0.40],
+        [0.4444, 1.0057, -1.3332, -0.1169],
+    ),
+    (
+        "l1_max",
+        {},
+        {"target": LengthTarget(num_tokens=2000, kind="max")},
+        [0.86, 0.62, 0, 0],
+        [1.1179, 0.5703, -0.8441, -0.8441],
+    ),
+    (
+        "l1_max",
+        {"alpha": 0.01, "code_reward": True},
+        {"target": LengthTarget(num_tokens=2000, kind="max")},
+        [1, 1, 0, 0],
+        [0.8660, 0.8660, -0.8660, -0.8660],
+    ),
+    (
+        "o1_pruner",
+        {},
+        {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)},
+        [2.25, 0.875, -1.5833, 0.05],
+        [2.25, 0.875, -1.5833, 0.05],
+    ),
+    ("mastery_gated", {}, {}, [1, 1, 0, 1], [0.5, 0.5, -1.5, 0.5]),
+    (
+        "mastery_gated",
+        {},
+        {"correct": ALL},
+        [1, 1, 0.8, 0],
+        [0.6301, 0.6301, 0.2100, -1.4703],
+    ),
+    (
+        "dler",
+        {"whiten": "responses"},
+        {"limit": LIMIT},
+        [1, 1, 0, 0],
+        [0.8660, 0.8660, -0.8660, -0.8660],
+    ),
+    (
+        "dler",
+        {"whiten": "tokens"},
+        {"lengths": (800, 1600, 2400, 3500), "finished": (1, 1, 1, 0), "limit": LIMIT},
+        [1, 1, 0, 0],
+        [1.5678, 1.5678, -0.6378, -0.6378],
+    ),
 ]
+STATES: dict[str, dict[str, Any]] = {
+    "laser_de": {"targets": {"easy": 2048, "medium": None, "hard": None}},
+}
 
 
 @pytest.mark.parametrize(("name", "keys", "facts", "rewards", "advantages"), GOLDEN)
@@ -64,7 +105,7 @@ def test_golden_rewards_and_advantages(
     advantages: list[float],
 ) -> None:
     """One problem, four responses; to the four digits that are known."""
-    weights = weigh(name, group(**facts), **keys)
+    weights = weigh(name, group(**facts), state=STATES.get(name), **keys)
     assert weights.rewards == pytest.approx(rewards, abs=5.1e-5)
     assert weights.advantages == pytest.approx(advantages, abs=5.1e-5)
 
@@ -87,7 +128,7 @@ def test_equal_rewards_have_exactly_no_advantage(value: float) -> None:
     """So that such groups cost nothing."""
     for num in (2, 3, 7, 8):
         assert set(group_normalized([value] * num)) == {0.0}
-        assert whiten([[value] * num], [[1] * num]) == [[0.0] * num]
+        assert whiten([[value] * num], [[1] * num], "responses") == [[0.0] * num]
 
 
 def test_standard_deviation_divides_by_the_count_less_one_and_the_z_score_by_the_count() -> None:
@@ -144,7 +185,7 @@ def test_grpo_becomes_on_policy_sft_in_five_steps() -> None:
         overrides.append(change)
         settings = load_config(None, overrides).method
         weights = METHODS["grpo"].weigh(batch, settings, METHODS["grpo"].state())
-        seen.append((weights, settings.needs_reference))
+        seen.append((weights, settings.objective(1.0)))
     assert all(before != after for before, after in zip(seen, seen[1:], strict=False))
     assert seen[-1][0] == weigh("on_policy_sft", *batch)
 
@@ -159,10 +200,43 @@ def test_with_a_divergence_every_response_is_trained_on() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_what_is_known_of_a_response(outcome: Outcome) -> None:
-    response = Response.judged(outcome, 7, finished=outcome is not Outcome.UNFINISHED)
+    response = Response.of(facts(0, 0, 7, outcome))
+    assert (response.num_tokens, response.finished) == (7, outcome is not Outcome.UNFINISHED)
     assert response.correct == (outcome is Outcome.CORRECT)
     assert response.has_answer == (outcome.value in ("correct", "wrong", "timeout", "error"))
-    assert identity([1.5]) == [1.5]
+
+
+def facts(place: int, sample_index: int, num_tokens: int, outcome: Outcome) -> ResponseFacts:
+    return ResponseFacts(
+        place=place,
+        sample_index=sample_index,
+        num_prompt_tokens=99,
+        num_response_tokens=num_tokens,
+        outcome=outcome,
+        finished=outcome is not Outcome.UNFINISHED,
+        unclosed_think=False,
+        rank=0,
+        index=0,
+    )
+
+
+def test_responses_become_groups_in_the_order_of_the_step() -> None:
+    right, wrong = Outcome.CORRECT, Outcome.WRONG
+    rows = [(0, 0, 5, right), (0, 1, 9, wrong), (1, 0, 7, wrong), (1, 1, 3, right)]
+    target, reference = LengthTarget(num_tokens=4), ReferenceStatistics(mean_tokens=8, accuracy=1)
+    groups = groups_of(
+        [facts(*row) for row in rows],
+        ["b", "a"],
+        8,
+        targets={"a": target},
+        references={"b": reference},
+    )
+    assert [(g.problem_id, g.lengths, g.num_correct, g.limit) for g in groups] == [
+        ("b", [5, 9], 1, 8),
+        ("a", [7, 3], 1, 8),
+    ]
+    assert [(g.target, g.reference) for g in groups] == [(None, reference), (target, None)]
+    assert weigh("on_policy_sft", *groups).trained == (True, False, False, True)
 
 
 def test_the_page_has_the_same_way_from_grpo() -> None:

@@ -4,8 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import identity, per_group
-from megatron_opsft.methods.method import Method, each_group
+from megatron_opsft.methods.method import Method, as_rewarded, each_group
 from megatron_opsft.methods.rewards import truncation
 from megatron_opsft.methods.settings import MethodSettings
 
@@ -26,5 +25,5 @@ ON_POLICY_SFT = Method(
     paper="On-Policy Supervised Fine-Tuning for Efficient Reasoning",
     settings=OnPolicySftSettings,
     reward=each_group(truncation),
-    advantage=lambda batch, rewards, settings: per_group(identity, rewards),
+    advantage=as_rewarded,
 )

@@ -1,0 +1,62 @@
+"""ER-RL, of Arora and Zanette: correct responses lose reward as they are longer than the others."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, pstdev
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from megatron_opsft.methods.advantages import Values, leave_one_out, per_group, whiten
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.method import Method, each_group
+from megatron_opsft.methods.settings import AggregationKey, Beta, MethodState, PolicySettings
+
+
+class ErRlSettings(PolicySettings):
+    """Its divergence is inside the rewards of tokens, which `beta` here is not."""
+
+    name: Literal["er_rl"] = "er_rl"
+    aggregation: AggregationKey = "sequence"
+    beta: Beta = 0.0
+    alpha: float = Field(0.1, ge=0, lt=1, description="Reward that length can cost.")
+    whiten: Literal["none", "tokens"] = Field(
+        "none", description="tokens: advantages whitened over the batch's tokens, as in the code."
+    )
+
+    @field_validator("beta")
+    @classmethod
+    def _has_no_divergence(cls, value: float) -> float:
+        if value:
+            raise ValueError("er_rl has a divergence for each token's reward only: leave it at 0")
+        return value
+
+
+def sigmoid_of_length(group: Group, lengths: Sequence[int]) -> list[float]:
+    """sigma((n - mu) / s) of each length, mu and s (by the count) of the correct responses."""
+    mean, std = fmean(group.correct_lengths), pstdev(group.correct_lengths) + 1e-7
+    return [1 / (1 + math.exp((mean - length) / std)) for length in lengths]
+
+
+def er_rl_reward(group: Group, settings: ErRlSettings, state: MethodState) -> list[float]:
+    """1 - alpha sigma((n - mu)/s) for the correct ones."""
+    if not group.num_correct:
+        return [0.0] * len(group.responses)
+    scores = sigmoid_of_length(group, group.correct_lengths)
+    left = iter([1 - settings.alpha * score for score in scores])
+    return [next(left) if response.correct else 0.0 for response in group.responses]
+
+
+def er_rl_advantage(batch: Sequence[Group], rewards: Values, settings: ErRlSettings) -> Values:
+    """Leave one out, then perhaps whitened."""
+    lengths = [group.lengths for group in batch]
+    return whiten(per_group(leave_one_out, rewards), lengths, settings.whiten, count_less=0)
+
+
+ER_RL = Method(
+    formula="r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others",
+    paper="Training Language Models to Reason Efficiently, arXiv 2502.04463",
+    settings=ErRlSettings,
+    reward=each_group(er_rl_reward),
+    advantage=er_rl_advantage,
+)

@@ -1,0 +1,89 @@
+"""O1-Pruner: lengths and accuracy against the reference model's own; on responses of the policy, or
+on a fixed data set of the reference model's.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_opsft.config_section import HomeExpanded
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.advantages import Values, z_score
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.method import Method, each_group
+from megatron_opsft.methods.objective import SequenceClip, Surrogate
+from megatron_opsft.methods.rewards import stored
+from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicySettings, RunSize
+
+
+class O1PrunerSettings(PolicySettings):
+    """clip_rewards and z_score are the code's; the paper has neither."""
+
+    name: Literal["o1_pruner"] = "o1_pruner"
+    aggregation: AggregationKey = "sequence_sum"
+    form: Literal["online", "fixed"] = Field(
+        "online",
+        description="Responses of the policy, or the reference model's from a fixed data set.",
+    )
+    references: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="Lines of JSON: problem_id, mean_tokens and accuracy of the reference model.",
+    )
+    accuracy_weight: float = Field(2.0, ge=0, description="Lambda, of accuracy against length.")
+    clip_rewards: bool = Field(False, description="Rewards lie within -2 and 4.")
+    z_score: bool = Field(False, description="Advantages have mean 0 and deviation 1 in the batch.")
+
+    @property
+    def has_fixed_data(self) -> bool:
+        return self.form == "fixed"
+
+    @property
+    def compares_group(self) -> bool:
+        return False
+
+    @property
+    def surrogate(self) -> Surrogate:
+        return SequenceClip(low=self.clip_low, high=self.clip_high)
+
+    def check(self, run: RunSize) -> None:
+        """Errors: as of `PolicySettings`, and without reference lengths."""
+        super().check(run)
+        if self.form == "online" and self.references is None:
+            raise UserError(
+                "method.references is missing: o1_pruner needs a file with each problem's mean "
+                "response tokens and accuracy under the reference model, or method.form=fixed"
+            )
+
+
+def harmonized(group: Group, settings: O1PrunerSettings, state: MethodState) -> list[float]:
+    """Lref/n - 1 + lambda (c - Aref); of fixed data what they say."""
+    if settings.form == "fixed":
+        return stored(group, settings, state)
+    if group.reference is None:
+        raise UserError(
+            f"method.references has no line for problem {group.problem_id}; add its mean_tokens "
+            "and accuracy under the reference model"
+        )
+    mean_tokens, accuracy = group.reference.mean_tokens, group.reference.accuracy
+    rewards = [
+        mean_tokens / r.num_tokens - 1 + settings.accuracy_weight * (r.correct - accuracy)
+        for r in group.responses
+    ]
+    return [min(max(r, -2.0), 4.0) for r in rewards] if settings.clip_rewards else rewards
+
+
+def o1_advantage(batch: Sequence[Group], rewards: Values, settings: O1PrunerSettings) -> Values:
+    """The rewards themselves, or their z-scores."""
+    return z_score(rewards) if settings.z_score and settings.form == "online" else rewards
+
+
+O1_PRUNER = Method(
+    formula="A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses",
+    paper="O1-Pruner, arXiv 2501.12570",
+    settings=O1PrunerSettings,
+    reward=each_group(harmonized),
+    advantage=o1_advantage,
+    needs=("lengths and accuracy of the reference model (method.references), or fixed data",),
+)

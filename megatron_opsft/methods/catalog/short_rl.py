@@ -1,0 +1,61 @@
+"""Short-RL: a length reward for correct responses, while the batch is about as accurate as ever."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from megatron_opsft.methods.advantages import Values
+from megatron_opsft.methods.facts import Group, accuracy_of
+from megatron_opsft.methods.method import Method
+from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState
+
+
+class ShortRlSettings(GroupNormalizedSettings):
+    """Short-RL."""
+
+    name: Literal["short_rl"] = "short_rl"
+    beta: Beta = 0.001
+    length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
+    accuracy_tolerance: float = Field(0.05, ge=0, description="Of the batch, below the best one.")
+
+
+class ShortRlState(MethodState):
+    """best_accuracy: of the batches so far."""
+
+    best_accuracy: float = 0.0
+
+
+def bonus(length: int, lengths: Sequence[int], tolerance: int) -> float:
+    """1/2 near the shortest of `lengths`, else 1/2 - (n - min)/(max - min)."""
+    beyond = length - min(lengths)
+    return 0.5 - (beyond / (max(lengths) - min(lengths)) if beyond > tolerance else 0.0)
+
+
+def rewarded(batch: Sequence[Group], settings: ShortRlSettings, state: ShortRlState) -> Values:
+    """c, and the bonus of correct ones if the batch is accurate enough."""
+    is_open = accuracy_of(batch) >= state.best_accuracy - settings.accuracy_tolerance
+
+    def reward(n: int, correct_lengths: Sequence[int]) -> float:
+        return 1.0 + is_open * bonus(n, correct_lengths, settings.length_tolerance)
+
+    return [
+        [reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0 for r in g.responses]
+        for g in batch
+    ]
+
+
+def best_of(settings: ShortRlSettings, state: ShortRlState, batch: Sequence[Group]) -> MethodState:
+    """The best accuracy, this batch's included."""
+    best = max(state.best_accuracy, accuracy_of(batch))
+    return state.model_copy(update={"best_accuracy": best})
+
+
+SHORT_RL = Method(
+    formula="correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol",
+    paper="Short-RL, arXiv 2505.12284",
+    settings=ShortRlSettings,
+    reward=rewarded,
+    state=ShortRlState,
+    updated=best_of,
+)

@@ -1,0 +1,32 @@
+"""Groups of responses for tests of methods."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.facts import Group, Response
+from megatron_opsft.methods.method import Weights
+
+LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
+
+
+def group(
+    lengths: Sequence[int] = LENGTHS,
+    correct: Sequence[int] = CORRECT,
+    finished: Sequence[int] = (),
+    **facts: Any,
+) -> Group:
+    """By default all finished, and far from the limit."""
+    responses = [
+        Response(num_tokens=n, correct=bool(c), finished=bool(f))
+        for n, c, f in zip(lengths, correct, finished or [1] * len(lengths), strict=True)
+    ]
+    return Group(**{"responses": responses, "limit": 16384, **facts})
+
+
+def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Weights:
+    """What a method makes of a batch, with these settings and this state."""
+    method = METHODS[name]
+    settings = method.settings(**keys)
+    first = method.start(settings)
+    return method.weigh(batch, settings, first.model_copy(update=state or {}))

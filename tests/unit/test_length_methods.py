@@ -1,0 +1,387 @@
+"""What methods do beyond a reward: stages, targets, monitor problems, refills, prices; and the
+methods that came after the paper's, by hand.
+"""
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+import pytest
+from groups import group, weigh
+
+from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.facts import Group, LengthTarget, ReferenceStatistics, Response
+from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
+from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
+from megatron_opsft.methods.references import check_monitor, check_references, read_references
+
+ONLINE = [name for name, method in METHODS.items() if not method.settings().has_fixed_data]
+
+
+def settings_of(name: str, **keys: Any) -> Any:
+    return METHODS[name].settings(**keys)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
+    method = METHODS[name]
+    settings = method.settings()
+    reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
+    batch = [
+        group(correct=c, target=LengthTarget(num_tokens=2000, kind="exact"), reference=reference)
+        for c in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1))
+    ]
+    state = method.start(settings)
+    for step in (1, 2):
+        assert state.step == step
+        weights = method.weigh(batch, settings, state)
+        assert len(weights.rewards) == len(weights.advantages) == len(weights.trained) == 12
+        assert all(map(math.isfinite, weights.advantages)) and weights.factor > 0
+        state = method.advance(settings, state, batch, refills=2)
+    assert state.refills == 4
+    assert (
+        method.state.model_validate(json.loads(json.dumps(state.model_dump(mode="json")))) == state
+    )
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_the_order_of_groups_changes_nothing(name: str) -> None:
+    reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
+    facts: dict[str, Any] = {
+        "target": LengthTarget(num_tokens=99, kind="max"),
+        "reference": reference,
+    }
+    if name == "l1_exact":
+        facts["target"] = LengthTarget(num_tokens=99)
+    batch = [
+        group(**facts),
+        group((90, 17, 3, 44), (0, 1, 0, 1), **facts),
+        group((5, 6), (1, 1), **facts),
+    ]
+    weights, turned = weigh(name, *batch), weigh(name, *batch[::-1])
+    assert turned.factor == weights.factor
+    assert turned.advantages[:2] + turned.advantages[2:6] + turned.advantages[6:] == pytest.approx(
+        weights.advantages[8:] + weights.advantages[4:8] + weights.advantages[:4], rel=1e-12
+    )
+
+
+def test_thinkprune_goes_through_its_stages() -> None:
+    method = METHODS["thinkprune"]
+    settings = settings_of(
+        "thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True
+    )
+    state, seen = method.start(settings), []
+    for _ in range(5):
+        prompt = method.prompt(settings, state, None)
+        seen.append((method.limit(settings, state), method.starts_stage(settings, state)))
+        assert f" {seen[-1][0]} tokens" in prompt.system
+        state = method.advance(settings, state, [])
+    assert seen == [(4000, False), (4000, False), (3000, True), (2000, True), (2000, False)]
+    plain = settings_of("thinkprune")
+    assert method.limit(plain, state) is None
+    assert method.prompt(plain, state, None).system == ""
+
+
+def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
+    method = METHODS["l1_max"]
+    settings = settings_of("l1_max", lowest_target=100, highest_target=4000)
+    drawn = [method.target(settings, f"p{n}", 7) for n in range(2000)]
+    assert drawn == [method.target(settings, f"p{n}", 7) for n in range(2000)]
+    assert drawn != [method.target(settings, f"p{n}", 8) for n in range(2000)]
+    tokens = [target.num_tokens for target in drawn if target]
+    assert 100 <= min(tokens) < 110 and 3990 < max(tokens) <= 4000
+    assert fmean(tokens) == pytest.approx(2050, abs=75)  # 3 standard errors
+    share = fmean(target.kind == "max" for target in drawn if target)
+    assert share == pytest.approx(0.5, abs=0.034)
+    exact = METHODS["l1_exact"].target(settings_of("l1_exact", highest_target=4000), "p0", 7)
+    assert exact and exact.kind == "exact"
+
+
+def test_l1_prompts_end_with_the_target() -> None:
+    method, state = METHODS["l1_max"], METHODS["l1_max"].state()
+    targets = [LengthTarget(num_tokens=800, kind=kind) for kind in ("exact", "max")]
+    ends = [method.prompt(settings_of("l1_max"), state, target).suffix for target in targets]
+    assert ends == [" Think for 800 tokens.", " Think for maximum 800 tokens."]
+    assert method.prompt(settings_of("l1_max", prompt_target=False), state, targets[0]).suffix == ""
+
+
+def monitor_groups() -> list[Group]:
+    """Two easy problems, one medium, one hard, of 8 responses each."""
+    return [
+        group([100] * 2 + [2000] * 6, [1] * 6 + [0] * 2),
+        group([100] * 1 + [3000] * 7, [1] * 8),
+        group([1500] * 2 + [2500] * 2 + [9000] * 4, [1] * 3 + [0] * 5),
+        group([700] * 1 + [5000] * 7, [1] * 2 + [0] * 6),
+    ]
+
+
+def test_difficulties_begin_at_thirds() -> None:
+    bands = [band_of(group([9] * 8, [1] * n + [0] * (8 - n))) for n in (8, 6, 5, 3, 2, 0)]
+    assert bands == ["easy", "easy", "medium", "medium", "hard", "hard"]
+    assert band_of(group([9] * 3, [1, 1, 0])) == "easy"
+    assert fewest_correct(8, "ceil") == {"easy": 6, "medium": 3, "hard": 1}
+    assert fewest_correct(8, "floor") == {"easy": 5, "medium": 2, "hard": 1}
+
+
+@pytest.mark.parametrize(
+    ("rounding", "expected"),
+    [
+        # Coverage asked for: 1/6, 1/3, 1 of 16, 8 and 8 responses.
+        ("ceil", {"easy": 1024, "medium": 3072, "hard": 5120}),
+        # 1/5, 1/2, 1: 3 of 16 are less than a fifth.
+        ("floor", {"easy": 2048, "medium": 3072, "hard": 5120}),
+    ],
+)
+def test_laser_targets_are_the_smallest_that_cover_enough(
+    rounding: Any, expected: dict[str, int]
+) -> None:
+    found = choose_targets(monitor_groups(), range(1024, 16385, 1024), rounding)
+    assert found == expected
+
+
+def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -> None:
+    method = METHODS["laser_d"]
+    settings = settings_of("laser_d", highest_target=4096)
+    monitor, state = method.monitor, method.start(settings)
+    assert monitor is not None and monitor.size(settings) == (500, 8)
+    due = [monitor.due(settings, state.model_copy(update={"step": n})) for n in range(1, 42)]
+    assert [n for n, is_due in enumerate(due, 1) if is_due] == [1, 21, 41]
+    state = monitor.observe(settings, state, monitor_groups())
+    assert state.model_dump()["targets"] == {"easy": 1024, "medium": 3072, "hard": None}
+    easy = group((900, 1100, 9000), (1, 1, 0))
+    assert method.weigh([easy], settings, state).rewards == (1.5, 1.0, -0.5)
+    hard = group((900, 1100, 9000, 16384), (1, 0, 0, 0))  # any length will do
+    assert method.weigh([hard], settings, state).rewards == (1.5, -0.5, -0.5, -0.5)
+    de = METHODS["laser_de"]
+    explored = de.weigh([easy], de.settings(highest_target=4096), state).rewards
+    assert explored == (1.5, 1.0, 0.0)
+
+
+def test_laser_punishes_a_response_without_answer_most() -> None:
+    none = Response(num_tokens=9000, correct=False, finished=False, has_answer=False)
+    wrong = Response(num_tokens=9000, correct=False)
+    both = Group(responses=[none, wrong], limit=9000)
+    assert weigh("laser", both).rewards == (-1.0, -0.5)
+    state = {"targets": {"easy": 1, "medium": 1, "hard": 1}}
+    assert weigh("laser_de", both, state=state).rewards == (-1.0, 0.0)
+
+
+def test_er_rl_whitening_over_tokens_by_hand() -> None:
+    batch = [group(), group((90, 17, 3, 44), (0, 1, 0, 1))]
+    plain = weigh("er_rl", *batch).advantages
+    lengths = [n for g in batch for n in g.lengths]
+    mean = sum(a * n for a, n in zip(plain, lengths, strict=True)) / sum(lengths)
+    squares = sum(n * (a - mean) ** 2 for a, n in zip(plain, lengths, strict=True))
+    expected = [(a - mean) / math.sqrt(squares / sum(lengths)) for a in plain]
+    found = weigh("er_rl", *batch, whiten="tokens").advantages
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_er_rl_with_one_correct_response_and_with_none() -> None:
+    assert weigh("er_rl", group((5, 9), (1, 0))).rewards == (1 - 0.1 * 0.5, 0.0)
+    assert weigh("er_rl", group((5, 9), (0, 0))).rewards == (0.0, 0.0)
+
+
+def test_kimi_warms_up_without_lengths() -> None:
+    for step, rewards in ((1, (1, 1, 0, 1)), (2, (1, 1, 0, 1)), (3, (1.5, 1.25, 0, 0.5))):
+        weights = weigh("kimi", group(), state={"step": step}, warmup_steps=2)
+        assert weights.rewards == rewards
+    assert weigh("kimi", group((7, 7), (1, 0))).rewards == (1, 0)
+    assert weigh("kimi", group((10, 20), (1, 0)), weight=2.0).rewards == (2.0, -1.0)
+
+
+def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> None:
+    method, settings = METHODS["dler"], settings_of("dler", max_refills=2)
+    mixed, solved, failed = (group((5, 6), c) for c in ((1, 0), (1, 1), (0, 0)))
+    late = group((5, 60), (1, 1), limit=30)  # right, but too long: mixed
+    groups = [mixed, solved, failed, late, mixed]
+    assert method.fill(settings, groups, 4, 0) == ([0, 3, 4], True)
+    assert method.fill(settings, groups, 4, 2) == ([0, 3, 4], False)
+    assert method.fill(settings, groups, 2, 0) == ([0, 3], False)  # what is over is left out
+    grpo = METHODS["grpo"]
+    assert grpo.fill(grpo.settings(), groups, 5, 0) == ([0, 1, 2, 3, 4], False)
+
+
+def test_da_dler_has_a_shorter_limit_where_half_are_correct() -> None:
+    keys = {"easy_limit": 1000}
+    assert weigh("dler", group(), **keys).rewards == (1, 0, 0, 0)
+    assert weigh("dler", group(correct=(1, 1, 0, 0)), **keys).rewards == (1, 0, 0, 0)
+    assert weigh("dler", group(correct=(0, 1, 0, 0)), **keys).rewards == (0, 1, 0, 0)
+
+
+def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
+    reference = ReferenceStatistics(mean_tokens=2200, accuracy=0.75)
+    short = group((100, 8000), (1, 0), reference=reference)
+    assert weigh("o1_pruner", short).rewards == pytest.approx((21.5, -2.225))
+    assert weigh("o1_pruner", short, clip_rewards=True).rewards == (4.0, -2.0)
+    batch = [short, group(reference=reference)]
+    plain = weigh("o1_pruner", *batch).advantages
+    expected = [(a - fmean(plain)) / pstdev(plain) for a in plain]
+    found = weigh("o1_pruner", *batch, z_score=True)
+    assert found.advantages == pytest.approx(expected, rel=1e-12)
+    assert (found.token_weights, found.factor) == ((1.0,) * 6, 1 / 6)
+    stored = [Response(num_tokens=9, correct=True, stored=value) for value in (0.25, -1.5)]
+    fixed = weigh("o1_pruner", Group(responses=stored, limit=9), form="fixed", z_score=True)
+    assert fixed.advantages == (0.25, -1.5)
+
+
+def test_gdpo_tells_the_two_reward_vectors_apart() -> None:
+    """(0, 1) against (0, 0), and (1, 1) against (0, 0): by hand 0.7071 and 1.4142."""
+    late, right = group((10, 99), (0, 0)), group((10, 99), (1, 0))
+    for batch, advantage in ((late, math.sqrt(0.5)), (right, math.sqrt(2))):
+        found = weigh("gdpo", batch, target=50, whiten="none", std_epsilon=0.0).advantages
+        assert found == pytest.approx((advantage, -advantage), rel=1e-12)
+    summed = weigh("gdpo", late, right, target=50, whiten="responses").advantages
+    raw = [math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2)]
+    assert summed == pytest.approx([a / stdev(raw) for a in raw], rel=1e-5)
+
+
+def test_ddca_by_hand() -> None:
+    found = weigh("ddca", group()).advantages
+    lengths = (800, 1600, 4000)
+    scores = [1 / (1 + math.exp(-(n - fmean(lengths)) / pstdev(lengths))) for n in lengths]
+    base = (0.25 / 0.5, -0.75 / 0.5)
+    expected = [base[0] - 0.2 * 0.75 * (s - fmean(scores)) for s in scores]
+    assert found == pytest.approx([*expected[:2], base[1], expected[2]], rel=1e-5)
+
+
+def test_short_rl_rewards_length_only_while_accuracy_holds() -> None:
+    method, settings = METHODS["short_rl"], settings_of("short_rl", length_tolerance=700)
+    state = method.start(settings)
+    batch = [group()]  # three quarters correct
+    # The shortest has 800 tokens, the longest correct one 4,000.
+    assert method.weigh(batch, settings, state).rewards == (1.5, 1.25, 0.0, 0.5)
+    near = settings_of("short_rl", length_tolerance=800)
+    assert method.weigh(batch, near, state).rewards == (1.5, 1.5, 0.0, 0.5)
+    state = method.advance(settings, state, batch)
+    worse = [group(correct=(1, 0, 0, 1))]
+    assert method.weigh(worse, settings, state).rewards == (1.0, 0.0, 0.0, 1.0)
+    state = method.advance(settings, state, worse)
+    assert state.model_dump() == {"step": 3, "refills": 0, "best_accuracy": 0.75}
+
+
+def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
+    method = METHODS["a_dlp"]
+    settings = settings_of("a_dlp", first_price=1e-3, price_rate=0.01, reference_accuracy=0.5)
+    state, prices = method.start(settings), []
+    for correct in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)):
+        prices.append(state.model_dump()["price"])
+        rewards = method.weigh([group(correct=correct)], settings, state).rewards
+        assert rewards[3] == pytest.approx(correct[3] - prices[-1] * 4000)
+        state = method.advance(settings, state, [group(correct=correct)])
+    assert prices == pytest.approx([1e-3, 3.5e-3, 0.0])
+
+
+def test_smart_thinker_by_hand() -> None:
+    lengths, correct = (100, 220, 240, 900), (0, 1, 1, 0)
+    # Correct: mean 230, variance 100; all: mean 365, variance 99,275.
+    best = (100 * 365 - 99275 * 230) / (100 - 99275)
+    beyond = 240 - best
+    price = 0.5 / (beyond - beyond / 4)
+    found = weigh("smart_thinker", group(lengths, correct))
+    assert found.rewards == pytest.approx((0, 1, 1 - price * beyond, 0))
+    assert found.advantages[2] == pytest.approx(0, abs=1e-12)  # never below, however long
+    assert min(found.advantages[1:3]) > -1e-12
+    assert weigh("smart_thinker", group((5, 9), (1, 1))).rewards == (1, 1)
+
+
+def test_linear_by_hand() -> None:
+    found = weigh("linear", group())
+    rewards = [
+        c - 0.25 * 0.75 * n / 4000
+        for n, c in zip((800, 1600, 2400, 4000), (1, 1, 0, 1), strict=True)
+    ]
+    assert found.rewards == pytest.approx(rewards)
+    assert found.advantages == pytest.approx([r - fmean(rewards) for r in rewards])
+
+
+def test_objectives_of_one_and_of_several_updates() -> None:
+    """In the only update of a batch a clip has the gradient of likelihood."""
+    assert settings_of("on_policy_sft").objective(0.6).is_weighted_likelihood
+    assert settings_of("on_policy_sft").objective(0.6).temperature == 1.0
+    assert settings_of("grpo", beta=0.0).objective(1.0).is_weighted_likelihood
+    once = settings_of("laser").objective(0.6)
+    assert (once.surrogate, once.beta, once.kl, once.temperature) == (
+        Likelihood(),
+        0.001,
+        "k3",
+        0.6,
+    )
+    plain = settings_of("laser", tempered_log_probs=False, updates_per_batch=2)
+    assert plain.objective(0.6).temperature == 1.0
+    assert plain.objective(0.6).surrogate == TokenClip(low=0.2, high=0.28)
+    dual = settings_of("l1_exact", updates_per_batch=2).objective(1.0).surrogate
+    assert dual == TokenClip(low=0.2, high=0.2, dual=3.0)
+    assert settings_of("dler").objective(1.0).kl == "k2"
+    kimi = settings_of("kimi", updates_per_batch=2, tau=0.3)
+    assert kimi.objective(1.0).surrogate == SquaredLogRatio(tau=0.3)
+    assert settings_of("kimi").objective(1.0).surrogate == Likelihood()
+    clipped = settings_of("kimi", updates_per_batch=2, loss="token_clip")
+    assert clipped.objective(1.0).surrogate == TokenClip()
+    assert settings_of("o1_pruner").objective(1.0).surrogate == SequenceClip()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["name=thinkprune", "limits=[3000,2000]"], "has 2 stages: give method.stage_steps the"),
+        (["name=thinkprune", "stage_steps=[5]"], "has 0 stages"),
+        (["name=thinkprune", "limits=4000"], "rollout.max_response_tokens=3500; raise that one"),
+        (["name=l1_exact", "highest_target=4000"], "must ascend in this order"),
+        (["name=l1_max", "lowest_target=3600"], "must ascend in this order"),
+        (["name=laser", "target=8192"], "method.target=8192 is more than a response can have"),
+        (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
+        (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
+        (["name=er_rl", "beta=0.1"], "config key method.beta=0.1: er_rl has a divergence for each"),
+        (["name=o1_pruner"], "method.references is missing: o1_pruner needs a file with each"),
+    ],
+)
+def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: str) -> None:
+    given = ["model.path=m", "data.train=d", *(f"method.{override}" for override in overrides)]
+    with pytest.raises(UserError) as caught:
+        load_config(None, given)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ONLINE)
+def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
+    given = ["model.path=m", "data.train=d", f"method.name={name}", "rollout.group_size=1"]
+    given += ["method.references=r.jsonl"] * (name == "o1_pruner")
+    if name in ("on_policy_sft", "o1_pruner"):
+        assert load_config(None, given).method.name == name
+    else:
+        with pytest.raises(UserError, match=f"method.name={name} compares the responses to one"):
+            load_config(None, given)
+
+
+def test_references_are_read_and_missing_ones_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"problem_id": "a", "mean_tokens": 12.5, "accuracy": 0.25}\n')
+    found = read_references(path)
+    assert found == {"a": ReferenceStatistics(mean_tokens=12.5, accuracy=0.25)}
+    check_references(found, ["a"], path)
+    with pytest.raises(UserError, match="no line for 2 problems, the first b"):
+        check_references(found, ["a", "b", "c"], path)
+    with pytest.raises(UserError, match="no line for problem b"):
+        weigh("o1_pruner", group(problem_id="b"))
+    for line in (
+        '{"problem_id": "a"}',
+        "[]",
+        "{",
+        '{"problem_id": 1, "mean_tokens": 0, "accuracy": 1}',
+    ):
+        path.write_text('{"problem_id": "a", "mean_tokens": 1, "accuracy": 1}\n' + line)
+        with pytest.raises(UserError, match=r"r\.jsonl, line 2: write an object with problem_id"):
+            read_references(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_references(tmp_path / "none")
+
+
+def test_monitor_problems_that_are_evaluated_are_refused() -> None:
+    check_monitor(["a", "b"], ["c"])
+    with pytest.raises(UserError, match="1 monitor problems .* such as 'b': "):
+        check_monitor(["a", "b"], ["c", "b"])
