@@ -139,7 +139,9 @@ def build_ours(work: Work) -> Run:
     model = {"path": str(work.model_dir), "dtype": work.dtype}
     config = Config.model_validate({"model": model, "data": {"train": "arithmetic"}})
     layout = start_distributed(work.device, config.parallel)
-    trainer, _ = build_trainer(config, work.model_dir, work.device, layout)
+    parts = build_trainer(config, work.model_dir, work.device, layout)
+    parts.fill_from_disk()
+    trainer = parts.trainer
     return lambda: time_steps(lambda: trainer.step(*our_batches(work), work.optimizer.lr), work)
 
 

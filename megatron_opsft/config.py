@@ -73,6 +73,10 @@ class ModelConfig(Section):
         "bfloat16",
         description="Of weights and activations; main weights and gradients are float32.",
     )
+    load: Literal["auto", "disk", "engine"] = Field(
+        "auto",
+        description="disk: every rank reads its shards from the files. engine: colocated vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
+    )
 
 
 class DataConfig(Section):

@@ -227,6 +227,7 @@ _FREE_ON_RESUME = (
     "run.max_minutes",
     "run.hang_minutes",
     "run.silence_seconds",
+    "model.load",
     "parallel.",
     "checkpoint.",
     "verify.workers",

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -39,9 +40,9 @@ from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
-from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.engine import FileReader, SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
-from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine
+from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.runtime.device import (
@@ -53,14 +54,17 @@ from megatron_opsft.runtime.device import (
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.distributed import (
     Layout,
+    broadcast_object,
     gather_from_all,
     start_distributed,
     start_watchdog,
     stop_distributed,
 )
 from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.versions import untested_versions
 from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.sync.first_weights import load_first_weights
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.verify.verifier import Verifier
 
@@ -137,8 +141,11 @@ class Session:
 
 
 @contextmanager
-def open_session(config: Config) -> Iterator[Session]:
-    """Build every part; called by every rank. On the way out processes and groups are closed."""
+def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
+    """Build every part; called by every rank. On the way out processes and groups are closed.
+
+    resume: where there is a checkpoint, the weights are left for it to bring.
+    """
     enter_phase("start", 0)
     device = _choose_device(config)
     given = _read_input(config)
@@ -151,7 +158,7 @@ def open_session(config: Config) -> Iterator[Session]:
     )
     _warn(config, given.problems, layout)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
-        session = _build(config, given, device, layout, verifier)
+        session = _build(config, given, device, layout, verifier, resume=resume)
         yield session
         session.sampler.engine.close()
     # Only after success: a rank that fails must not wait in a collective for the others.
@@ -202,10 +209,17 @@ def _read_input(config: Config) -> _Input:
 
 
 def _build(
-    config: Config, given: _Input, device: Device, layout: Layout, verifier: Verifier
+    config: Config,
+    given: _Input,
+    device: Device,
+    layout: Layout,
+    verifier: Verifier,
+    *,
+    resume: bool,
 ) -> Session:
     """Trainer, engine and what lies between them."""
-    trainer, shards = build_trainer(config, given.model_dir, device, layout)
+    parts = build_trainer(config, given.model_dir, device, layout)
+    trainer, shards = parts.trainer, parts.shards
     engine = open_engine(
         config,
         given.model_dir,
@@ -216,6 +230,10 @@ def _build(
         push_again=lambda: sync.push(sync.version),
     )
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
+    checkpoints = config.run.dir / "checkpoints"
+    if not (resume and broadcast_object(bool(list_checkpoints(checkpoints)))):
+        by_engine = config.model.load != "disk" and reads_files(config.rollout)
+        load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
     return Session(
         config=config,
         device=device,
@@ -240,7 +258,7 @@ def _build(
         shards=shards,
         sync=sync,
         checkpointer=Checkpointer(
-            config.run.dir / "checkpoints",
+            checkpoints,
             trainer.models,
             trainer.optimizer,
             keep=config.checkpoint.keep,

@@ -40,7 +40,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
         raise UserError(f"method.name={config.method.name} cannot be trained with yet")
     stop = StopSignal(config.run.max_minutes)
     with (
-        open_session(config) as s,
+        open_session(config, resume=resume) as s,
         open_recorder(s, resume=resume, overwrite=overwrite) as recorder,
     ):
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))

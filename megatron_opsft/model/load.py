@@ -1,7 +1,8 @@
-"""From a model directory to a trainer on this rank: shape, shards, optimizer."""
+"""From a model directory to a trainer on this rank: shape, shards, optimizer; then its weights."""
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -22,24 +23,40 @@ from megatron_opsft.model.transformer_config import (
 )
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.storage.opened import open_weights
+from megatron_opsft.storage.opened import StoredWeights, open_weights
 from megatron_opsft.weights.rules import WeightTable, padded_vocab_size
 
 log = logging.getLogger("megatron_opsft")
 
 
-def build_trainer(
-    config: Config, model_dir: Path, device: Device, layout: Layout
-) -> tuple[Trainer, ModelShards]:
-    """The trainer with the directory's weights, and its shards. Called by every rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerParts:
+    """A trainer whose weights are not there yet; `stored`: where they lie on disk."""
 
-    Each rank reads only its own slices, tensor by tensor. Errors: `UserError` for an unsupported
-    model, a layout that does not fit it, or a weight file that is damaged or holds other tensors
-    than config.json says.
+    trainer: Trainer
+    shards: ModelShards
+    stored: StoredWeights
+
+    def fill_from_disk(self) -> None:
+        """Each rank reads only its own slices, tensor by tensor."""
+        self.shards.fill(self.stored.read)
+        self.start_main_weights()
+
+    def start_main_weights(self) -> None:
+        """The optimizer's float32 weights are the model's, once those are there."""
+        self.trainer.optimizer.reload_model_params()
+
+
+def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layout) -> TrainerParts:
+    """The trainer of the directory's model, with any weights. Called by every rank.
+
+    Of the weight files only headers are read. Errors: `UserError` for an unsupported model, a
+    layout that does not fit it, or a weight file that is damaged or holds other tensors than
+    config.json says.
     """
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
-    tensors = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
+    stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
     with_te = uses_transformer_engine(device, config.model.dtype)
     check_offload(shape, config.train, config.parallel, with_te=with_te)
     megatron = transformer_config(
@@ -61,11 +78,10 @@ def build_trainer(
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
-        stored = {tensors.dtype(name) for name in table.hf_shapes()}
-        if conversion := describe_conversion(stored, megatron.params_dtype):
+        dtypes = {stored.dtype(name) for name in table.hf_shapes()}
+        if conversion := describe_conversion(dtypes, megatron.params_dtype):
             log.info(conversion)
     models = build_model(shape, megatron, device)
-    ModelShards.of(models, table, layout).fill(tensors.read)
     chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
     trainer = Trainer(
@@ -77,8 +93,9 @@ def build_trainer(
         weight_decay=config.optimizer.weight_decay,
         cross_entropy=loss.method,
     )
-    # The distributed optimizer moved the parameters into its own buffer: match them anew.
-    return trainer, ModelShards.of(models, table, layout)
+    # The distributed optimizer has moved the parameters into its own buffer.
+    shards = ModelShards.of(models, table, layout)
+    return TrainerParts(trainer=trainer, shards=shards, stored=stored)
 
 
 def describe_conversion(stored: Iterable[torch.dtype], trained: torch.dtype) -> str:

@@ -168,6 +168,15 @@ class InPlaceUpdate(Protocol):
         """After all were written in place: caches are dropped, `version` is current."""
 
 
+class FileReader(Protocol):
+    """What an engine adds that reads a model's files itself. Every rank calls every method."""
+
+    def load_files(self, files: Sequence[Path], version: int) -> None:
+        """Replace every weight by those in a Hugging Face model's weight files, which were
+        compared with its config.json.
+        """
+
+
 class RolloutEngine(Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 

@@ -17,6 +17,7 @@ class EngineTraits:
     bring it, one of them is enough; install: the line that installs one.
     tensor_parallel: several ranks can share one engine. separate: it can live in processes of its
     own. reopens: another one can be opened in a process that has closed one.
+    reads_files: inside the trainer's process it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     experts_on_cpu: a mixture of experts can be updated there.
@@ -30,6 +31,7 @@ class EngineTraits:
     tensor_parallel: bool
     separate: bool
     reopens: bool
+    reads_files: bool
     refills: bool
     experts_on_cpu: bool
     eval_batch_size: int
@@ -44,6 +46,7 @@ ENGINES = {
         tensor_parallel=False,
         separate=False,
         reopens=True,
+        reads_files=False,
         refills=False,
         experts_on_cpu=True,
         eval_batch_size=64,
@@ -56,6 +59,7 @@ ENGINES = {
         tensor_parallel=True,
         separate=True,
         reopens=False,
+        reads_files=True,
         refills=True,
         experts_on_cpu=False,
         eval_batch_size=256,

@@ -7,10 +7,10 @@ from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
 from megatron_opsft.storage.megatron_files import MegatronTensors
 from megatron_opsft.weights.rules import WeightTable
 
+StoredWeights = HfTensors | MegatronTensors
 
-def open_weights(
-    model_dir: Path, table: WeightTable, *, check: bool = True
-) -> HfTensors | MegatronTensors:
+
+def open_weights(model_dir: Path, table: WeightTable, *, check: bool = True) -> StoredWeights:
     """Open a Hugging Face directory or a Megatron checkpoint; no weight is read yet.
 
     table: of the model, with TransformerEngine's names, which checkpoints use. check: compare names

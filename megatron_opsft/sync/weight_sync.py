@@ -10,7 +10,7 @@ always a stream: its checksums show whether the engine's layout is as the schedu
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from megatron_opsft.config import SyncConfig
@@ -87,7 +87,7 @@ class WeightSync:
         path = "in_place" if self._transfer is not None else "stream"
         seconds = time.perf_counter() - start
         if first or self._config.verify != "off":
-            self.compare_checksums(first=first)
+            self.compare_checksums(f"push of weight version {version}", first=first)
         if first:
             self._transfer = self._plan_in_place()
         mean, largest = None, None
@@ -112,10 +112,11 @@ class WeightSync:
 
     def pull(self) -> SyncResult:
         """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
-        bit (but -0.0 becomes +0.0 where the engine packs its weights).
+        bit (but -0.0 becomes +0.0 where the engine packs its weights). Checksums prove it.
 
         The caller then reloads the optimizer's main weights from the model's.
-        Errors: `SyncError` where the engine keeps weights in a form that nobody can read.
+        Errors: `SyncError` where the engine keeps weights in a form that nobody can read, and for
+        a difference.
         """
         start = time.perf_counter()
         if self.unverified:
@@ -130,6 +131,7 @@ class WeightSync:
             self._back.run()
         else:
             broadcast_pull(cast(Readable, self._engine), self._shards)
+        self.compare_checksums("pull")
         return SyncResult(
             version=self.version,
             path="in_place" if own is not None else "stream",
@@ -142,27 +144,40 @@ class WeightSync:
         engine cannot be written in place.
         """
         in_place = self._engine.in_place
-        own = None if in_place is None else in_place.weights()
-        reason = "the engine is another process" if own is None else own.packed
-        if not reason and self.unverified:
-            reason = f"the engine's layout of {min(self.unverified)} is unknown"
-        if own is not None and not reason:
-            reason = other_dtype(self._shards, self._engine.layout, own)
-        reasons = [reason for reason in gather_from_all([reason]) if reason]
-        if own is None or reasons:
-            self._say(f"weights go to the engine as a stream of whole tensors: {reasons[0]}")
+        reason = self._why_not_in_place(self.unverified)
+        if in_place is None or reason:
+            self._say(f"weights go to the engine as a stream of whole tensors: {reason}")
             return None
         transfer, num_bytes = push_transfer(
-            self._shards, self._engine.layout, own, self._bucket_bytes
+            self._shards, self._engine.layout, in_place.weights(), self._bucket_bytes
         )
         self._say(
             f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
         )
         return transfer
 
-    def compare_checksums(self, *, first: bool = False) -> None:
+    def why_unreadable(self) -> str:
+        """Why the shards cannot be filled from the engine before any push; "" where they can."""
+        return self._why_not_in_place(self._engine.layout.uncertain)
+
+    def _why_not_in_place(self, doubtful: Collection[str]) -> str:
+        """Why some rank's engine can be neither read nor written in place; "" where all can.
+
+        doubtful: engine parameters whose layout is not known.
+        """
+        in_place = self._engine.in_place
+        own = None if in_place is None else in_place.weights()
+        reason = "the engine is another process" if own is None else own.packed
+        if not reason and doubtful:
+            reason = f"the engine's layout of {min(doubtful)} is unknown"
+        if own is not None and not reason:
+            reason = other_dtype(self._shards, self._engine.layout, own)
+        return next((reason for reason in gather_from_all([reason]) if reason), "")
+
+    def compare_checksums(self, after: str, *, first: bool = False) -> None:
         """Trainer's and engine's checksums of every engine parameter.
 
+        after: what was done, for the message.
         first: what differs among the parameters whose layout is uncertain becomes `unverified`.
         Errors: `SyncError` on every rank for any other difference.
         """
@@ -176,9 +191,9 @@ class WeightSync:
             rank, names = next(iter(bad.items()))
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise SyncError(
-                f"push of weight version {self.version}: the engine of rank {rank} does not hold "
-                f"the trainer's {', '.join(names[:3])}{more} (checksums differ, {len(bad)} of "
-                f"{len(reports)} ranks); nothing was sampled from them"
+                f"{after}: the engine of rank {rank} does not hold the trainer's "
+                f"{', '.join(names[:3])}{more} (checksums differ, {len(bad)} of {len(reports)} "
+                "ranks); nothing was sampled from them"
             )
 
     def _compare_log_probs(self, samples: Sequence[Sample]) -> tuple[float, float]:

@@ -121,10 +121,14 @@ def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for
 ) -> None:
     run_dir, other = tmp_path / "run", tmp_path / "other"
     more = ["run.steps=2", "run.eval_every=1", "checkpoint.every=0"]
-    assert cli.run(train_args(run_dir, *more, "run.max_minutes=1e-9")).exit_code == 75
+    stopped = cli.run(train_args(run_dir, *more, "run.max_minutes=1e-9"))
+    assert stopped.exit_code == 75
+    assert "weights: " in stopped.stderr
     assert [line["step"] for line in read_lines(run_dir / "evals.jsonl")] == [0]
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
-    assert cli.run([*train_args(run_dir, *more), "--resume"]).exit_code == 0
+    resumed = cli.run([*train_args(run_dir, *more), "--resume"])
+    assert resumed.exit_code == 0
+    assert "weights: " not in resumed.stderr  # the checkpoint brings them
     assert cli.run(train_args(other, *more)).exit_code == 0
     evaluations = read_lines(run_dir / "evals.jsonl")
     assert [line["step"] for line in evaluations] == [0, 1, 2]

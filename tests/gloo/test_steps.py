@@ -152,7 +152,9 @@ def loaded(dtype: str, directory: Path) -> tuple[list[str], bool, bool]:
     said: list[str] = []
     with mock.patch.object(load.log, "info", said.append):
         layout = start_distributed(case.device, case.parallel)
-        trainer, shards = build_trainer(config, directory, case.device, layout)
+        parts = build_trainer(config, directory, case.device, layout)
+    parts.fill_from_disk()
+    trainer, shards = parts.trainer, parts.shards
     built = Built(trainer=trainer, shards=shards, layout=layout)
     kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}
     found = exported(built)

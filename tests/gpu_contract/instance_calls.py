@@ -70,7 +70,8 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "model/load.py": {
         "table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
-        "ModelShards.of(models, table, layout).fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
+        "self.shards.fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
+        "self.trainer.optimizer.reload_model_params": f"{_OPTIMIZER}.reload_model_params",
     },
     "model/optimizer.py": {
         "optimizer.get_parameters": f"{_OPTIMIZER}.get_parameters",

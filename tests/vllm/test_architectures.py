@@ -10,7 +10,7 @@ import torch
 from hf_reference import hf_model
 from tiny_models import SHAPES
 from transformers import AutoConfig, AutoModelForCausalLM
-from vllm_jobs import hf_log_probs, spoil_and_pull, with_session
+from vllm_jobs import engine_against_disk, hf_log_probs, spoil_and_pull, with_session
 from world import World
 
 from megatron_opsft.errors import UserError
@@ -23,7 +23,13 @@ from megatron_opsft.weights.rules import WeightTable
 pytestmark = pytest.mark.vllm
 
 TINY = resolve_model("tiny_reasoner")
-LAYOUTS = {"qwen2": (2, 2), "qwen2_tied": (2, 1), "llama_mha": (1, 2)}
+# Tensor- and pipeline-parallel ranks of the trainer, tensor-parallel ranks of an engine.
+LAYOUTS = {
+    "qwen2": (2, 1, 2),
+    "qwen2_tied": (2, 1, 1),
+    "llama_mha": (1, 1, 2),
+    "qwen3": (2, 2, 2),
+}
 DENSE = [name for name, shape in SHAPES.items() if shape.moe is None]
 
 
@@ -62,20 +68,27 @@ def push_and_pull(session: Session, recorder: RunRecorder) -> tuple[float, str, 
     return difference, pushed.path, spoil_and_pull(session)
 
 
+def start_push_and_pull(session: Session, recorder: RunRecorder) -> tuple[Any, Any]:
+    return engine_against_disk(session, recorder), push_and_pull(session, recorder)
+
+
 @pytest.mark.parametrize("name", DENSE)
-def test_push_and_pull(vllm_world: World, tmp_path: Path, name: str) -> None:
+def test_first_weights_push_and_pull(vllm_world: World, tmp_path: Path, name: str) -> None:
     make_model(name, tmp_path / "model")
-    tp, rollout_tp = LAYOUTS.get(name, (1, 1))
-    ranks = max(tp, rollout_tp)
+    tp, pp, rollout_tp = LAYOUTS.get(name, (1, 1, 1))
+    ranks = max(tp * pp, rollout_tp)
     overrides = [
         f"model.path={tmp_path / 'model'}",
         f"parallel.tp={tp}",
+        f"parallel.pp={pp}",
         f"rollout.tp={rollout_tp}",
     ]
     overrides += ["eval.max_response_tokens=64"]
-    for difference, path, wrong in vllm_world.run(
-        with_session, ranks, tmp_path / "run", overrides, push_and_pull, True
+    for start, (difference, path, wrong) in vllm_world.run(
+        with_session, ranks, tmp_path / "run", overrides, start_push_and_pull, True
     ):
+        peak_bytes, wrong_at_start = start
+        assert peak_bytes is not None and wrong_at_start == []
         assert difference < 1e-4
         assert wrong == 0
         assert path == "in_place"

@@ -13,7 +13,13 @@ from typing import Any
 
 import pytest
 from tiny_models import SHAPES
-from vllm_jobs import KeptSession, scaled_shard, train_and_compare, with_session
+from vllm_jobs import (
+    KeptSession,
+    engine_against_disk,
+    scaled_shard,
+    train_and_compare,
+    with_session,
+)
 from world import World
 
 from megatron_opsft.errors import SyncError, UserError
@@ -36,7 +42,7 @@ LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
     "1 rank": (1, [], True),
     "train TP2, rollout TP1": (2, ["parallel.tp=2"], True),
     "train PP2, rollout TP1": (2, ["parallel.pp=2"], True),
-    "train PP2, rollout TP2": (2, ["parallel.pp=2", *TP2], True),
+    "train PP2, rollout TP2": (2, ["parallel.pp=2", "sync.bucket_mb=1", *TP2], True),
     "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2], True),
 }
 
@@ -55,6 +61,18 @@ Spoilt = Callable[[Session], AbstractContextManager[None]]
 
 def in_layouts(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("session", names, indirect=True)
+
+
+@in_layouts(*LAYOUTS)
+def test_shards_from_the_engine_are_those_from_disk(
+    session: KeptSession, request: pytest.FixtureRequest
+) -> None:
+    """The first test of every session: it looks at how it started."""
+    for peak_bytes, wrong in session.run(engine_against_disk):
+        assert (peak_bytes is not None) == session.plain
+        assert wrong == []
+        if request.node.callspec.params["session"] == "train PP2, rollout TP2":
+            assert 2**18 < peak_bytes <= 2 * 2**20  # half of a stage comes from the other rank
 
 
 def generate_without_weights(session: Session, recorder: RunRecorder) -> str:

@@ -1,6 +1,7 @@
 """vLLM inside the training ranks, as its external launcher has it: one worker in each rank."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -95,6 +96,12 @@ class VllmEngine:
         self.begin_update()
         self._core.rpc("reload_weights", weights_iterator=checked_stream(tensors, self.layout))
         self.finish_update(version)
+
+    def load_files(self, files: Sequence[Path], version: int) -> None:
+        """See `FileReader.load_files`: by vLLM's own readers and loaders."""
+        (tensors,) = self._core.rpc("opsft_read_files", [str(file) for file in files])
+        known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
+        self.load_weights(known, version)
 
     @property
     def in_place(self) -> "VllmEngine":

@@ -23,6 +23,10 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.weight_utils import (
+    pt_weights_iterator,
+    safetensors_weights_iterator,
+)
 
 from megatron_opsft.runtime.shared_memory import Address, open_shared
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
@@ -149,6 +153,14 @@ class OpsftWorker:
             signed_zeros=not tensors.packs,
         )
         return tp_rank, sums
+
+    def opsft_read_files(self, files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor of these weight files, all of one format; only for a caller in the same
+        process.
+        """
+        if files[0].endswith(".safetensors"):
+            return safetensors_weights_iterator(list(files), use_tqdm_on_load=False)
+        return pt_weights_iterator(list(files), use_tqdm_on_load=False)
 
     def opsft_read_shared(self, address: Address) -> bytes | str:
         """What stands there, or why this worker cannot read it."""

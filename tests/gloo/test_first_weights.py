@@ -1,0 +1,217 @@
+"""The weights that a run starts from are the same bits by way of an engine and from disk; what an
+engine holds at other places than it says is noticed before anything is sampled.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hf_reference import hf_model
+from jobs import Case, build
+from safetensors.torch import load_file, save_file
+from tiny_models import weights
+from torch import Tensor
+from world import World
+
+from megatron_opsft.config import SyncConfig
+from megatron_opsft.errors import SyncError
+from megatron_opsft.model.load import TrainerParts
+from megatron_opsft.rollout.engine import EngineWeights
+from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.storage.hf_files import HfTensors
+from megatron_opsft.storage.megatron_files import MegatronTensors
+from megatron_opsft.sync import first_weights
+from megatron_opsft.sync.first_weights import load_first_weights
+from megatron_opsft.sync.weight_sync import WeightSync
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
+
+GATE, UP = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
+
+
+class ReadingEngine(HfEngine):
+    """A `FileReader` on Hugging Face's model."""
+
+    def load_files(self, files: Sequence[Path], version: int) -> None:
+        self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A trainer with spoilt weights, an engine that can read the files, and the sync of both."""
+
+    trainer: TrainerParts
+    engine: ReadingEngine
+    sync: WeightSync
+
+
+def build_parts(case: Case, model_dir: Path) -> Parts:
+    built = build(case)
+    for tensor in built.shards.by_name.values():
+        tensor.fill_(7.0)
+    model = hf_model(case.model).to(built.shards.dtype)
+    for value in model.parameters():
+        value.data.fill_(5.0)
+    engine = ReadingEngine(model, None, batch_size=8, version=None)  # type: ignore[arg-type]
+    sync = WeightSync(built.shards, engine, SyncConfig(verify="checksum"), built.trainer.score)
+    stored = HfTensors(model_dir)
+    return Parts(
+        trainer=TrainerParts(trainer=built.trainer, shards=built.shards, stored=stored),
+        engine=engine,
+        sync=sync,
+    )
+
+
+def load(parts: Parts) -> list[str]:
+    """Through the engine if that can be; what the log says."""
+    said: list[str] = []
+    with mock.patch.object(first_weights.log, "info", lambda line, *args: said.append(line % args)):
+        load_first_weights(parts.trainer, parts.sync, parts.engine)
+    return said
+
+
+def state(parts: TrainerParts) -> list[Tensor]:
+    """Shards and main weights."""
+    main = parts.trainer.optimizer.get_parameters()
+    return [t.detach().clone() for t in [*parts.shards.by_name.values(), *main]]
+
+
+def both_ways(case: Case, model_dir: Path) -> tuple[bool, list[str]]:
+    """Whether shards and main weights are the same bits by both ways, and what was said of the
+    first.
+    """
+    parts = build_parts(case, model_dir)
+    said = load(parts)
+    found = state(parts.trainer)
+    for tensor in parts.trainer.shards.by_name.values():
+        tensor.fill_(7.0)
+    parts.trainer.fill_from_disk()
+    same = all(torch.equal(a, b) for a, b in zip(found, state(parts.trainer), strict=True))
+    parts.sync.push(0)  # proves the layout: no SyncError
+    return same, said
+
+
+@pytest.fixture
+def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    save_file(weights(request.param), tmp_path / "model.safetensors")
+    return tmp_path
+
+
+CASES = [
+    Case(model="qwen2_tied", tp=2, pp=2, dtype="bfloat16"),
+    Case(model="llama3", pp=2, vpp=2, dp=2, dtype="bfloat16"),
+    Case(model="qwen3", tp=2, dp=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "model_dir"), [(c, c.model) for c in CASES], indirect=["model_dir"], ids=str
+)
+def test_shards_and_main_weights_from_an_engine_are_those_from_disk(
+    world: World, case: Case, model_dir: Path
+) -> None:
+    size = (model_dir / "model.safetensors").stat().st_size / 1e9
+    for rank, (same, said) in enumerate(world.run(both_ways, case.world_size, case, model_dir)):
+        assert same
+        if rank:
+            assert said == []
+            continue
+        (line,) = [line for line in said if line.startswith("weights: ")]
+        assert line.startswith(f"weights: {size:.3g} GB of files (")
+        assert line.endswith(" s of it to fill the trainer's shards")
+
+
+def why_from_disk(case: Case, model_dir: Path) -> list[tuple[str, bool]]:
+    """What is said of engines that cannot be read, and whether all weights are there."""
+    parts = build_parts(case, model_dir)
+    parts.trainer.fill_from_disk()
+    expected = state(parts.trainer)
+    layout, weights_of = parts.engine.layout, parts.engine.weights
+    found = []
+    for why in ("uncertain", "packed", "dtype", "megatron"):
+        trainer = parts.trainer
+        own = weights_of()
+        if why == "uncertain":
+            parts.engine.layout = replace(layout, uncertain=frozenset([GATE]))
+        if why == "packed":
+            own = replace(own, packed="the engine holds it packed")
+        if why == "dtype":
+            own = replace(own, tensors={**own.tensors, GATE: own.tensors[GATE].double()})
+        if why == "megatron":
+            stored = mock.Mock(spec=MegatronTensors)
+            stored.read, stored.files = trainer.stored.read, trainer.stored.files
+            trainer = replace(trainer, stored=stored)
+        for tensor in trainer.shards.by_name.values():
+            tensor.fill_(7.0)
+        with mock.patch.object(parts.engine, "weights", lambda own=own: own):
+            first, second = load(replace(parts, trainer=trainer))
+        same = all(torch.equal(a, b) for a, b in zip(state(trainer), expected, strict=True))
+        found.append((first, same and second.endswith("by every rank its own slices")))
+        parts.engine.layout = layout
+    return found
+
+
+@pytest.mark.parametrize("model_dir", ["qwen2"], indirect=True)
+def test_an_engine_that_cannot_be_read_is_one_line_and_the_disk(
+    world: World, model_dir: Path
+) -> None:
+    (found,) = world.run(why_from_disk, 1, Case(), model_dir)
+    start = "the trainer reads the weights from disk itself: "
+    assert [line.removeprefix(start) for line, _ in found] == [
+        f"the engine's layout of {GATE} is unknown",
+        "the engine holds it packed",
+        f"the engine holds {GATE} in torch.float64, not in torch.float32",
+        "the engine cannot read a Megatron checkpoint",
+    ]
+    assert [same for _, same in found] == [True] * 4
+
+
+def wrongly_pulled(case: Case, model_dir: Path) -> str:
+    """One weight changes on its way from the engine."""
+    parts = build_parts(case, model_dir)
+    weights_of = parts.engine.weights
+
+    def scaled() -> EngineWeights:
+        own = weights_of()
+        return replace(own, tensors={**own.tensors, GATE: own.tensors[GATE] * 1.01})
+
+    with mock.patch.object(parts.engine, "weights", scaled), pytest.raises(SyncError) as caught:
+        load(parts)
+    return str(caught.value)
+
+
+def at_another_place(case: Case, model_dir: Path) -> tuple[bool, str]:
+    """The engine's layout takes one weight for another: whether the trainer's is wrong after the
+    pull, and what the first push says.
+    """
+    parts = build_parts(case, model_dir)
+    layout, other = parts.engine.layout, {GATE: UP, UP: GATE}
+
+    def swapped(parameter: Parameter) -> Parameter:
+        def named(rect: Rect) -> Rect:
+            return replace(rect, tensor=other.get(rect.tensor, rect.tensor))
+
+        turned = tuple(Copy(named(part.source), part.target) for part in parameter.parts)
+        return replace(parameter, parts=turned)
+
+    parts.engine.layout = replace(
+        layout, parameters_of=lambda rank: tuple(map(swapped, layout.parameters_of(rank)))
+    )
+    load(parts)
+    found = dict(parts.sync.exporter.stream())
+    with pytest.raises(SyncError) as caught:
+        parts.sync.push(0)
+    return torch.equal(found[GATE], weights(case.model)[UP]), str(caught.value)
+
+
+@pytest.mark.parametrize("model_dir", ["qwen2"], indirect=True)
+def test_what_is_read_wrongly_stops_the_run(world: World, model_dir: Path) -> None:
+    case = Case(tp=2)
+    for said in world.run(wrongly_pulled, 2, case, model_dir):
+        assert said.startswith(f"pull: the engine of rank 0 does not hold the trainer's {GATE} ")
+    for is_swapped, said in world.run(at_another_place, 2, case, model_dir):
+        assert is_swapped
+        assert said.startswith("push of weight version 0: the engine of rank 0 does not hold ")
+        assert GATE in said and UP in said
