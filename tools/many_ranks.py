@@ -83,9 +83,10 @@ def run_ranks(args: argparse.Namespace, num_ranks: int, run: Path) -> dict[str, 
         free_bytes = min(free_bytes, psutil.virtual_memory().available)
         time.sleep(1)
     if failed is not None:
-        raise SystemExit(
-            f"rank {failed} failed:\n{Path(f'{run}-{failed}.log').read_text()[-4000:]}"
-        )
+        logs = [path.read_text() for path in run.parent.glob(f"{run.name}-*.log")]
+        said = [line for log in logs for line in log.splitlines() if line.startswith("error: ")]
+        own = Path(f"{run}-{failed}.log").read_text()[-4000:]
+        raise SystemExit("\n".join([f"rank {failed} failed", *said, own]))
     (line,) = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     others = [most[rank] for rank in range(1, num_ranks)] or [(0, 0)]
     return {
