@@ -35,8 +35,8 @@ from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.batching.microbatch import pack
-from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig, TrainConfig
-from megatron_opsft.methods.normalization import normalize
+from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
+from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import select_device
@@ -114,20 +114,21 @@ def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
-    """As `train.make_batch` on one rank."""
-    samples = [one for one, kept in zip(work.samples, work.accepted, strict=True) if kept]
-    lengths = [len(sample.response_ids) for sample in samples]
-    normalization = normalize(lengths, len(work.samples), TrainConfig().normalization)
+    """As `step_batch.pack_update` on one rank."""
+    lengths = [len(sample.response_ids) for sample in work.samples]
+    token_weights, factor = aggregate("max_accepted", lengths, work.accepted, limit=0)
+    kept = [number for number, accepted in enumerate(work.accepted) if accepted]
+    samples = [work.samples[number] for number in kept]
     batches, _ = pack(
         [len(sample.prompt_ids) + len(sample.response_ids) for sample in samples],
-        normalization.token_weights,
+        [token_weights[number] for number in kept],
         lambda numbers_of: dict(enumerate(samples)),
         budget=work.microbatch_tokens,
         dp_rank=0,
         dp_size=1,
         device=work.device.torch_device,
     )
-    return batches, normalization.factor
+    return batches, factor
 
 
 def build_ours(work: Work) -> Run:

@@ -16,33 +16,27 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.methods.selection import select
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.train import make_batch
+from megatron_opsft.step_batch import pack_updates, sample_batch
 from megatron_opsft.verify.math_verifier import judge
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 
 
-def our_step(s: Session, problems: list[Problem], step: int) -> tuple[Stopwatch, int]:
+def our_step(s: Session, step: int) -> tuple[Stopwatch, int]:
     """The verbs of `train.run_step`; returns its times and the number of sampled tokens."""
     watch = Stopwatch(s.device)
-    with watch.phase("rollout"):
-        rollouts = s.sampler.sample(
-            problems, s.settings, num_samples=s.config.rollout.group_size, step=step
-        )
-    with watch.phase("verify"):
-        verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
+    batch = sample_batch(s, watch)
+    updates = pack_updates(s, batch, watch)
     with watch.phase("train"):
-        responses = s.share_facts(rollouts, verdicts, problems)
-        accepted = select(responses, s.config.rollout.max_response_tokens)
-        batch = make_batch(s, accepted, s.fetch(accepted, rollouts, problems))
-        s.trainer.step(batch.microbatches, batch.factor, s.config.optimizer.lr)
+        for update in updates:
+            s.trainer.step(update.microbatches, update.factor, s.config.optimizer.lr)
+    s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
         s.sync.push(step)
-    return watch, sum(len(rollout.response_ids) for rollout in rollouts)
+    return watch, sum(response.num_response_tokens for response in batch.responses)
 
 
 class PlainLoop:
@@ -134,7 +128,7 @@ def main() -> None:
         loop = PlainLoop(s)
         for step in range(1, args.warmup + args.steps + 1):
             problems = s.problems_of(step)
-            watch, ours_tokens = our_step(s, problems, step)
+            watch, ours_tokens = our_step(s, step)
             our_seconds = watch.total()
             start = time.perf_counter()
             plain_tokens = loop.step(problems)

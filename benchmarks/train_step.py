@@ -29,7 +29,7 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import choose_cross_entropy
-from megatron_opsft.methods.normalization import normalize
+from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
@@ -134,10 +134,16 @@ def batch_of(
 ) -> tuple[list[MicroBatch], float]:
     """This rank's micro-batches, and the factor of the loss."""
     lengths = [len(sample.response_ids) for sample in accepted]
-    normalization = normalize(lengths, args.samples, "batch_max")
+    rejected = args.samples - len(accepted)
+    token_weights, factor = aggregate(
+        "max_accepted",
+        lengths + [1] * rejected,
+        [True] * len(accepted) + [False] * rejected,
+        limit=0,
+    )
     batches, _ = pack(
         [len(sample.prompt_ids) + len(sample.response_ids) for sample in accepted],
-        normalization.token_weights,
+        token_weights[: len(accepted)],
         lambda numbers_of: dict(enumerate(accepted)),
         budget=args.tokens,
         dp_rank=layout.dp_rank,
@@ -146,7 +152,7 @@ def batch_of(
         quadratic_at=quadratic_at(shape),
         device=device.torch_device,
     )
-    return batches, normalization.factor
+    return batches, factor
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:

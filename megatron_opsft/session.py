@@ -13,38 +13,27 @@ from typing import cast
 
 import torch
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
-from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import (
     ProblemSet,
-    describe_bad_rows,
-    drop_unusable_prompts,
-    load_held_out,
-    load_problems,
-    shuffled_subset,
-)
-from megatron_opsft.data.prompts import (
-    PromptEncoder,
-    check_vocabulary,
-    end_token_ids,
-    load_tokenizer,
 )
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
+from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checkpoint import Checkpointer
-from megatron_opsft.model.checks import check_layout
 from megatron_opsft.model.load import build_trainer
+from megatron_opsft.model.reference import Reference
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import FileReader, SamplingSettings
-from megatron_opsft.rollout.limits import check_lengths, max_engine_tokens
+from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
+from megatron_opsft.run_input import RunInput, open_method, read_held_out, read_input, warn_of
 from megatron_opsft.runtime.device import (
     Device,
     check_deterministic,
@@ -62,8 +51,6 @@ from megatron_opsft.runtime.distributed import (
 )
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
-from megatron_opsft.runtime.versions import untested_versions
-from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.first_weights import load_first_weights
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.verify.verifier import Verifier
@@ -85,14 +72,33 @@ class Session:
     held_out: HeldOut | None
     sampler: Sampler
     verifier: Verifier
+    method: MethodRun
     trainer: Trainer
+    reference: Reference | None
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
 
     def problems_of(self, step: int) -> list[Problem]:
         """The problems of a step, the same on every rank."""
-        return [self.problems.problems[index] for index in self.order.indices(step - 1)]
+        return self.problems_of_draw(step - 1)
+
+    def problems_of_draw(self, draw: int) -> list[Problem]:
+        """A batch of problems by its number from 0; a step takes one, or several."""
+        return [self.problems.problems[index] for index in self.order.indices(draw)]
+
+    def prompt_of(self, problem: Problem) -> tuple[int, ...]:
+        """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
+        change = self.method.prompt_change(problem.id)
+        encode = self.sampler.encoder.encode
+        prompt = encode(problem.text, system=change.system, suffix=change.suffix)
+        limit = self.config.data.max_prompt_tokens
+        if len(prompt) > limit:
+            raise UserError(
+                f"problem {problem.id}: with what method.name={self.config.method.name} adds, its "
+                f"prompt has {len(prompt)} tokens; raise data.max_prompt_tokens={limit}"
+            )
+        return prompt
 
     def share_facts(
         self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], problems: Sequence[Problem]
@@ -134,11 +140,6 @@ class Session:
             samples = [shorten(as_response(encode(text)), room) for text in texts]
         return [sample for sample in samples if sample.response_ids]
 
-    @property
-    def num_rollouts(self) -> int:
-        """B * G: responses sampled in a step, accepted or not."""
-        return self.config.data.prompts_per_step * self.config.rollout.group_size
-
 
 @contextmanager
 def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
@@ -148,7 +149,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     """
     enter_phase("start", 0)
     device = _choose_device(config)
-    given = _read_input(config)
+    given = read_input(config)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
     watchdog = start_watchdog(
         Limits(
@@ -156,7 +157,8 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         ),
         config.run.dir,
     )
-    _warn(config, given.problems, layout)
+    if layout.is_main:
+        warn_of(config, given.problems)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         session = _build(config, given, device, layout, verifier, resume=resume)
         yield session
@@ -182,35 +184,9 @@ def _choose_device(config: Config) -> Device:
     return device
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Input:
-    """What a run reads before it computes anything."""
-
-    model_dir: Path
-    encoder: PromptEncoder
-    end_tokens: tuple[int, ...]
-    problems: ProblemSet
-
-
-def _read_input(config: Config) -> _Input:
-    """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
-    model_dir = resolve_model(config.model.path)
-    tokenizer = load_tokenizer(model_dir)
-    encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
-    shape = read_model_shape(model_dir)
-    end_tokens = end_token_ids(tokenizer, model_dir)
-    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
-    check_layout(shape, config.parallel)
-    check_lengths(config, shape.max_position_embeddings)
-    problems, encoder = share_problems(
-        config.data, encoder, model_dir, lambda encode: _load_problems(config, encode)
-    )
-    return _Input(model_dir=model_dir, encoder=encoder, end_tokens=end_tokens, problems=problems)
-
-
 def _build(
     config: Config,
-    given: _Input,
+    given: RunInput,
     device: Device,
     layout: Layout,
     verifier: Verifier,
@@ -229,9 +205,11 @@ def _build(
         layout,
         push_again=lambda: sync.push(sync.version),
     )
+    held_out = read_held_out(config, given, is_main=layout.is_main)
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
     checkpoints = config.run.dir / "checkpoints"
-    if not (resume and broadcast_object(bool(list_checkpoints(checkpoints)))):
+    resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
+    if not resumes or trainer.objective.beta:  # the reference model is what the run began with
         by_engine = config.model.load != "disk" and reads_files(config.rollout)
         load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
     return Session(
@@ -251,10 +229,12 @@ def _build(
             max_response_tokens=config.rollout.max_response_tokens,
             end_token_ids=given.end_tokens,
         ),
-        held_out=_load_held_out(config, given.encoder, given.end_tokens, is_main=layout.is_main),
+        held_out=held_out,
         sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
         verifier=verifier,
+        method=open_method(config, given, held_out),
         trainer=trainer,
+        reference=Reference(trainer, device) if trainer.objective.beta else None,
         shards=shards,
         sync=sync,
         checkpointer=Checkpointer(
@@ -264,59 +244,3 @@ def _build(
             keep=config.checkpoint.keep,
         ),
     )
-
-
-def _load_problems(config: Config, encode: Encode) -> ProblemSet:
-    loaded = load_problems(
-        config.data.train,
-        split=config.data.split,
-        subset=config.data.subset,
-        problem_field=config.data.problem_field,
-        answer_field=config.data.answer_field,
-    )
-    usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)
-    if not usable.problems:
-        raise UserError(
-            f"{config.data.train}: every prompt is longer than data.max_prompt_tokens="
-            f"{config.data.max_prompt_tokens}; raise it"
-        )
-    return usable
-
-
-def _load_held_out(
-    config: Config, encoder: PromptEncoder, end_tokens: tuple[int, ...], *, is_main: bool
-) -> HeldOut | None:
-    held_out = load_held_out(config.data, config.eval)
-    if held_out is None:
-        return None
-    held_out = drop_unusable_prompts(held_out, encoder.encode, config.data.max_prompt_tokens)
-    if is_main and (bad := describe_bad_rows(held_out)):
-        log.warning("held out: %s", bad)
-    return HeldOut(
-        problems=shuffled_subset(held_out.problems, config.eval.num_problems, seed=0),
-        settings=SamplingSettings(
-            temperature=config.eval.temperature,
-            top_p=config.eval.top_p,
-            max_response_tokens=(
-                config.eval.max_response_tokens or config.rollout.max_response_tokens
-            ),
-            end_token_ids=end_tokens,
-        ),
-        samples_per_problem=config.eval.samples_per_problem,
-    )
-
-
-def _warn(config: Config, problems: ProblemSet, layout: Layout) -> None:
-    """Say once what the user should know before anything is computed."""
-    if not layout.is_main:
-        return
-    if untested := untested_versions():
-        log.warning(untested)
-    if bad := describe_bad_rows(problems):
-        log.warning(bad)
-    if config.rollout.temperature != 1.0:
-        log.warning(
-            "rollout.temperature=%s: sampling is then not on-policy; the paper saw training "
-            "collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0.",
-            config.rollout.temperature,
-        )

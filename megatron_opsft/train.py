@@ -1,30 +1,29 @@
 """On-policy SFT: sample from the current policy, keep what is correct and short, take one SFT step
 on it.
 
-The loop below is the paper's Algorithm 1. Every rank runs it; what a rank does alone is in the
-called functions.
+The loop below is the paper's Algorithm 1, and that of the methods it is compared with: which
+responses are learned from, and how much, is the method's affair. Every rank runs it; what a rank
+does alone is in the called functions.
 """
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
 
-from megatron_opsft.architectures.flops import quadratic_at
-from megatron_opsft.batching.exchange import Fetch
-from megatron_opsft.batching.microbatch import pack
-from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.config import Config
-from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.methods.normalization import MODES, normalize
-from megatron_opsft.methods.selection import select
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import learning_rate
-from megatron_opsft.records import MicroBatch, ResponseFacts
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
+from megatron_opsft.step_batch import (
+    begin_stage,
+    observe_monitor,
+    pack_updates,
+    sample_batch,
+    whole_result,
+)
 
 log = logging.getLogger("megatron_opsft")
 
@@ -36,8 +35,6 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     with `resume`. Called by every rank. Errors: `UserError` before anything is computed,
     `NonFiniteError` with the batch saved.
     """
-    if config.method.name != "on_policy_sft":
-        raise UserError(f"method.name={config.method.name} cannot be trained with yet")
     stop = StopSignal(config.run.max_minutes)
     with (
         open_session(config, resume=resume) as s,
@@ -60,61 +57,23 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
 
 
 def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
-    """One rollout batch and one update."""
+    """One rollout batch and the update on it, or several."""
     enter_phase("prepare", step)
     watch = Stopwatch(s.device)
-    problems = s.problems_of(step)
-    with watch.phase("rollout"):
-        rollouts = s.sampler.sample(
-            problems, s.settings, num_samples=s.config.rollout.group_size, step=step
-        )
-        s.sampler.engine.sleep()
-    with watch.phase("verify"):
-        verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
-        responses = s.share_facts(rollouts, verdicts, problems)
-    recorder.begin_rollouts(step, rollouts, verdicts, responses)
+    if s.method.starts_stage:
+        begin_stage(s)
+    observe_monitor(s, watch)
+    batch = sample_batch(s, watch)
+    recorder.begin_rollouts(step, batch)
+    updates = pack_updates(s, batch, watch)
+    lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
     with watch.phase("train"):
-        accepted = select(responses, s.config.rollout.max_response_tokens)
-        lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
-        batch = make_batch(s, accepted, s.fetch(accepted, rollouts, problems))
         try:
-            result = s.trainer.step(batch.microbatches, batch.factor, lr)
+            results = [s.trainer.step(u.microbatches, u.factor, lr) for u in updates]
         except NonFiniteError:
-            recorder.save_failed_batch(step, accepted, rollouts)
+            recorder.save_failed_batch(step, batch)
             raise
+    s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
-        pushed = s.sync.push(step, s.probes(step, accepted, rollouts))
-    recorder.record(step, responses, accepted, batch.packing, result, pushed, watch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """This rank's part of a global batch; `factor`: of the whole batch's loss."""
-
-    microbatches: list[MicroBatch]
-    factor: float
-    packing: PackingReport
-
-
-def make_batch(s: Session, accepted: Sequence[ResponseFacts], fetch: Fetch) -> Batch:
-    """Every rank calls it with all accepted responses; no micro-batch if there is none."""
-    if not accepted:
-        return Batch(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
-    normalization = normalize(
-        [response.num_response_tokens for response in accepted],
-        s.num_rollouts,
-        MODES[s.config.method.aggregation],
-    )
-    microbatches, packing = pack(
-        [response.num_tokens for response in accepted],
-        normalization.token_weights,
-        fetch,
-        budget=s.config.train.max_tokens_per_microbatch,
-        dp_rank=s.layout.dp_rank,
-        dp_size=s.layout.dp_size,
-        multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
-        align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
-        quadratic_at=quadratic_at(s.shards.table.shape),
-        device=s.device.torch_device,
-    )
-    return Batch(microbatches=microbatches, factor=normalization.factor, packing=packing)
+        pushed = s.sync.push(step, s.probes(step, batch.trained, batch.rollouts))
+    recorder.record(step, batch, updates[0].packing, whole_result(results), pushed, watch)

@@ -63,7 +63,7 @@ def build_microbatch(
 def _by_token(values: Sequence[float], lengths: Sequence[int], device: torch.device) -> Tensor:
     """Each response's value at every token of it, float32 [R]."""
     return torch.tensor(values, dtype=torch.float32, device=device).repeat_interleave(
-        torch.tensor(lengths, device=device), output_size=sum(lengths)
+        torch.tensor(lengths, dtype=torch.int64, device=device), output_size=sum(lengths)
     )
 
 
@@ -79,12 +79,13 @@ def pack(
     align: int = 1,
     quadratic_at: float = 8192.0,
     device: torch.device,
+    advantages: Sequence[float] | None = None,
 ) -> tuple[list[MicroBatch], PackingReport]:
     """This rank's micro-batches of the global batch, and how well all ranks' are packed.
 
     Every rank calls it with the same lengths (tokens of prompt and response) and weights of all
     samples; `fetch` gets the tokens of those that this rank packs. multiple, quadratic_at: see
-    `plan_packing`; align: tokens of a micro-batch are filled up to a multiple of it.
+    `plan_packing`; align, advantages: see `build_microbatch`.
     """
     plan = plan_packing(
         lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
@@ -97,6 +98,7 @@ def pack(
             [token_weights[i] for i in sorted(indices)],
             align=align,
             device=device,
+            advantages=None if advantages is None else [advantages[i] for i in sorted(indices)],
         )
         for indices in plan[dp_rank]
     ]

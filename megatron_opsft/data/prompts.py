@@ -58,22 +58,26 @@ class PromptEncoder:
         )
         return str(text).rstrip().endswith("<think>")
 
-    def encode(self, problem_text: str) -> tuple[int, ...]:
+    def encode(self, problem_text: str, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 
-        An R1-style chat template ends them with `<think>` and a line break; one that does not is
-        left as it is. Errors: `PromptError` for a text with markers of its own, such as
-        `<|im_end|>`: as tokens they would end the user's part or the thinking.
+        system: a message before the user's; suffix: the end of the user's. An R1-style chat
+        template ends them with `<think>` and a line break; one that does not is left as it is.
+        Errors: `PromptError` for a text with markers of its own, such as `<|im_end|>`: as tokens
+        they would end the user's part or the thinking.
         """
-        if (prompt := self.known(problem_text)) is not None:
+        changed = bool(system or suffix)
+        if not changed and (prompt := self.known(problem_text)) is not None:
             return prompt
         if self._markers and (found := self._markers.search(problem_text)):
             raise PromptError(
                 f"the problem holds {found[0]!r}, which is a token of the model's own"
             )
-        message = {"role": "user", "content": problem_text + _INSTRUCTIONS[self.template]}
+        messages = [{"role": "system", "content": system}] if system else []
+        content = problem_text + _INSTRUCTIONS[self.template] + suffix
+        messages.append({"role": "user", "content": content})
         token_ids = self.tokenizer.apply_chat_template(
-            [message], add_generation_prompt=True, tokenize=True, return_dict=False
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
         return tuple(token_ids)
 

@@ -18,6 +18,19 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
     )
 
 
+def select(responses: Sequence[ResponseFacts], max_response_tokens: int) -> list[ResponseFacts]:
+    """Correct, finished, and no longer than the limit, in order (Algorithm 1 of the paper); end
+    tokens count.
+    """
+    return [
+        response
+        for response in responses
+        if response.outcome is Outcome.CORRECT
+        and response.finished
+        and response.num_response_tokens <= max_response_tokens
+    ]
+
+
 def describe_rollouts(
     responses: Sequence[ResponseFacts], accepted: Sequence[ResponseFacts]
 ) -> dict[str, float | int]:

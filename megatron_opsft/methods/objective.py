@@ -4,7 +4,7 @@ The loss of a batch is, over its trained responses i and their tokens t,
 
     factor * sum_i w_i sum_t [ -surrogate(A_i, log p_t, log old_t) + beta k(log p_t, log ref_t) ]
 
-with the advantage A_i and the weights of `normalization`. old: the policy that sampled, as it was
+with the advantage A_i and the weights of `aggregation`. old: the policy that sampled, as it was
 before the batch's first update; ref: the reference model. `loss.surrogates` has the formulas.
 """
 

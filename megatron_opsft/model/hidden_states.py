@@ -32,11 +32,16 @@ def _hand_on(
     return hidden, None
 
 
-def output_head(model: Any, vocab_size: int) -> OutputHead:
+def output_head(model: Any, vocab_size: int, temperature: float = 1.0) -> OutputHead:
     """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     weight = (
         model.shared_embedding_or_output_weight()
         if model.share_embeddings_and_output_weights
         else model.output_layer.weight
     )
-    return OutputHead(weight_VH=weight, vocab_size=vocab_size, group=model.pg_collection.tp)
+    return OutputHead(
+        weight_VH=weight,
+        vocab_size=vocab_size,
+        group=model.pg_collection.tp,
+        temperature=temperature,
+    )

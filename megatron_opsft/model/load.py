@@ -92,6 +92,7 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
         vocab_size=shape.vocab_size,
         weight_decay=config.optimizer.weight_decay,
         cross_entropy=loss.method,
+        objective=config.method.objective(config.rollout.temperature),
     )
     # The distributed optimizer has moved the parameters into its own buffer.
     shards = ModelShards.of(models, table, layout)

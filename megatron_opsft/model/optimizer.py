@@ -84,6 +84,18 @@ def _allocate_state(optimizer: MegatronOptimizer) -> None:
             state.setdefault("step", torch.tensor(0.0))
 
 
+def forget_moments(optimizer: MegatronOptimizer) -> None:
+    """As if nothing had been learned yet: zero moments and step counts; weights do not change."""
+    (part,) = optimizer.chained_optimizers
+    for state in part.optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+    for group in part.optimizer.param_groups:
+        if "step" in group:
+            group["step"] = 0 if isinstance(group["step"], int) else torch.zeros_like(group["step"])
+
+
 def load_settings(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
     """Restore everything but weights and moments from the optimizer's `state_dict`.
 

@@ -114,8 +114,8 @@ def _passes(job: TrainingJob, stages: Sequence[Stage], workload: Workload) -> tu
 def _pack(
     workload: Workload, budget: int, dp: int, multiple: int, quadratic_length: float
 ) -> tuple[Any, int]:
-    """As `train.make_batch` has it: (of each accepted response rank x count + micro-batch of the
-    rank, int64; count: micro-batches of each rank). Some may be empty (fillers).
+    """As `step_batch.pack_update` does it: (of each accepted response rank x count + micro-batch of
+    the rank, int64; count: micro-batches of each rank). Some may be empty (fillers).
     """
     bins = plan_packing(
         [workload.prompt_tokens + n for n in workload.accepted],

@@ -1,7 +1,7 @@
 """Responses to problems, shared out over the ranks: what the loop and the evaluation both call."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatron_opsft.data.prompts import PromptEncoder
@@ -37,16 +37,18 @@ class Sampler:
         *,
         num_samples: int,
         step: int,
+        encode: Callable[[Problem], tuple[int, ...]] | None = None,
     ) -> list[Rollout]:
         """`num_samples` responses to each of this rank's part of `problems`; called by every rank.
+
+        step: what the seeds of the responses depend on; encode: the prompts, if not the template's.
 
         A problem that comes twice (a data set smaller than a batch) gets twice as many, all
         different.
         """
+        encode = encode or (lambda problem: self.encoder.encode(problem.text))
         requests = [
-            make_request(
-                problem.id, self.encoder.encode(problem.text), times * num_samples, self.seed, step
-            )
+            make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
             for problem, times in Counter(problems).items()
         ]
         replica = self.engine.replica

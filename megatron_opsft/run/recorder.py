@@ -1,7 +1,7 @@
 """What a run writes down, and how it finds its place again."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -11,7 +11,8 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
-from megatron_opsft.records import ResponseFacts, Rollout, StepResult, SyncResult, Verdict
+from megatron_opsft.methods.updates import describe_weights
+from megatron_opsft.records import StepResult, SyncResult
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
@@ -23,6 +24,7 @@ from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
+from megatron_opsft.step_batch import JudgedBatch
 from megatron_opsft.storage.hf_writer import write_hf_model
 
 WARN_AFTER_SKIPPED = 10
@@ -42,25 +44,15 @@ class RunRecorder:
         if session.layout.is_main:
             self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
 
-    def begin_rollouts(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        verdicts: Sequence[Verdict],
-        responses: Sequence[ResponseFacts],
-    ) -> None:
-        """Let a step's responses be written while it goes on.
-
-        rollouts, verdicts: this rank's; responses: of all ranks, in the step's order.
-        """
+    def begin_rollouts(self, step: int, batch: JudgedBatch) -> None:
+        """Let a step's responses be written while it goes on."""
         if self._s.config.run.save_rollouts:
-            self._rollouts.begin(step, rollouts, verdicts, responses)
+            self._rollouts.begin(step, batch)
 
     def record(
         self,
         step: int,
-        responses: Sequence[ResponseFacts],
-        accepted: Sequence[ResponseFacts],
+        batch: JudgedBatch,
         packing: PackingReport,
         result: StepResult,
         pushed: SyncResult,
@@ -81,7 +73,9 @@ class RunRecorder:
             "loss": result.loss,
             "grad_norm": result.grad_norm,
             "lr": result.lr,
-            **describe_rollouts(responses, accepted),
+            **describe_rollouts(batch.responses, batch.accepted),
+            **describe_weights(batch.groups, batch.weights),
+            **_of_objective(result),
             "trained_tokens": result.trained_tokens,
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
@@ -142,7 +136,10 @@ class RunRecorder:
         warning, and the next one is tried at its time.
         """
         checkpointer = self._s.checkpointer
-        about = {"config_hash": config_hash(self._s.config)}
+        about = {
+            "config_hash": config_hash(self._s.config),
+            "method_state": self._s.method.state.model_dump(),
+        }
         with self._watch.phase("checkpoint"):
             if leaving:
                 checkpointer.save(step, about)
@@ -159,16 +156,18 @@ class RunRecorder:
         if failure and self._log is not None:
             log.warning("%s; the older checkpoints stay, and the run continues", failure)
 
-    def save_failed_batch(
-        self, step: int, accepted: Sequence[ResponseFacts], rollouts: Sequence[Rollout]
-    ) -> None:
+    def save_failed_batch(self, step: int, batch: JudgedBatch) -> None:
         """Keep the batch of a step whose loss was not finite, for whoever looks into it.
 
         Every rank is about to leave: the checkpoint under way is waited for.
         """
         self._settle_checkpoint(wait=True)
         rank = self._s.layout.rank
-        held = [(n, rollouts[r.index]) for n, r in enumerate(accepted) if r.rank == rank]
+        held = [
+            (number, batch.rollouts[response.index])
+            for number, response in enumerate(batch.trained)
+            if response.rank == rank
+        ]
         rows = [
             {
                 "problem_id": rollout.problem_id,
@@ -225,6 +224,11 @@ class RunRecorder:
         return summary
 
 
+def _of_objective(result: StepResult) -> dict[str, float]:
+    values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _differences(pushed: SyncResult) -> dict[str, float]:
     if pushed.logprob_diff_mean is None or pushed.logprob_diff_max is None:
         return {}
@@ -252,6 +256,7 @@ def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterato
         _check_same_run(session, run_dir.path)
     if resume and (manifest := session.checkpointer.load_newest()):
         last_step = manifest["step"]
+        session.method.restore(manifest.get("method_state", {"step": last_step + 1}))
     if last_step > config.run.steps:
         raise UserError(
             f"run.steps={config.run.steps}, but {config.run.dir} has a checkpoint of step "

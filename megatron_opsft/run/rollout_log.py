@@ -8,14 +8,27 @@ import gzip
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from megatron_opsft.records import ResponseFacts, Rollout, Verdict
+from megatron_opsft.records import Rollout, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import rollout_name
+from megatron_opsft.step_batch import JudgedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenResponse:
+    """What a line of `rollouts/` is made of."""
+
+    rollout: Rollout
+    verdict: Verdict
+    reward: float
+    advantage: float
 
 
 class RolloutLog:
@@ -32,31 +45,30 @@ class RolloutLog:
         self._thread: Thread | None = None
         self._failure: Exception | None = None
 
-    def begin(
-        self,
-        step: int,
-        rollouts: Sequence[Rollout],
-        verdicts: Sequence[Verdict],
-        responses: Sequence[ResponseFacts],
-    ) -> None:
-        """rollouts, verdicts: this rank's; responses: facts of all ranks', in the step's order.
-
-        `finish` must follow. Collective over the world.
-        """
+    def begin(self, step: int, batch: JudgedBatch) -> None:
+        """`finish` must follow. Collective over the world."""
         mine = [
-            (number, rollouts[response.index], verdicts[response.index])
-            for number, response in enumerate(responses)
+            (
+                number,
+                WrittenResponse(
+                    rollout=batch.rollouts[response.index],
+                    verdict=batch.verdicts[response.index],
+                    reward=batch.weights.rewards[number],
+                    advantage=batch.weights.advantages[number],
+                ),
+            )
+            for number, response in enumerate(batch.responses)
             if response.rank == self._rank
         ]
-        rows = sorted(deal({self._writer: mine}), key=lambda row: row[0])
+        rows = [row for _, row in sorted(deal({self._writer: mine}), key=itemgetter(0))]
         if rows:
             path = self._directory / rollout_name(step, self._in_name)
             self._thread = Thread(target=self._write, args=(path, rows))
             self._thread.start()
 
-    def _write(self, path: Path, rows: Sequence[tuple[int, Rollout, Verdict]]) -> None:
+    def _write(self, path: Path, rows: Sequence[WrittenResponse]) -> None:
         try:
-            write_rollouts(path, [(rollout, verdict) for _, rollout, verdict in rows])
+            write_rollouts(path, rows)
         except Exception as error:  # for the thread that waits
             self._failure = error
 
@@ -69,19 +81,22 @@ class RolloutLog:
             raise self._failure
 
 
-def write_rollouts(path: Path, pairs: Sequence[tuple[Rollout, Verdict]]) -> None:
+def write_rollouts(path: Path, rows: Sequence[WrittenResponse]) -> None:
     """One response a line, whole or not at all; the same responses give the same bytes."""
-    lines = (json.dumps(_row(*pair), ensure_ascii=False) + "\n" for pair in pairs)
+    lines = (json.dumps(_fields(row), ensure_ascii=False) + "\n" for row in rows)
     data = "".join(lines).encode("utf-8")
     write_bytes(path, gzip.compress(data, compresslevel=1, mtime=0))
 
 
-def _row(rollout: Rollout, verdict: Verdict) -> dict[str, Any]:
+def _fields(row: WrittenResponse) -> dict[str, Any]:
+    rollout, verdict = row.rollout, row.verdict
     return {
         "problem_id": rollout.problem_id,
         "sample_index": rollout.sample_index,
         "outcome": verdict.outcome.value,
         "answer": verdict.answer,
+        "reward": row.reward,
+        "advantage": row.advantage,
         "finish_reason": rollout.finish_reason.value,
         "num_prompt_tokens": len(rollout.prompt_ids),
         "num_tokens": len(rollout.response_ids),

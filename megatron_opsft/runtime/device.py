@@ -120,6 +120,14 @@ def peak_memory_bytes(device: Device) -> int:
     return torch.cuda.max_memory_allocated() if device.is_cuda else 0
 
 
+def has_room_for_good(device: Device, num_bytes: int) -> bool:
+    """Whether so many bytes may stay on the GPU for the whole run: no more than a tenth of what is
+    free, since activations and an engine come later.
+    """
+    free_bytes, _ = torch.cuda.mem_get_info(device.torch_device)
+    return 10 * num_bytes <= free_bytes
+
+
 def has_transformer_engine(device: Device) -> bool:
     """Whether TransformerEngine can be imported; it cannot work without CUDA and raises there."""
     return transformer_engine_version(device) is not None

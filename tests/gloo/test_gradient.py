@@ -8,6 +8,8 @@ from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, Case, gradient
 from world import World
 
+from megatron_opsft.methods.aggregation import Aggregation
+
 LIMIT = 1e-5  # largest difference of a tensor / largest entry of that tensor, float32
 
 LAYOUTS = [
@@ -50,7 +52,7 @@ MODELS += [
 def check(world: World, case: Case) -> int:
     """Compare loss and gradient with the reference; returns the micro-batches of each rank."""
     loss, num_batches, found = world.run(gradient, case.world_size, case)[0]
-    hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.mode)
+    hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.aggregation)
     assert found.keys() == expected.keys()
     errors = {
         name: float((torch.from_numpy(found[name]) - want).abs().max() / want.abs().max())
@@ -89,9 +91,9 @@ def test_gradient_matches_hf_for_any_token_budget(world: World, budget: int) -> 
     assert num_batches == {1: 7, 10_000: 1}.get(budget, num_batches)
 
 
-@pytest.mark.parametrize("mode", ["response", "token_mean"])
-def test_gradient_matches_hf_for_normalization(world: World, mode: str) -> None:
-    check(world, replace(Case(pp=2, dp=2), mode=mode))
+@pytest.mark.parametrize("aggregation", ["sequence", "accepted_tokens"])
+def test_gradient_matches_hf_for_aggregation(world: World, aggregation: Aggregation) -> None:
+    check(world, replace(Case(pp=2, dp=2), aggregation=aggregation))
 
 
 @pytest.mark.parametrize("rank", [0, 3])

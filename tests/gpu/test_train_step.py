@@ -32,7 +32,7 @@ def _leave_groups() -> Iterator[None]:
 def gradient_errors(case: Case) -> dict[str, float]:
     """Per tensor |difference| / |expected|, in the 2-norm, against Hugging Face in float32."""
     loss, _, found = gradient(case)
-    hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.mode)
+    hf_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS, case.aggregation)
     assert found.keys() == expected.keys()
     assert loss == pytest.approx(hf_loss, rel=1e-2 if case.dtype == "bfloat16" else 1e-5)
     return {

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.methods.normalization import Mode
+from megatron_opsft.methods.aggregation import Aggregation
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 
@@ -70,18 +70,18 @@ def response_log_prob(model: PreTrainedModel, sample: Sample) -> Tensor:
 
 
 def backward(
-    model: PreTrainedModel, accepted: list[Sample], num_rollouts: int, mode: Mode
+    model: PreTrainedModel, accepted: list[Sample], num_rollouts: int, aggregation: Aggregation
 ) -> float:
-    """Add the gradient of the loss of Algorithm 1 (or of the other normalizations); that loss."""
+    """Add the gradient of the loss of Algorithm 1 (or of another aggregation); that loss."""
     longest = max(len(sample.response_ids) for sample in accepted)
     total = sum(len(sample.response_ids) for sample in accepted)
     loss = 0.0
     for sample in accepted:
         divisor = {
-            "batch_max": num_rollouts * longest,
-            "response": num_rollouts * len(sample.response_ids),
-            "token_mean": total,
-        }[mode]
+            "max_accepted": num_rollouts * longest,
+            "sequence": num_rollouts * len(sample.response_ids),
+            "accepted_tokens": total,
+        }[aggregation]
         part = -response_log_prob(model, sample) / divisor
         part.backward()
         loss += part.item()
@@ -90,11 +90,11 @@ def backward(
 
 @cache
 def hf_gradient(
-    name: str, num_samples: int, num_rollouts: int, mode: Mode = "batch_max"
+    name: str, num_samples: int, num_rollouts: int, aggregation: Aggregation = "max_accepted"
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss and its gradient by HF name."""
     model = hf_model(name)
-    loss = backward(model, samples(num_samples), num_rollouts, mode)
+    loss = backward(model, samples(num_samples), num_rollouts, aggregation)
     return loss, hf_weights(model, gradients=True)
 
 
@@ -119,7 +119,7 @@ def hf_training(
     for step in range(num_steps):
         adamw.zero_grad()
         accepted = samples(num_samples, seed=step)
-        losses.append(backward(model, accepted, num_rollouts, "batch_max"))
+        losses.append(backward(model, accepted, num_rollouts, "max_accepted"))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip_grad)
         norms.append(float(norm))
         adamw.step()

@@ -17,7 +17,7 @@ from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
-from megatron_opsft.methods.normalization import Mode, normalize
+from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
@@ -57,7 +57,7 @@ class Case:
     overlap: bool = True
     budget: int = 64
     num_samples: int = 13
-    mode: Mode = "batch_max"
+    aggregation: Aggregation = "max_accepted"
     recompute: str = "none"
     cross_entropy: Method = "fused_linear"
     dtype: str = "float32"
@@ -153,7 +153,7 @@ def _finished(sample: Sample) -> Rollout:
 
 
 def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBatch], float]:
-    """Exchange, order, normalize, pack: the steps of the training loop."""
+    """Exchange, order, weigh, pack: the steps of the training loop."""
     mine = sampled_here(case, layout, samples(case.num_samples, seed=seed))
     problems = [Problem(id=f"p{n}", text="", answer="") for n in range(case.num_samples)]
     rollouts = [_finished(sample) for sample in mine]
@@ -162,10 +162,16 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     if not accepted:
         return [], 0.0
     lengths = [response.num_response_tokens for response in accepted]
-    normalization = normalize(lengths, NUM_ROLLOUTS, case.mode)
+    rejected = NUM_ROLLOUTS - len(lengths)
+    token_weights, factor = aggregate(
+        case.aggregation,
+        lengths + [1] * rejected,
+        [True] * len(lengths) + [False] * rejected,
+        limit=0,
+    )
     batches, _ = pack(
         [response.num_tokens for response in accepted],
-        normalization.token_weights,
+        token_weights[: len(lengths)],
         fetch_from_ranks(accepted, rollouts, problems, layout, case.device.torch_device),
         budget=case.budget,
         dp_rank=layout.dp_rank,
@@ -174,7 +180,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         align=case.tp if case.sequence_parallel else 1,
         device=case.device.torch_device,
     )
-    return batches, normalization.factor
+    return batches, factor
 
 
 def gradient(case: Case) -> Any:

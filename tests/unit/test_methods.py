@@ -14,7 +14,6 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics, Response, groups_of
 from megatron_opsft.methods.method import Weights
-from megatron_opsft.methods.normalization import MODES, normalize
 from megatron_opsft.records import Outcome, ResponseFacts
 
 LIMIT = 3500
@@ -158,22 +157,16 @@ def test_aggregation_by_hand(name: Aggregation, weights: list[float], factor: fl
     assert found == (tuple(weights), factor)
 
 
-@pytest.mark.parametrize("aggregation", MODES)
 @pytest.mark.parametrize("correct", [(1, 1, 0, 1), (0, 0, 0, 0), (0, 1, 0, 0)])
-def test_on_policy_sft_has_the_numbers_of_its_normalization(
-    aggregation: str, correct: tuple[int, ...]
-) -> None:
-    """Bit for bit what selection and normalization make of the accepted responses."""
+def test_on_policy_sft_by_hand(correct: tuple[int, ...]) -> None:
+    """Algorithm 1: accepted responses with weight 1, 1 / (N M) of all sampled ones."""
     lengths = [(7, 31, 8, 30), (3, 40, 5, 9)]
-    weights = weigh(
-        "on_policy_sft", *(group(n, correct, limit=30) for n in lengths), aggregation=aggregation
-    )
+    weights = weigh("on_policy_sft", *(group(n, correct, limit=30) for n in lengths))
     kept = [n for g in lengths for n, c in zip(g, correct, strict=True) if c and n <= 30]
-    expected = normalize(kept, 8, MODES[aggregation])
     trained = [i for i, is_trained in enumerate(weights.trained) if is_trained]
-    assert tuple(weights.token_weights[i] for i in trained) == expected.token_weights
-    assert {weights.advantages[i] for i in trained} <= {1.0}
-    assert weights.factor == expected.factor
+    assert [weights.token_weights[i] for i in trained] == [1.0] * len(kept)
+    assert [weights.advantages[i] for i in trained] == [1.0] * len(kept)
+    assert weights.factor == (1.0 / (8 * max(kept)) if kept else 0.0)
 
 
 def test_grpo_becomes_on_policy_sft_in_five_steps() -> None:

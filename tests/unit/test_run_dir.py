@@ -9,7 +9,7 @@ import pytest
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
 from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.rollout_log import write_rollouts
+from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
 from megatron_opsft.runtime.durable import write_json
 from megatron_opsft.runtime.step_names import rollout_files, rollout_name
 
@@ -25,10 +25,10 @@ def _finished_run(path: Path) -> RunDir:
 
 
 def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
-    write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_pair(0)])
+    write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_row(0)])
 
 
-def _pair(index: int) -> tuple[Rollout, Verdict]:
+def _row(index: int) -> WrittenResponse:
     rollout = Rollout(
         problem_id="ä/1",
         sample_index=index,
@@ -38,7 +38,8 @@ def _pair(index: int) -> tuple[Rollout, Verdict]:
         finish_reason=FinishReason.STOP,
         weight_version=7,
     )
-    return rollout, Verdict(outcome=Outcome.CORRECT, answer="4")
+    verdict = Verdict(outcome=Outcome.CORRECT, answer="4")
+    return WrittenResponse(rollout=rollout, verdict=verdict, reward=1.0, advantage=0.25)
 
 
 def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
@@ -215,11 +216,11 @@ def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
 
 
 def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
-    pairs = [_pair(index) for index in range(3)]
+    written = [_row(index) for index in range(3)]
     path = tmp_path / "step_000002.jsonl.gz"
-    write_rollouts(path, pairs)
+    write_rollouts(path, written)
     first = path.read_bytes()
-    write_rollouts(path, pairs)
+    write_rollouts(path, written)
     assert path.read_bytes() == first
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
     rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]
@@ -229,6 +230,8 @@ def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
         "sample_index": 0,
         "outcome": "correct",
         "answer": "4",
+        "reward": 1.0,
+        "advantage": 0.25,
         "finish_reason": "stop",
         "num_prompt_tokens": 2,
         "num_tokens": 3,

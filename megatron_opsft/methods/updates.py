@@ -1,0 +1,188 @@
+"""A method in a run: from the facts of a step's responses to what the trainer is given, and the
+method's state from step to step.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from megatron_opsft.methods.aggregation import aggregate
+from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.facts import (
+    Group,
+    PromptChange,
+    ReferenceStatistics,
+    groups_of,
+)
+from megatron_opsft.methods.method import Weights
+from megatron_opsft.methods.settings import MethodSettings, MethodState
+from megatron_opsft.records import Problem, ResponseFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimizer step: the responses that are trained on, with the weight of each of their
+    tokens and their advantages; factor: of the whole sum.
+    """
+
+    responses: tuple[ResponseFacts, ...]
+    token_weights: tuple[float, ...]
+    advantages: tuple[float, ...]
+    factor: float
+
+
+class MethodRun:
+    """The same on every rank. state: of the method, before the step that comes next.
+
+    references: the reference model's lengths and accuracy, by problem id, for methods that ask.
+    """
+
+    def __init__(
+        self,
+        settings: MethodSettings,
+        *,
+        seed: int,
+        references: Mapping[str, ReferenceStatistics] = MappingProxyType({}),
+    ) -> None:
+        self.settings = settings
+        self._method = METHODS[settings.name]
+        self.state: MethodState = self._method.start(settings)
+        self._seed = seed
+        self._references = references
+
+    @property
+    def draw(self) -> int:
+        """Which batch of problems the step begins with, counted from 0."""
+        return self.state.step - 1 + self.state.refills
+
+    @property
+    def limit(self) -> int | None:
+        """The longest response in this step, in tokens; None: the run's own."""
+        return self._method.limit(self.settings, self.state)
+
+    @property
+    def starts_stage(self) -> bool:
+        """Whether optimizer and reference model begin anew with this step."""
+        return self._method.starts_stage(self.settings, self.state)
+
+    def prompt_change(self, problem_id: str) -> PromptChange:
+        """What a problem's prompt gets beyond the template."""
+        target = self._method.target(self.settings, problem_id, self._seed)
+        return self._method.prompt(self.settings, self.state, target)
+
+    def monitor_size(self) -> tuple[int, int] | None:
+        """(problems, responses to each) that the method wants to see before this step, if any."""
+        monitor = self._method.monitor
+        if monitor is None or not monitor.due(self.settings, self.state):
+            return None
+        return monitor.size(self.settings)
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Let the method see its monitor problems' groups."""
+        assert self._method.monitor is not None
+        self.state = self._method.monitor.observe(self.settings, self.state, groups)
+
+    def groups(
+        self, responses: Sequence[ResponseFacts], problems: Sequence[Problem], limit: int
+    ) -> list[Group]:
+        """responses: of all ranks, in the order of `problems`; limit: the longest they could be."""
+        ids = [problem.id for problem in problems]
+        targets = {i: self._method.target(self.settings, i, self._seed) for i in ids}
+        return groups_of(
+            responses,
+            ids,
+            limit,
+            targets={i: target for i, target in targets.items() if target is not None},
+            references=self._references,
+        )
+
+    def fill(self, groups: Sequence[Group], wanted: int, refills: int) -> tuple[list[int], bool]:
+        """(which groups to train on, whether to draw problems again); see `Method.fill`."""
+        return self._method.fill(self.settings, groups, wanted, refills)
+
+    def weigh(self, groups: Sequence[Group]) -> Weights:
+        """What each response counts; see `Method.weigh`."""
+        return self._method.weigh(groups, self.settings, self.state)
+
+    def updates(
+        self, responses: Sequence[ResponseFacts], groups: Sequence[Group], weights: Weights
+    ) -> list[Update]:
+        """The optimizer steps on a batch: equal shares of its problems, in order. Every share has
+        weights and a factor of its own.
+        """
+        count = self.settings.num_updates
+        if count == 1:
+            return [_update(responses, weights, weights.token_weights, weights.factor)]
+        found, first = [], 0
+        for number in range(count):
+            share = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
+            lengths = [length for group in share for length in group.lengths]
+            part = slice(first, first + len(lengths))
+            first += len(lengths)
+            of_share = Weights(
+                rewards=weights.rewards[part],
+                advantages=weights.advantages[part],
+                token_weights=weights.token_weights[part],
+                trained=weights.trained[part],
+                factor=weights.factor,
+            )
+            accepted = [advantage != 0 for advantage in of_share.advantages]
+            limit = max(group.limit for group in share)
+            found.append(
+                _update(
+                    responses[part],
+                    of_share,
+                    *aggregate(self.settings.aggregation, lengths, accepted, limit),
+                )
+            )
+        return found
+
+    def advance(self, groups: Sequence[Group], refills: int) -> None:
+        """To the next step. refills: how often problems were drawn again for this one."""
+        self.state = self._method.advance(self.settings, self.state, groups, refills)
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """The state of a checkpoint, as `state.model_dump()` gave it."""
+        self.state = self._method.state.model_validate(values)
+
+
+def _update(
+    responses: Sequence[ResponseFacts],
+    weights: Weights,
+    token_weights: Sequence[float],
+    factor: float,
+) -> Update:
+    numbers = [number for number, is_trained in enumerate(weights.trained) if is_trained]
+    return Update(
+        responses=tuple(responses[n] for n in numbers),
+        token_weights=tuple(token_weights[n] for n in numbers),
+        advantages=tuple(weights.advantages[n] for n in numbers),
+        factor=factor if numbers else 0.0,
+    )
+
+
+def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:
+    """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
+    sizes = [len(group.responses) for group in groups]
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    return {
+        "reward_mean": _mean(weights.rewards),
+        "reward_std": _std(weights.rewards),
+        "advantage_std": _std(weights.advantages),
+        "zero_advantage_groups": sum(
+            not any(weights.advantages[start : start + size])
+            for start, size in zip(starts, sizes, strict=True)
+        ),
+        "length_limit": max(group.limit for group in groups),
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

@@ -1,0 +1,257 @@
+"""The batch of a step: sampled and judged, weighed by the method, packed for this rank."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.batching.exchange import Fetch
+from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
+from megatron_opsft.data.problems import shuffled_subset
+from megatron_opsft.methods.batch import select
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.method import Weights
+from megatron_opsft.methods.updates import Update
+from megatron_opsft.model.optimizer import forget_moments
+from megatron_opsft.model.score import with_old_log_probs
+from megatron_opsft.records import MicroBatch, Problem, ResponseFacts, Rollout, StepResult, Verdict
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedBatch:
+    """rollouts, verdicts: this rank's; the rest is the same on every rank. responses: facts of all
+    ranks' responses in the order of `problems`, but for groups that the method drops; groups: the
+    same by problem; weights: what the method makes of them, in the same order; refills: how often
+    problems were drawn again.
+    """
+
+    problems: Sequence[Problem]
+    rollouts: Sequence[Rollout]
+    verdicts: Sequence[Verdict]
+    responses: Sequence[ResponseFacts]
+    groups: Sequence[Group]
+    weights: Weights
+    refills: int = 0
+
+    @property
+    def accepted(self) -> list[ResponseFacts]:
+        """Correct, finished, and no longer than the limit."""
+        return select(self.responses, max(group.limit for group in self.groups))
+
+    @property
+    def trained(self) -> list[ResponseFacts]:
+        """Those that the update learns from."""
+        return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
+
+
+def sample_batch(s: Session, watch: Stopwatch) -> JudgedBatch:
+    """Responses to the step's problems, with verdicts. Called by every rank.
+
+    A method may drop groups that teach nothing; problems are then drawn again for as often as it
+    says, or until there are as many as in any step.
+    """
+    limit = s.method.limit or s.settings.max_response_tokens
+    wanted = s.config.data.prompts_per_step
+    parts: list[_Judged] = []
+    more = True
+    while more:
+        draw = s.method.draw + len(parts)
+        problems = s.problems_of_draw(draw)
+        group_size = s.config.rollout.group_size
+        parts.append(_judge(s, problems, group_size, limit, watch, seed_step=draw + 1))
+        whole = _joined(parts)
+        groups = s.method.groups(whole.responses, whole.problems, limit)
+        kept, more = s.method.fill(groups, wanted, len(parts) - 1)
+    with watch.phase("rollout"):
+        s.sampler.engine.sleep()
+    responses = whole.responses
+    if kept and len(kept) < len(groups):  # were all dropped, nothing would be learned from any
+        places = sorted({response.place for response in responses})
+        in_batch = {places[number] for number in kept}
+        groups = [groups[number] for number in kept]
+        responses = [response for response in responses if response.place in in_batch]
+    return JudgedBatch(
+        problems=whole.problems,
+        rollouts=whole.rollouts,
+        verdicts=whole.verdicts,
+        responses=responses,
+        groups=groups,
+        weights=s.method.weigh(groups),
+        refills=len(parts) - 1,
+    )
+
+
+def begin_stage(s: Session) -> None:
+    """Optimizer and reference model begin anew from the weights as they are."""
+    forget_moments(s.trainer.optimizer)
+    if s.reference is not None:
+        s.reference.replace()
+
+
+def observe_monitor(s: Session, watch: Stopwatch) -> None:
+    """Let the method see its monitor problems, where it wants to. Called by every rank."""
+    if (size := s.method.monitor_size()) is None:
+        return
+    problems = shuffled_subset(s.problems.problems, size[0], seed=0)
+    limit = s.settings.max_response_tokens
+    # Training draws count from 1, evaluations have step 0.
+    seed_step = -s.method.state.step
+    judged = _judge(s, problems, size[1], limit, watch, seed_step=seed_step)
+    s.method.observe(s.method.groups(judged.responses, problems, limit))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """Of one draw of problems; fields as in `JudgedBatch`."""
+
+    problems: Sequence[Problem]
+    rollouts: Sequence[Rollout]
+    verdicts: Sequence[Verdict]
+    responses: Sequence[ResponseFacts]
+
+
+def _judge(
+    s: Session,
+    problems: Sequence[Problem],
+    num_samples: int,
+    limit: int,
+    watch: Stopwatch,
+    *,
+    seed_step: int,
+) -> _Judged:
+    with watch.phase("rollout"):
+        rollouts = s.sampler.sample(
+            problems,
+            replace(s.settings, max_response_tokens=limit),
+            num_samples=num_samples,
+            step=seed_step,
+            encode=s.prompt_of,
+        )
+    with watch.phase("verify"):
+        verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
+        responses = s.share_facts(rollouts, verdicts, problems)
+    return _Judged(problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses)
+
+
+def _joined(parts: Sequence[_Judged]) -> _Judged:
+    """The draws one behind the other: places and indices count over all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: list[ResponseFacts] = []
+    held: Counter[int] = Counter()  # of each rank, in the draws before
+    num_problems = 0
+    for part in parts:
+        joined += [
+            replace(r, place=r.place + num_problems, index=r.index + held[r.rank])
+            for r in part.responses
+        ]
+        held.update(response.rank for response in part.responses)
+        num_problems += len(part.problems)
+    return _Judged(
+        problems=[problem for part in parts for problem in part.problems],
+        rollouts=[rollout for part in parts for rollout in part.rollouts],
+        verdicts=[verdict for part in parts for verdict in part.verdicts],
+        responses=joined,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedUpdate:
+    """This rank's part of an optimizer step; `factor`: of the whole batch's loss."""
+
+    microbatches: Sequence[MicroBatch]
+    factor: float
+    packing: PackingReport
+
+
+def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[PackedUpdate]:
+    """The optimizer steps on a batch, ready for the trainer. Called by every rank.
+
+    With several updates the micro-batches carry the log-probs of the policy that sampled; with a
+    divergence in the loss, those of the reference model.
+    """
+    with watch.phase("train"):
+        updates = [
+            pack_update(s, update, s.fetch(update.responses, batch.rollouts, batch.problems))
+            for update in s.method.updates(batch.responses, batch.groups, batch.weights)
+        ]
+    if len(updates) > 1:
+        with watch.phase("old_logprob"):
+            updates = [
+                _with_microbatches(
+                    update,
+                    with_old_log_probs(
+                        update.microbatches, s.trainer.score_batches(update.microbatches)
+                    ),
+                )
+                for update in updates
+            ]
+    if s.reference is not None:
+        with watch.phase("reference"):
+            updates = [
+                _with_microbatches(update, s.reference.with_log_probs(update.microbatches))
+                for update in updates
+            ]
+    return updates
+
+
+def _with_microbatches(update: PackedUpdate, microbatches: Sequence[MicroBatch]) -> PackedUpdate:
+    return PackedUpdate(microbatches=microbatches, factor=update.factor, packing=update.packing)
+
+
+def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
+    """Every rank calls it with the same update; no micro-batch where nothing is trained on."""
+    if not update.responses:
+        return PackedUpdate(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
+    token_weights, advantages = update.token_weights, None
+    if s.trainer.objective.is_weighted_likelihood:
+        token_weights = tuple(
+            weight * advantage
+            for weight, advantage in zip(token_weights, update.advantages, strict=True)
+        )
+    else:
+        advantages = update.advantages
+    microbatches, packing = pack(
+        [response.num_tokens for response in update.responses],
+        token_weights,
+        fetch,
+        advantages=advantages,
+        budget=s.config.train.max_tokens_per_microbatch,
+        dp_rank=s.layout.dp_rank,
+        dp_size=s.layout.dp_size,
+        multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
+        align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
+        quadratic_at=quadratic_at(s.shards.table.shape),
+        device=s.device.torch_device,
+    )
+    return PackedUpdate(microbatches=microbatches, factor=update.factor, packing=packing)
+
+
+def whole_result(results: Sequence[StepResult]) -> StepResult:
+    """Of a batch's updates: means of loss and gradient norm over those that were applied, of shares
+    over their tokens; sums of counts.
+    """
+    applied = [result for result in results if result.applied] or results[:1]
+    if len(applied) == 1:
+        return applied[0]
+    tokens = sum(result.trained_tokens for result in applied)
+    return StepResult(
+        applied=True,
+        loss=sum(result.loss for result in applied) / len(applied),
+        grad_norm=sum(result.grad_norm for result in applied) / len(applied),
+        lr=applied[0].lr,
+        trained_tokens=tokens,
+        num_microbatches=sum(result.num_microbatches for result in applied),
+        clip_share=_over_tokens([r.clip_share for r in applied], applied, tokens),
+        kl_mean=_over_tokens([r.kl_mean for r in applied], applied, tokens),
+    )
+
+
+def _over_tokens(
+    values: Sequence[float | None], results: Sequence[StepResult], tokens: int
+) -> float | None:
+    sums = [v * r.trained_tokens for v, r in zip(values, results, strict=True) if v is not None]
+    return sum(sums) / tokens if sums else None
