@@ -1,5 +1,6 @@
 """Rewards, advantages and aggregations of the methods, against values worked out by hand."""
 
+import ast
 import math
 from pathlib import Path
 from typing import Any, get_args
@@ -8,6 +9,7 @@ import pytest
 from groups import group, weigh
 
 from megatron_opsft.config_file import load_config
+from megatron_opsft.methods import catalog
 from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
@@ -17,6 +19,9 @@ from megatron_opsft.methods.method import Weights
 from megatron_opsft.records import Outcome, ResponseFacts
 
 LIMIT = 3500
+PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
+CATALOG = Path(catalog.__file__).parent
+LATER = ("gdpo", "ddca", "short_rl", "a_dlp", "smart_thinker", "linear", "mastery_gated")
 ALL = (1, 1, 1, 1)
 # (method, its settings, facts of the group) -> (rewards, advantages), to the four known digits.
 GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]]] = [
@@ -236,3 +241,36 @@ def test_the_page_has_the_same_way_from_grpo() -> None:
     page = (Path(__file__).parents[2] / "docs/methods.md").read_text(encoding="utf-8")
     assert "\n".join(["```", "method.name=grpo", *TO_ON_POLICY_SFT, "```"]) in page
     assert all(f"| `{name}` |" in page for name in get_args(Aggregation))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_presets_are_complete_runs_and_the_papers_share_their_settings(name: str) -> None:
+    authors, paper = (PRESETS / f"{name}_{kind}.yaml" for kind in ("authors", "paper"))
+    assert load_config(authors).method.name == name
+    config = load_config(paper)
+    assert config.method.name == name
+    assert config.method.num_updates == 1
+    assert config.run.dir == Path(f"runs/methods/{name}_paper")
+    if name not in ("crst", "tokenskip", "step_entropy"):  # their data are not the policy's
+        rollout = config.rollout
+        assert (config.data.prompts_per_step, rollout.group_size) == (64, 8)
+        assert (rollout.temperature, rollout.top_p, rollout.max_response_tokens) == (1, 0.95, 3500)
+
+
+def test_there_are_presets_of_methods_alone() -> None:
+    names = {f"{name}_{kind}.yaml" for name in METHODS for kind in ("authors", "paper")}
+    assert {path.name for path in PRESETS.iterdir()} == names
+
+
+@pytest.mark.parametrize("path", sorted(CATALOG.glob("*.py")), ids=lambda path: path.stem)
+def test_a_later_method_is_at_most_thirty_lines(path: Path) -> None:
+    """Without imports, texts and empty lines; as CONTRIBUTING.md says of a new one."""
+    source = path.read_text(encoding="utf-8")
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            left_out |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(source.splitlines(), 1)
+    count = sum(bool(line.strip()) and number not in left_out for number, line in lines)
+    assert count <= (30 if path.stem in LATER else 90)
