@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from megatron_opsft.plan.checkpoint import CheckpointEstimate, estimate_checkpoint
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
     Stage,
-    checkpoint_host_bytes,
     kv_bytes_per_token,
     rank_memory,
 )
@@ -25,8 +25,7 @@ class RunEstimate:
     """All that is said about a job. memory: of every pipeline stage.
 
     tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
-    products over the whole step. kv_tokens: that one engine's cache holds. checkpoint_host_bytes:
-    of one node's CPU memory.
+    products over the whole step. kv_tokens: that one engine's cache holds.
     """
 
     job: TrainingJob
@@ -34,7 +33,7 @@ class RunEstimate:
     workload: Workload
     step: StepEstimate
     kv_tokens: int
-    checkpoint_host_bytes: int
+    checkpoint: CheckpointEstimate
     num_steps: int
     problems: list[str]
 
@@ -123,7 +122,7 @@ def estimate_run(
         workload=workload,
         step=step,
         kv_tokens=kv_tokens,
-        checkpoint_host_bytes=checkpoint_host_bytes(job, stages),
+        checkpoint=estimate_checkpoint(job, stages),
         num_steps=num_steps,
         problems=_problems(job, memory, kv_tokens),
     )
@@ -133,7 +132,7 @@ def host_notes(run: RunEstimate) -> list[str]:
     """What the nodes' CPU memory is too small for: one line each. Devices decide whether a run
     fits, since how much CPU memory a node has is not theirs to say.
     """
-    needed, there = run.checkpoint_host_bytes, run.job.host_bytes_per_node
+    needed, there = run.checkpoint.saved_bytes, run.job.host_bytes_per_node
     if needed <= there:
         return []
     return [
@@ -195,7 +194,7 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "parameters": sum(rank.stage.whole_parameters for rank in run.memory),
         "stages": stages,
         "margin_bytes": run.worst.margin,
-        "checkpoint_host_bytes": run.checkpoint_host_bytes,
+        "checkpoint": asdict(run.checkpoint),
         "host_bytes_per_node": job.host_bytes_per_node,
         "kv_tokens": run.kv_tokens,
         "slots": seconds.pop("slots"),

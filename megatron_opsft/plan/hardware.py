@@ -19,6 +19,7 @@ _POSITIVE = (
     "memory_bandwidth",
     "cpu_cores",
     "host_memory_bytes",
+    "storage_bandwidth",
     "engine_batch_tokens",
 )
 
@@ -50,6 +51,7 @@ class Hardware:
     verify_seconds: float
     cpu_cores: float
     host_memory_bytes: float
+    storage_bandwidth: float
     engine_batch_tokens: float
     price_per_hour: float
     gpus_per_node: int = 8

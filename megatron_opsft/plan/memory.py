@@ -6,7 +6,6 @@ bfloat16 float32 main weights and two moments, in float32 the moments): Megatron
 engine's weights and two buckets.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -27,8 +26,6 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 _ENGINE_EXTRA_BYTES = 1.5e9
 # What of it stays while it sleeps (graphs and communicators are not given back). Assumption.
 _ASLEEP_BYTES = 1.5e9
-# Of one parameter in a checkpoint: float32 main weight and two moments.
-_OPTIMIZER_BYTES = 12
 # The Hugging Face engine's buffers grow by a quarter (`rollout.hf.kv_cache`).
 _HF_CACHE_SLACK = 1.25
 
@@ -210,15 +207,6 @@ def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMe
         push=base + buckets + (engine.weights if engine.can_sleep else engine.awake),
         limit=job.hardware.memory_bytes,
     )
-
-
-def checkpoint_host_bytes(job: TrainingJob, stages: Sequence[Stage]) -> int:
-    """Host memory of one node while a checkpoint is written, beside what the processes hold anyway:
-    of every rank the share that it updates (`model.checkpoint_share`).
-    """
-    largest = max(stage.num_parameters for stage in stages)
-    of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
-    return job.ranks_per_node * largest * (_OPTIMIZER_BYTES + of_weight) // job.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

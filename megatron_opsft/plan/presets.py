@@ -98,7 +98,7 @@ def _sentences(now: RunEstimate, start: RunEstimate) -> str:
         f"{_gb(rank.kv_cache)}); training adds activations of {job.microbatch_tokens:,} tokens, "
         f"{_gb(rank.activations)}, and the loss, {_gb(rank.loss)}. Most is used in {fullest}, "
         f"{_gb(rank.peak)}: {_gb(rank.margin)} are free. A checkpoint needs "
-        f"{now.checkpoint_host_bytes / 1e9:.0f} GB of a node's host memory. "
+        f"{now.checkpoint.saved_bytes / 1e9:.0f} GB of a node's host memory. "
         f"Seconds a step: {step.total:.1f} (rollout {step.rollout:.1f}, training {step.train:.1f}, "
         f"push {step.push:.1f}), {hours:.1f} hours for {now.num_steps:,} steps; at the start, with "
         f"--mean-tokens {START_MEAN_TOKENS:.0f} --acceptance {START_ACCEPTANCE}, "

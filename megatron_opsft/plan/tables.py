@@ -16,7 +16,7 @@ def show_run(run: RunEstimate, notes: Sequence[str]) -> RenderableType:
     return Group(
         Text(_headline(run)),
         _memory_table(run),
-        Text(_host_memory(run)),
+        Text(_checkpoint(run)),
         _step_table(run),
         *(Text(f"note: {note}") for note in notes),
         Text(verdict_line(run), style="bold green" if run.fits else "bold red"),
@@ -91,9 +91,13 @@ def _memory_table(run: RunEstimate) -> Table:
     return table
 
 
-def _host_memory(run: RunEstimate) -> str:
-    needed, there = run.checkpoint_host_bytes, run.job.host_bytes_per_node
-    return f"host memory of a node for a checkpoint: {_gb(needed)} GB of {_gb(there)}"
+def _checkpoint(run: RunEstimate) -> str:
+    saved, there = run.checkpoint, run.job.host_bytes_per_node
+    return (
+        f"checkpoint: {_gb(saved.total_bytes)} GB; a node writes {_gb(saved.saved_bytes)} GB from "
+        f"as much host memory (of {_gb(there)}) in {saved.save_seconds:,.1f} s behind the next "
+        f"steps, and reads {_gb(saved.resume_bytes)} GB in {saved.resume_seconds:,.1f} s to resume"
+    )
 
 
 def _gb(num_bytes: float) -> str:

@@ -5,6 +5,7 @@ Ranks meet twice: in the norm of the gradients, and at the end. Tensor-parallel 
 the same time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -22,10 +23,13 @@ from megatron_opsft.plan.memory import Stage
 from megatron_opsft.plan.pipeline import pipeline_ends
 from megatron_opsft.plan.seconds import optimizer_seconds, ring_seconds, sequence_seconds
 
-# Of one token of an accepted sample: what pickle makes of its id, and unpickling and packing it
-# (measured on one core).
-_SAMPLE_BYTES = 4.1
-_SAMPLE_SECONDS = 60e-9
+# Of every rank, for all responses of the step; measured on one core.
+_FACTS_BYTES = 32
+_FACTS_SECONDS = 2.5e-6  # one response's facts: received, sorted, selected
+_PACKING_SECONDS = 13e-6  # one accepted response's place in the plan
+# Of the tokens that a replica trains on.
+_TOKEN_BYTES = 4
+_TOKEN_SECONDS = 60e-9  # from int32 to the lists that are packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +175,16 @@ def _reach(job: TrainingJob) -> int:
 
 
 def sample_exchange_seconds(job: TrainingJob, workload: Workload) -> float:
-    """Every rank gets every accepted sample, and makes Python objects of it."""
-    tokens = workload.trained_tokens
-    sent = ring_seconds(tokens * _SAMPLE_BYTES, job.world_size, job.world_size, job.hardware)
-    return sent + tokens * _SAMPLE_SECONDS
+    """What lies between verdicts and micro-batches: every rank gets the facts of all responses and
+    plans the packing of all accepted ones; tokens go to the replica that packs them, each of about
+    log2(W) / 2 ranks on the way passing them on.
+    """
+    world, hardware = job.world_size, job.hardware
+    facts = len(workload.lengths) * _FACTS_SECONDS + len(workload.accepted) * _PACKING_SECONDS
+    facts += ring_seconds(len(workload.lengths) * _FACTS_BYTES, world, world, hardware)
+    tokens = workload.trained_tokens / job.dp
+    passed_on = tokens * _TOKEN_BYTES * max(1.0, math.log2(world) / 2)
+    return facts + tokens * _TOKEN_SECONDS + ring_seconds(passed_on, world, world, hardware)
 
 
 def training_flops(job: TrainingJob, workload: Workload) -> float:

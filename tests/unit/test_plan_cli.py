@@ -64,7 +64,9 @@ def test_a_run_that_fits(cli: ForkedCli, small: Path) -> None:
     assert "1.78 B parameters on 8 x h100: TP 1 x PP 1 x DP 8" in ended.stdout
     assert "FITS, with " in ended.stdout
     assert "Bottleneck: rollout" in " ".join(ended.stdout.split())
-    assert "host memory of a node for a checkpoint: 24.9 GB of 2,000.0" in ended.stdout
+    said = " ".join(ended.stdout.split())
+    assert "24.9 GB; a node writes 24.9 GB from as much host memory (of 2,000.0) in 2.5 s" in said
+    assert "reads 46.2 GB in 4.6 s to resume" in said
 
 
 def test_as_json(cli: ForkedCli, small: Path) -> None:

@@ -94,14 +94,14 @@ def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
 def test_host_memory_of_a_checkpoint() -> None:
     """14 bytes of every parameter that a rank updates, on each rank of a node."""
     whole = planned(make_job(SMALL, 8))
-    assert whole.checkpoint_host_bytes == 14 * 1_777_088_000
+    assert whole.checkpoint.saved_bytes == 14 * 1_777_088_000
     assert host_notes(whole) == []
     for layout in (("parallel.tp=2",), ("parallel.pp=2",)):
         half = planned(make_job(SMALL, 16, *layout))
         largest = max(rank.stage.num_parameters for rank in half.memory)
-        assert half.checkpoint_host_bytes == 14 * largest
+        assert half.checkpoint.saved_bytes == 14 * largest
         assert largest < 0.51 * 1_777_088_000
-    assert planned(make_job(SMALL, 2)).checkpoint_host_bytes == 14 * 1_777_088_000
+    assert planned(make_job(SMALL, 2)).checkpoint.saved_bytes == 14 * 1_777_088_000
     small_node = replace(whole.job, hardware=replace(whole.job.hardware, host_memory_bytes=2e9))
     assert host_notes(planned(small_node)) == [
         "a checkpoint needs 25 GB of a node's host memory, of which there are 16; use more nodes"

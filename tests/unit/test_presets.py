@@ -71,7 +71,7 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
     ended = cli.run(["plan", path, *where, "--json"], prelude=empty)
     assert ended.exit_code == 0, ended.stderr
     plan = json.loads(ended.stdout)
-    assert plan["is_safe"] and plan["checkpoint_host_bytes"] > 0
+    assert plan["is_safe"] and plan["checkpoint"]["saved_bytes"] > 0
     if cluster:
         counted = estimate_preset(load_config(path), cluster[0][1], cluster[0][2], at_start=False)
         assert plan["margin_bytes"] == pytest.approx(counted.worst.margin, abs=2e7)
@@ -81,7 +81,7 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
 def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
     page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
     needed = [
-        estimate_preset(load_config(path), 1, "h100", at_start=False).checkpoint_host_bytes
+        estimate_preset(load_config(path), 1, "h100", at_start=False).checkpoint.saved_bytes
         for path in PRESETS
         if path.stem.endswith("paper")
     ]
