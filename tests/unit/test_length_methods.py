@@ -18,6 +18,7 @@ from megatron_opsft.methods.facts import Group, LengthTarget, ReferenceStatistic
 from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
+from megatron_opsft.run_input import read_input
 
 ONLINE = [name for name, method in METHODS.items() if not method.settings().has_fixed_data]
 
@@ -385,3 +386,11 @@ def test_monitor_problems_that_are_evaluated_are_refused() -> None:
     check_monitor(["a", "b"], ["c"])
     with pytest.raises(UserError, match="1 monitor problems .* such as 'b': "):
         check_monitor(["a", "b"], ["c", "b"])
+
+
+@pytest.mark.parametrize("name", [*(n for n in METHODS if n not in ONLINE), "o1_pruner"])
+def test_sampled_responses_are_not_taken_for_fixed_data(name: str) -> None:
+    given = ["model.path=tiny_reasoner", "data.train=arithmetic", f"method.name={name}"]
+    given += ["method.form=fixed"] * (name == "o1_pruner")
+    with pytest.raises(UserError, match=f"method.name={name} learns from a fixed data set"):
+        read_input(load_config(None, given))
