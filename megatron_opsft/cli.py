@@ -1,5 +1,6 @@
 """The command line: `megatron-opsft`, the same as `python -m megatron_opsft`."""
 
+import errno
 import json
 import logging
 import os
@@ -19,9 +20,9 @@ from megatron_opsft.command_line import (
     ConfigPath,
     Overrides,
     Overwrite,
-    Resumable,
     Resume,
     ResumeMode,
+    RunCommand,
     check_start,
     examples,
 )
@@ -34,6 +35,8 @@ from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
+
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 app = typer.Typer(
     name="megatron-opsft",
@@ -55,7 +58,7 @@ app.add_typer(launch_app, name="launch")
 
 
 @app.command(
-    cls=Resumable,
+    cls=RunCommand,
     epilog=examples(
         "megatron-opsft train examples/configs/quickstart.yaml run.dir=runs/first",
         "torchrun --nproc-per-node 2 -m megatron_opsft train CONFIG parallel.tp=2",
@@ -92,6 +95,7 @@ def train(
 
 @app.command(
     name="config",
+    cls=RunCommand,
     epilog=examples(
         "megatron-opsft config examples/configs/quickstart.yaml optimizer.lr=1e-6",
         "megatron-opsft config --reference",
@@ -178,6 +182,8 @@ def run(commands: typer.Typer) -> None:
         if full := full_disk_behind(error):
             reason = f"{describe_rank()}: {full}"
             _exit(f"error: {reason}; make room, then give the same command again", 2)
+        if refused := _refused_file(error):
+            _exit(f"error: {refused}; name another place, or change its permissions", 2)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]
@@ -198,6 +204,13 @@ def _advising_resume() -> Iterator[None]:
             raise
         reason = f"{describe_rank()}: {full}"
         raise UserError(f"{reason}; make room, then continue with --resume") from error
+
+
+def _refused_file(error: Exception) -> str | None:
+    """Which file may not be read or written, if that is what an error says."""
+    if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _exit(message: str, code: int, trace: Exception | None = None) -> None:

@@ -41,11 +41,20 @@ def check_start(*, resume: ResumeMode | None, overwrite: bool) -> None:
         raise UserError("--resume and --overwrite exclude each other; give one of them")
 
 
-class Resumable(TyperCommand):
-    """A command with `--resume`, which may stand without a value and never takes the next word."""
+class RunCommand(TyperCommand):
+    """A command on a run: `--resume` may stand without a value and never takes the next word, and
+    keys that are written as options are explained.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Gives `--resume` its value."""
+        """Errors: `UserError` for a key with dashes."""
+        for word, behind in zip(args, [*args[1:], ""], strict=True):
+            key, equals, value = word.partition("=")
+            if key.startswith("--") and "." in key:
+                raise UserError(
+                    f"{word}: keys of the configuration have no dashes; write "
+                    f"{key.lstrip('-')}={value if equals else behind or 'VALUE'}"
+                )
         return super().parse_args(
             ctx, [f"--resume={ResumeMode.YES}" if word == "--resume" else word for word in args]
         )

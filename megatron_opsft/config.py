@@ -98,7 +98,9 @@ class DataConfig(Section):
     )
     prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
     max_prompt_tokens: int = Field(
-        1024, ge=1, description="Problems with a longer prompt are bad rows: listed and left out."
+        1024,
+        ge=1,
+        description="Problems with a longer prompt are bad rows: listed and left out. Where it is not set, less if the model has no room for it beside the longest response.",
     )
     template: Literal["r1", "cod", "chat"] = Field(
         "r1",

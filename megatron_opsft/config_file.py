@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,22 @@ from megatron_opsft.methods.settings import MethodSettings
 
 M = TypeVar("M", bound=BaseModel)
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where the keys of a configuration come from."""
+
+    model: type[BaseModel]
+    path: Path | None
+    overrides: tuple[str, ...]
+
+    def of(self, key: str) -> str:
+        """The command line where a key, or one of its section, was typed there; else the file."""
+        typed = [override.partition("=")[0] for override in self.overrides]
+        if self.path is None or any(f"{name}.".startswith(f"{key}.") for name in typed):
+            return "the command line"
+        return str(self.path)
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -47,7 +64,7 @@ def load(
     tree |= options or {}
     if issubclass(model, Config):
         _rename_normalization(tree)
-    _check_keys(tree, model, "", str(path) if path else "the command line")
+    _check_keys(tree, model, "", _Origin(model=model, path=path, overrides=tuple(overrides)))
     try:
         return model.model_validate(tree)
     except ValidationError as error:
@@ -78,6 +95,11 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
     has_plain_keys = any(_section_of(field) is None for field in model.model_fields.values())
+    if equals and not dot and not has_plain_keys and (near := _nearest_keys(key, {}, model)):
+        raise UserError(
+            f"override {override!r} names no section: did you mean "
+            f"{' or '.join(f'{name}={text}' for name in near)}?"
+        )
     if not equals or not all(key.split(".")) or not (dot or has_plain_keys):
         example = "key=value, for example limit=8" if has_plain_keys else _EXAMPLE
         raise UserError(f"override {override!r}: write {example}")
@@ -118,19 +140,47 @@ def _rename_normalization(tree: dict[str, Any]) -> None:
     tree["method"] = {**method, "aggregation": name}
 
 
-def _check_keys(tree: dict[str, Any], model: type[BaseModel], prefix: str, where: str) -> None:
-    fields = model.model_fields
+def _check_keys(tree: dict[str, Any], part: type[BaseModel], prefix: str, origin: _Origin) -> None:
+    """part: of `origin.model`, what `tree` is for. Errors: `UserError` for a key that is not
+    there.
+    """
+    fields = part.model_fields
     for key, value in tree.items():
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {', '.join(fields)}"
-            raise UserError(f"unknown config key {prefix}{key} in {where}: {hint}")
+            near = _nearest_keys(str(key), {name: prefix + name for name in fields}, origin.model)
+            hint = (
+                f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(fields)}"
+            )
+            raise UserError(
+                f"unknown config key {prefix}{key} in {origin.of(prefix + str(key))}: {hint}"
+            )
         if section := _section_of(fields[key]):
             if not isinstance(value, dict):
                 raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
             if section is MethodSettings:
                 section = settings_class(value)
-            _check_keys(value, section, f"{prefix}{key}.", where)
+            _check_keys(value, section, f"{prefix}{key}.", origin)
+
+
+def _nearest_keys(key: str, own: dict[str, str], model: type[BaseModel]) -> list[str]:
+    """What a wrong key may have meant: a near one of its section; one of the same name, or whose
+    name is short for it, of another section; a near one of any.
+
+    own: the keys of its section, in full.
+    """
+    if near := difflib.get_close_matches(key, own, n=1):
+        return [own[near[0]]]
+    names = [
+        f"{section}.{name}"
+        for section, field in model.model_fields.items()
+        if (part := _section_of(field)) is not None
+        for name in part.model_fields
+    ]
+    short = "".join(word[0] for word in key.split("_") if word) if "_" in key else key
+    last = {name: name.rpartition(".")[2] for name in names}
+    same = [name for name in names if last[name] in (key, short)]
+    near = difflib.get_close_matches(key, last.values(), n=1)
+    return same or [name for name in names if last[name] in near]
 
 
 def _section_of(field: FieldInfo) -> type[Section] | None:
@@ -248,7 +298,8 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
     for section, values in new.items():
         for key, value in values.items():
             name, started = f"{section}.{key}", old[section].get(key)
-            if value != started and not name.startswith(free):
+            chosen = name == "data.max_prompt_tokens" and key not in now.data.model_fields_set
+            if value != started and not name.startswith(free) and not chosen:
                 why = f" ({_LAST_STEP})" if name == "run.steps" else ""
                 raise UserError(
                     f"{directory} was started with {name}={started!r}, not {value!r}: a "

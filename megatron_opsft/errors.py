@@ -24,3 +24,7 @@ class EngineDied(Exception):
 def first_line(error: BaseException) -> str:
     """Kind and first line of an error of another package."""
     return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+ANSWER_IS_NO = 4
+"""Exit code of a command that worked and whose answer is no: a run does not fit, weights differ."""

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
@@ -29,7 +30,7 @@ from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import FileReader, SamplingSettings
-from megatron_opsft.rollout.limits import max_engine_tokens
+from megatron_opsft.rollout.limits import fit_prompts, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
@@ -51,6 +52,7 @@ from megatron_opsft.runtime.distributed import (
 )
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.first_weights import load_first_weights
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.verify.verifier import Verifier
@@ -148,6 +150,8 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     resume: where there is a checkpoint, the weights are left for it to bring.
     """
     enter_phase("start", 0)
+    shape = read_model_shape(resolve_model(config.model.path))
+    config = fit_prompts(config, shape.max_position_embeddings)
     device = _choose_device(config)
     given = read_input(config)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)

@@ -50,6 +50,7 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
             if last or stopping or (every and step % every == 0):
                 recorder.checkpoint(step, leaving=last or stopping)
             if stopping and not last:
+                recorder.say_stopped(step)
                 return REQUEUE_EXIT_CODE
             recorder.evaluate_if_due(step)
         recorder.finish()

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from megatron_opsft.command_line import examples
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import ANSWER_IS_NO, UserError
 
 app = typer.Typer(
     help="Convert checkpoints between Hugging Face and Megatron-Core.",
@@ -45,7 +45,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one line of figures as
 Workers = Annotated[int, typer.Option(min=1, help="Threads that copy.")]
 ConfigFrom = Annotated[
     Path | None,
-    typer.Option(help="Hugging Face directory of config and tokenizer, if --megatron has none."),
+    typer.Option(
+        help="Hugging Face directory of config and tokenizer, if --megatron has none, nor its run."
+    ),
 ]
 
 
@@ -57,7 +59,9 @@ ConfigFrom = Annotated[
     ),
 )
 def to_megatron(
-    hf: Annotated[Path, typer.Option(help="Hugging Face directory.")],
+    hf: Annotated[
+        str, typer.Option(help="Hugging Face directory, hub name, run directory or tiny_reasoner.")
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     dtype: Dtype = None,
     shard_size: ShardSize = "5GB",
@@ -70,7 +74,10 @@ def to_megatron(
 
     It loads at any TP x PP x VPP (x EP). The same command continues a killed conversion.
     """
-    _convert(hf, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
+    from megatron_opsft.storage.model_paths import resolve_model
+
+    model = resolve_model(hf, option="--hf")
+    _convert(model, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
 
 
 @app.command(
@@ -81,7 +88,10 @@ def to_megatron(
     ),
 )
 def to_hf(
-    megatron: Annotated[Path, typer.Option(help="Megatron-Core distributed checkpoint.")],
+    megatron: Annotated[
+        Path,
+        typer.Option(help="Megatron-Core distributed checkpoint, or a run: its newest one."),
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     config_from: ConfigFrom = None,
     dtype: Dtype = None,
@@ -96,8 +106,11 @@ def to_hf(
     The checkpoint may be one of a training run, at any parallel layout. The same command continues
     a killed conversion.
     """
+    from megatron_opsft.storage.model_paths import newest_checkpoint
+
+    checkpoint = newest_checkpoint(megatron)
     _convert(
-        megatron, config_from, out, "hf", dtype, shard_size, overwrite, verify, as_json, workers
+        checkpoint, config_from, out, "hf", dtype, shard_size, overwrite, verify, as_json, workers
     )
 
 
@@ -108,18 +121,18 @@ def to_hf(
     )
 )
 def check(
-    first: Annotated[Path, typer.Argument(help="Either format.")],
-    second: Annotated[Path, typer.Argument(help="Either format.")],
+    first: Annotated[str, typer.Argument(help="Either format.")],
+    second: Annotated[str, typer.Argument(help="Either format.")],
     config_from: ConfigFrom = None,
     workers: Workers = 1,
 ) -> None:
-    """Compare the weights of two models; exit code 1 when any differs."""
+    """Compare the weights of two models; exit code 4 when any differs."""
     from megatron_opsft.convert.compare import differing_tensors
 
-    sources = [_open(path, config_from) for path in (first, second)]
+    sources = [_open(_directory_of(name), config_from) for name in (first, second)]
     if lines := differing_tensors(sources[0], sources[1], workers=workers):
         typer.echo("\n".join(lines))
-        raise typer.Exit(1)
+        raise typer.Exit(ANSWER_IS_NO)
     typer.echo(f"equal: {len(sources[0].table.hf_shapes())} tensors")
 
 
@@ -168,6 +181,15 @@ def _convert(
             f"wrote {out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
             f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
         )
+
+
+def _directory_of(name: str) -> Path:
+    """A checkpoint, or what `resolve_model` makes of the name. Errors: `UserError`."""
+    from megatron_opsft.storage.dist_metadata import is_dist_checkpoint
+    from megatron_opsft.storage.model_paths import resolve_model
+
+    path = Path(name)
+    return path if is_dist_checkpoint(path) else resolve_model(name, option="convert check")
 
 
 def _open(directory: Path, config_from: Path | None):  # type: ignore[no-untyped-def]

@@ -8,17 +8,21 @@ from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.rollout.sampling import EVAL_STEP
-from megatron_opsft.runtime.distributed import sum_over_world
+from megatron_opsft.runtime.distributed import gather_from_all, sum_over_world
 from megatron_opsft.verify.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included."""
+    """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included.
+
+    correct_lengths: tokens of each correct response.
+    """
 
     accuracy: float
     mean_response_tokens: float
     num_samples: int
+    correct_lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +40,19 @@ class HeldOut:
         )
         gold = {problem.id: problem.answer for problem in self.problems}
         verdicts = verifier.score(rollouts, gold)
-        correct = sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts)
+        mine = [
+            len(rollout.response_ids)
+            for rollout, verdict in zip(rollouts, verdicts, strict=True)
+            if verdict.outcome is Outcome.CORRECT
+        ]
+        correct_lengths = gather_from_all(mine)
         tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-        sums = sum_over_world([float(correct), float(tokens), float(len(rollouts))])
-        if not sums[2]:
+        sampled_tokens, num_samples = sum_over_world([float(tokens), float(len(rollouts))])
+        if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
         return EvalResult(
-            accuracy=sums[0] / sums[2],
-            mean_response_tokens=sums[1] / sums[2],
-            num_samples=int(sums[2]),
+            accuracy=len(correct_lengths) / num_samples,
+            mean_response_tokens=sampled_tokens / num_samples,
+            num_samples=int(num_samples),
+            correct_lengths=tuple(correct_lengths),
         )

@@ -9,9 +9,9 @@ from megatron_opsft.command_line import (
     ConfigPath,
     Overrides,
     Overwrite,
-    Resumable,
     Resume,
     ResumeMode,
+    RunCommand,
     check_start,
     examples,
 )
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 
 @app.command(
-    cls=Resumable,
+    cls=RunCommand,
     epilog=examples(
         "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
         "megatron-opsft launch local CONFIG parallel.tp=4 --ranks 8 --resume",

@@ -6,6 +6,7 @@ ranks get the signal instead, checkpoint after their step, and leave with 75.
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -17,9 +18,13 @@ import psutil
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.stop_signal import (
+    AT_ONCE_EXIT_CODE,
+    REQUEUE_EXIT_CODE,
+    STOP_SIGNALS,
+    say_stopping,
+)
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
@@ -63,7 +68,12 @@ class Torchrun:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         if self._stopping and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            for rank in psutil.Process().children():
+                with suppress(psutil.NoSuchProcess):
+                    rank.kill()
+            os._exit(AT_ONCE_EXIT_CODE)
+        if number == signal.SIGINT:
+            say_stopping()
         if not self._stopping:
             self._stopping = True
             threading.Thread(target=self._stop_ranks, daemon=True).start()

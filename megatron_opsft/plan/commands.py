@@ -6,8 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from megatron_opsft.command_line import ConfigPath, Overrides, RunByDefault, examples
-from megatron_opsft.errors import UserError
+from megatron_opsft.command_line import (
+    ConfigPath,
+    Overrides,
+    RunByDefault,
+    RunCommand,
+    examples,
+)
+from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.plan.lengths import (
     DEFAULT_PROMPT_TOKENS,
     DEFAULT_SIGMA,
@@ -49,6 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 @app.command(
     name="run",
+    cls=RunCommand,
     epilog=examples(
         "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
         "megatron-opsft plan CONFIG rollout.engine=vllm --gpu a100 --search",
@@ -77,15 +84,17 @@ def run(
 ) -> None:
     """Check a run end to end without a device, and say whether it fits and what it costs.
 
-    Needs nothing of the model but config.json. Exit code 0: it fits; 1: it does not; 2: bad input.
+    Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
     """
     from megatron_opsft.config_file import load_config
     from megatron_opsft.plan.job import TrainingJob
+    from megatron_opsft.rollout.limits import fit_prompts
 
     loaded = load_config(config, overrides or [])
+    shape = load_shape(loaded.model.path)
     job = TrainingJob(
-        config=loaded,
-        shape=load_shape(loaded.model.path),
+        config=fit_prompts(loaded, shape.max_position_embeddings),
+        shape=shape,
         hardware=load_device(gpu, hardware, gpus_per_node, node_cores),
         world_size=nodes * gpus_per_node,
     )
@@ -114,7 +123,7 @@ def _plan(job: "TrainingJob", workload: "Workload", num_steps: int, as_json: boo
         typer.echo(json.dumps(run_as_json(estimate) | {"notes": notes}))
     else:
         _print(show_run(estimate, notes))
-    return 0 if estimate.fits else 1
+    return 0 if estimate.fits else ANSWER_IS_NO
 
 
 def _search(
@@ -137,7 +146,7 @@ def _search(
         typer.echo(json.dumps(found_as_json(shown, exact)))
     else:
         _print(show_found(shown, exact, len(found)))
-    return 0 if exact is not None and exact.fits else 1
+    return 0 if exact is not None and exact.fits else ANSWER_IS_NO
 
 
 def _print(what: "RenderableType") -> None:

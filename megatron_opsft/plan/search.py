@@ -16,6 +16,7 @@ from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.stages import count_stages
 
 _MAX_PIPELINE = 32
+_EQUALLY_FAST = 0.01  # steps that differ by less differ by less than a plan knows
 _RECOMPUTE = ("none", "selective", "full")
 
 Change = dict[str, Any]
@@ -32,7 +33,8 @@ class FoundLayout:
 
 def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list[FoundLayout]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
-    what they lack. What it proposes leaves `SAFE_SHARE` of the memory free.
+    what they lack. Of those within `_EQUALLY_FAST` of the fastest the one with the most memory to
+    spare comes first. What it proposes leaves `SAFE_SHARE` of the memory free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
     x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
@@ -55,7 +57,11 @@ def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list
     if not found:
         check_job(job)  # what is wrong with the file itself
         raise refused or UserError(f"no layout of {job.world_size} ranks is there to be tried")
-    return sorted(found, key=_rank_of)
+    ranked = sorted(found, key=_rank_of)
+    limit = (1 + _EQUALLY_FAST) * ranked[0].estimate.step.total
+    near = [f for f in ranked if f.estimate.is_safe and f.estimate.step.total <= limit]
+    near.sort(key=lambda one: -round(one.estimate.worst.margin / 1e9))
+    return near + [one for one in ranked if one not in near]
 
 
 def _estimate(job: TrainingJob, changes: Change, workload: Workload, num_steps: int) -> RunEstimate:

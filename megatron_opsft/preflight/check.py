@@ -15,7 +15,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.entries import check_free, entries_of
 from megatron_opsft.preflight.lock import check_unlocked, locked
-from megatron_opsft.rollout.limits import check_lengths
+from megatron_opsft.rollout.limits import check_lengths, fit_prompts
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
@@ -72,7 +72,8 @@ def _check_model(config: Config) -> None:
         return
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
-    check_lengths(config, shape.max_position_embeddings)
+    positions = shape.max_position_embeddings
+    check_lengths(fit_prompts(config, positions), positions)
 
 
 def is_finished(config: Config) -> bool:

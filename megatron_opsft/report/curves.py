@@ -12,6 +12,7 @@ from rich.table import Table
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
+from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.report.lines import read_json_lines
 
 _TOKENS_COLOR = "#2a6f97"
@@ -78,7 +79,8 @@ def before_after_table(summary: _Line) -> str:
     footer = (
         f"{summary['steps']} steps in {summary['seconds']:.0f} s, config {summary['config_hash']}"
     )
-    return "\n".join([*(line for line in lines if line), footer])
+    learned = describe_skipped(summary.get("skipped_steps", 0), summary["steps"])
+    return "\n".join([*(line for line in lines if line), footer, *([learned] if learned else [])])
 
 
 def plot_run(run_dir: Path, out_path: Path) -> None:

@@ -25,17 +25,34 @@ def check_separate(num_engines: int, world_size: int) -> None:
 
 def max_engine_tokens(config: Config) -> int:
     """The longest prompt and response together that a run asks an engine for."""
-    response = max(config.rollout.max_response_tokens, config.eval.max_response_tokens or 0)
-    return config.data.max_prompt_tokens + response
+    return config.data.max_prompt_tokens + _longest_response(config)[1]
+
+
+def _longest_response(config: Config) -> tuple[str, int]:
+    """Which key asks for it, and how long it is."""
+    wanted = ("rollout.max_response_tokens", config.rollout.max_response_tokens)
+    held_out = ("eval.max_response_tokens", config.eval.max_response_tokens or 0)
+    return held_out if held_out[1] > wanted[1] else wanted
+
+
+def fit_prompts(config: Config, max_positions: int) -> Config:
+    """The configuration, with prompts as long as the model has room for where nobody says how long
+    they may be and the default does not fit.
+    """
+    room = max_positions - _longest_response(config)[1]
+    if "max_prompt_tokens" in config.data.model_fields_set or room < 1:
+        return config
+    fitting = min(config.data.max_prompt_tokens, room)
+    data = config.data.model_copy(update={"max_prompt_tokens": fitting})
+    return config.model_copy(update={"data": data})
 
 
 def check_lengths(config: Config, max_positions: int) -> None:
     """Errors: `UserError` where the model has too few positions (max_position_embeddings)."""
-    tokens = max_engine_tokens(config)
+    key, response = _longest_response(config)
     prompt = config.data.max_prompt_tokens
-    if tokens > max_positions:
+    if prompt + response > max_positions:
         raise UserError(
-            f"data.max_prompt_tokens={prompt} and max_response_tokens="
-            f"{tokens - prompt} together exceed the model's {max_positions} positions "
-            "(max_position_embeddings); lower one"
+            f"data.max_prompt_tokens={prompt} and {key}={response} together exceed the model's "
+            f"{max_positions} positions (max_position_embeddings); lower one"
         )

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.run.advice import describe_rejected
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.runtime.durable import (
     FullDiskError,
@@ -60,10 +61,12 @@ class MetricsLog:
         self._append("metrics.jsonl", metrics)
         step = int(metrics["step"])
         seconds = metrics["step_seconds"]
+        rejected = describe_rejected(metrics)
         line = (
             f"step {step}/{self._num_steps}  loss {metrics['loss']:.4f}  "
             f"accuracy {metrics['accuracy']:.3f}  tokens {metrics['mean_response_tokens']:.1f}  "
-            f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}  "
+            f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
+            f"{f' ({rejected})' if rejected else ''}  "
             f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s"
         )
         if self._progress is not None:
@@ -83,6 +86,10 @@ class MetricsLog:
             highlight=False,
             soft_wrap=True,
         )
+
+    def say(self, line: str) -> None:
+        """A line on the console alone."""
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def _append(self, name: str, metrics: Values) -> None:
         append_line(self._directory / name, json.dumps(dict(metrics)))

@@ -13,21 +13,22 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.records import StepResult, SyncResult
+from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.run.acceptance import AcceptanceNotes, lengths_for_notes
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
+from megatron_opsft.run.summary import summarize
 from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.phase import enter_phase
-from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
 from megatron_opsft.step_batch import JudgedBatch
 from megatron_opsft.storage.hf_writer import write_hf_model
-
-WARN_AFTER_SKIPPED = 10
 
 
 class RunRecorder:
@@ -36,7 +37,8 @@ class RunRecorder:
     def __init__(self, session: Session, run_dir: RunDir, last_step: int) -> None:
         self._s = session
         self._dir = run_dir
-        self._skipped_in_row = 0
+        self._acceptance = AcceptanceNotes(run_dir.path, session.config.rollout.max_response_tokens)
+        self._last_words = ""
         self._watch = Stopwatch(session.device)
         self.last_step = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
@@ -87,16 +89,20 @@ class RunRecorder:
             "step_seconds": watch.total(),
         }
         self._log.step(metrics)
-        self._warn_if_nothing_is_learned(result.applied)
+        self._acceptance.note(metrics)
 
-    def _warn_if_nothing_is_learned(self, applied: bool) -> None:
-        self._skipped_in_row = 0 if applied else self._skipped_in_row + 1
-        if self._skipped_in_row and self._skipped_in_row % WARN_AFTER_SKIPPED == 0:
-            log.warning(
-                "no response was accepted in %d steps in a row, so nothing was learned: raise "
-                "rollout.max_response_tokens, or look at rollouts/ for what the verifier rejects",
-                self._skipped_in_row,
-            )
+    def say_stopped(self, step: int) -> None:
+        """The last line of a run that was asked to stop, its checkpoint written."""
+        if self._log is not None:
+            name = step_name(step)
+            self._log.say(f"stopped after step {step}, checkpoint {name}; continue with --resume")
+
+    def say_resumed(self) -> None:
+        """Where a resumed run continues."""
+        if self._log is not None:
+            where = f"checkpoint {step_name(self.last_step)}" if self.last_step else "the start"
+            steps = self._s.config.run.steps
+            self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
     def evaluate_if_due(self, step: int) -> None:
         """Before the first step, after every `run.eval_every` and after the last; not again where a
@@ -126,6 +132,7 @@ class RunRecorder:
                     "eval_accuracy": result.accuracy,
                     "eval_mean_response_tokens": result.mean_response_tokens,
                     "eval_samples": result.num_samples,
+                    **lengths_for_notes(result.correct_lengths),
                 }
             )
 
@@ -199,29 +206,17 @@ class RunRecorder:
             source_dir=self._s.model_dir,
             overwrite=True,
         )
-        write_json(self._dir.path / "summary.json", self._summary())
+        summary = summarize(self._dir.path, self._s.config)
+        write_json(self._dir.path / "summary.json", summary)
+        if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
+            self._last_words = learned
 
     def close(self) -> None:
         """Flush the metrics writers, also when the run stops early."""
         if self._log is not None:
             self._log.close()
-
-    def _summary(self) -> dict[str, object]:
-        measured = ("accuracy", "mean_response_tokens", "samples")
-        evaluations = read_json_lines(
-            self._dir.path / "evals.jsonl", required=[f"eval_{key}" for key in measured]
-        )
-        steps = read_json_lines(
-            self._dir.path / "metrics.jsonl", required=("num_accepted", "step_seconds")
-        )
-        summary: dict[str, object] = {}
-        for name, line in (("base", evaluations[:1]), ("final", evaluations[-1:])):
-            summary[name] = {key: line[0][f"eval_{key}"] if line else None for key in measured}
-        summary["steps"] = self._s.config.run.steps
-        summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
-        summary["seconds"] = sum(line["step_seconds"] for line in steps)
-        summary["config_hash"] = config_hash(self._s.config)
-        return summary
+        if self._last_words:
+            log.warning("%s", self._last_words)
 
 
 def _of_objective(result: StepResult) -> dict[str, float]:
@@ -267,6 +262,8 @@ def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterato
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         write_json(run_dir.path / "manifest.json", _manifest(session))
     recorder = RunRecorder(session, run_dir, last_step)
+    if resume:
+        recorder.say_resumed()
     try:
         yield recorder
     finally:

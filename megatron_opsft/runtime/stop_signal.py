@@ -1,26 +1,41 @@
-"""Asks the training loop to stop in good order: SIGTERM, SIGUSR1, or a time limit."""
+"""Asks the training loop to stop in good order: Ctrl-C, SIGTERM, SIGUSR1, or a time limit."""
 
+import os
 import signal
 import time
 from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
+AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class StopSignal:
-    """`requested` turns true on a signal or after `max_minutes` (0: no limit) and stays so."""
+    """`requested` turns true on a signal or after `max_minutes` (0: no limit) and stays so.
+
+    A Ctrl-C after any of them ends the process at once.
+    """
 
     def __init__(self, max_minutes: float) -> None:
         self._signalled = False
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
+        if self._signalled and number == signal.SIGINT:
+            os._exit(AT_ONCE_EXIT_CODE)
         self._signalled = True
+        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
+            say_stopping()
 
     @property
     def requested(self) -> bool:
         """Whether this rank was asked to stop; the ranks must agree before any of them stops."""
         late = self._deadline is not None and time.monotonic() >= self._deadline
         return self._signalled or late
+
+
+def say_stopping() -> None:
+    """What a Ctrl-C does; safe in a signal handler."""
+    os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")

@@ -5,7 +5,9 @@ no torch.
 from collections.abc import Sequence
 from pathlib import Path
 
+from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -51,7 +53,14 @@ def local_model(name: str, *, option: str = "model.path") -> Path | None:
 
 
 def _model_of_run(directory: Path, option: str) -> Path | None:
-    """What a run directory holds as its model; None for any other directory."""
+    """What a run directory holds as its model; None for any other directory. Errors: `UserError`
+    for a checkpoint of a run, whose configuration is elsewhere, and a run without a model.
+    """
+    if model_of_checkpoint(directory) is not None:
+        raise UserError(
+            f"{option}={directory} is a checkpoint of a run; make a model of it: megatron-opsft "
+            f"convert to-hf --megatron {directory} --out DIR"
+        )
     is_run = (directory / "manifest.json").is_file() and not (directory / "config.json").exists()
     if is_run and (directory / "hf" / "config.json").is_file():
         return directory / "hf"
@@ -61,6 +70,21 @@ def _model_of_run(directory: Path, option: str) -> Path | None:
             "--resume, or convert one of its checkpoints with megatron-opsft convert to-hf"
         )
     return None
+
+
+def model_of_checkpoint(directory: Path) -> str | None:
+    """What the run of a checkpoint has as model.path; None for anything but a run's checkpoint."""
+    run_config = directory.resolve().parent.parent / "config.yaml"
+    alone = not (directory / "config.json").exists()
+    if not (alone and (directory / COMPLETE).is_file() and run_config.is_file()):
+        return None
+    return load_config(run_config).model.path
+
+
+def newest_checkpoint(directory: Path) -> Path:
+    """Of a run directory its newest checkpoint; any other directory itself."""
+    there = list_checkpoints(directory / "checkpoints")
+    return there[-1] if there else directory
 
 
 def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:

@@ -236,7 +236,9 @@ def _signals_held() -> Iterator[None]:
     """A process started here is deaf to a scheduler's signals from its first instruction on, also
     before it can ignore them itself. This process gets its own a moment later.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1))
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    )
     try:
         yield
     finally:

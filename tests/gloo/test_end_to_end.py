@@ -124,11 +124,17 @@ def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for
     stopped = cli.run(train_args(run_dir, *more, "run.max_minutes=1e-9"))
     assert stopped.exit_code == 75
     assert "weights: " in stopped.stderr
+    last = "stopped after step 1, checkpoint step_000001; continue with --resume"
+    assert stopped.stdout.splitlines()[-1] == last
     assert [line["step"] for line in read_lines(run_dir / "evals.jsonl")] == [0]
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step_000001"]
     resumed = cli.run([*train_args(run_dir, *more), "--resume"])
     assert resumed.exit_code == 0
     assert "weights: " not in resumed.stderr  # the checkpoint brings them
+    assert "continues from checkpoint step_000001: 1 of 2 steps are done" in resumed.stdout
+    again = cli.run([*train_args(run_dir, *more), "--resume"])
+    assert again.exit_code == 0
+    assert again.stdout == f"{run_dir}: all 2 steps are done; nothing is left\n"
     assert cli.run(train_args(other, *more)).exit_code == 0
     evaluations = read_lines(run_dir / "evals.jsonl")
     assert [line["step"] for line in evaluations] == [0, 1, 2]
@@ -169,6 +175,13 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     run_dir = tmp_path / "run"
     ended = cli.run(train_args(run_dir, "rollout.max_response_tokens=3", "run.steps=2"))
     assert ended.exit_code == 0, ended.stderr
+    first, *_, last = [line for line in ended.stderr.splitlines() if line.startswith("WARNING ")]
+    assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
+    assert "rollout.max_response_tokens=3 is less than the base model needs: " in first
+    assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")
+    assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
+    report = cli.run(["report", run_dir]).stdout
+    assert "NOTHING WAS LEARNED: none of 2 steps accepted a response" in report
     for line in read_lines(run_dir / "metrics.jsonl"):
         assert (line["num_accepted"], line["loss"], line["grad_norm"]) == (0, 0.0, 0.0)
     assert json.loads((run_dir / "summary.json").read_text())["skipped_steps"] == 2

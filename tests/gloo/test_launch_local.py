@@ -22,7 +22,7 @@ def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
         time.sleep(0.01)
 
 
-def test_killed_rank_and_sigterm_leave_no_trace_in_the_numbers(
+def test_killed_rank_and_ctrl_c_leave_no_trace_in_the_numbers(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
     # Enough steps for both to hit a run that is under way.
@@ -36,12 +36,15 @@ def test_killed_rank_and_sigterm_leave_no_trace_in_the_numbers(
     before = len(read_lines(run_dir / "metrics.jsonl"))
     wait_until(lambda: psutil.Process(run.pid).children() not in ([], [rank]))
     wait_until(lambda: len(read_lines(run_dir / "metrics.jsonl")) > before)
-    os.kill(run.pid, signal.SIGTERM)
+    os.kill(run.pid, signal.SIGINT)  # Ctrl-C
     ended = run.wait()
     assert ended.exit_code == 75, ended.stderr
+    assert "stopping after this step; Ctrl-C again stops at once" in ended.stderr
     assert "a rank ended with exit code 137; restart 1 of 1" in ended.stderr
     steps = len(read_lines(run_dir / "metrics.jsonl"))
     assert before < steps < 16
+    last = f"stopped after step {steps}, checkpoint step_{steps:06d}; continue with --resume"
+    assert last in ended.stdout
     checkpoints = sorted(path.name for path in (run_dir / "checkpoints").iterdir())
     assert checkpoints[-1] == f"step_{steps:06d}"
     assert not (run_dir / "summary.json").exists()

@@ -53,6 +53,23 @@ def test_resume_and_overwrite_exclude_each_other(cli: ForkedCli) -> None:
     assert "--resume" in error_of(cli.run(["train", QUICKSTART, "--resume", "--overwrite"]))
 
 
+def test_keys_have_no_dashes(cli: ForkedCli, tmp_path: Path) -> None:
+    for words in (["--optimizer.lr", "1e-6"], ["--optimizer.lr=1e-6"]):
+        line = error_of(cli.run(["train", QUICKSTART, f"run.dir={tmp_path}/r", *words]))
+        assert line.endswith("have no dashes; write optimizer.lr=1e-6")
+
+
+def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: Path) -> None:
+    refused = (
+        "import pathlib\n"
+        "def refuse(self, *a, **k): raise PermissionError(13, 'Permission denied', str(self))\n"
+        "pathlib.Path.read_bytes = refuse\n"
+    )
+    (tmp_path / "summary.json").touch()
+    line = error_of(cli.run(["report", tmp_path], prelude=refused))
+    assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
+
+
 def test_missing_tokenizer_file(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
     (model / "tokenizer.json").unlink()
     line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))

@@ -13,6 +13,7 @@ from megatron_opsft.config_file import (
     to_yaml,
 )
 from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.limits import check_lengths, fit_prompts
 
 MINIMAL = "model: {path: m}\ndata: {train: d}\n"
 
@@ -65,7 +66,12 @@ def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
         ("parallel.sequence_parallel=7", ["parallel.sequence_parallel=7", "boolean"]),
         ("parallel.tp=0", ["parallel.tp=0"]),
         ("optimizer.lr", ["optimizer.lr", "section.key=value"]),
-        ("lr=1", ["section.key=value"]),
+        ("lr=1", ["names no section", "did you mean optimizer.lr=1?"]),
+        ("train.lr=1", ["train.lr in the command line", "did you mean optimizer.lr?"]),
+        ("train.learning_rate=1", ["did you mean optimizer.lr?"]),
+        ("optimiser.lr=1", ["optimiser in the command line", "did you mean optimizer?"]),
+        ("rollout.prompts_per_step=1", ["did you mean data.prompts_per_step?"]),
+        ("no_such=1", ["section.key=value"]),
         ("optimizer.lr=[", ["optimizer.lr=["]),
     ],
 )
@@ -261,9 +267,9 @@ def test_a_run_from_before_there_were_methods_resumes(
         (["method.name=[1]"], "method.name=[1]: there are: on_policy_sft, grpo"),
         (
             ["method.name=grpo", "method.bta=1"],
-            "run.yaml: did you mean method.beta?",
+            "the command line: did you mean method.beta?",
         ),
-        (["method.name=grpo", "method.zzz=1"], "run.yaml: there are: name, "),
+        (["method.name=grpo", "method.zzz=1"], "the command line: there are: name, "),
         (["method.beta=1"], "unknown config key method.beta"),
         (["method.name=grpo", "method.beta=-1"], "config key method.beta=-1: "),
         (["method.name=grpo", "method.kl=k4"], "config key method.kl='k4': Input should be 'k1', "),
@@ -288,3 +294,22 @@ def test_settings_of_a_method_survive_the_resolved_file(path: Path, tmp_path: Pa
     assert again == config and type(again.method) is type(config.method)
     assert config_hash(again) == config_hash(config)
     assert config_hash(config) != config_hash(load_config(path, ["method.name=grpo"]))
+
+
+def test_a_wrong_key_is_looked_for_where_it_was_typed(path: Path) -> None:
+    path.write_text(MINIMAL + "optimizer: {momentun: 2}\n")
+    with pytest.raises(UserError, match=rf"optimizer.momentun in {path}: "):
+        load_config(path, ["optimizer.lr=1"])
+
+
+def test_prompts_take_the_room_that_the_model_has_unless_they_are_told(path: Path) -> None:
+    path.write_text(MINIMAL)
+    base = load_config(path, ["rollout.max_response_tokens=64", "eval.max_response_tokens=350"])
+    assert fit_prompts(base, 512).data.max_prompt_tokens == 512 - 350
+    assert fit_prompts(base, 131072) == base
+    check_lengths(fit_prompts(base, 512), 512)
+    told = load_config(path, ["eval.max_response_tokens=4000", "data.max_prompt_tokens=128"])
+    message = "data.max_prompt_tokens=128 and eval.max_response_tokens=4000 together exceed"
+    with pytest.raises(UserError, match=message):
+        check_lengths(fit_prompts(told, 512), 512)
+    check_resumable(fit_prompts(base, 512), base, path.parent)

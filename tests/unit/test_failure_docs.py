@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from megatron_opsft.config import Config
+from megatron_opsft.errors import ANSWER_IS_NO
 from megatron_opsft.launch.restarts import FINAL_EXIT_CODES
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
@@ -26,10 +27,15 @@ def test_keys_and_their_defaults() -> None:
 
 def test_exit_codes() -> None:
     codes = dict(re.findall(r"^\| (\d+) \| .* \| (.*?) ?\|$", DOCS, re.MULTILINE))
-    assert set(codes) == {"0", "1", "2", "3", "69", "75"}
+    assert set(codes) == {"0", "1", "2", "3", "4", "69", "75"}
     starts_again = {int(code) for code, answer in codes.items() if answer == "yes"}
     assert starts_again == {1, PEER_LOST_EXIT_CODE}
-    assert {int(code) for code in codes} - starts_again == {0, *FINAL_EXIT_CODES, REQUEUE_EXIT_CODE}
+    assert {int(code) for code in codes} - starts_again == {
+        0,
+        ANSWER_IS_NO,
+        *FINAL_EXIT_CODES,
+        REQUEUE_EXIT_CODE,
+    }
 
 
 def test_tools_exist() -> None:

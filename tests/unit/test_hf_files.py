@@ -362,6 +362,16 @@ def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
+def test_a_run_s_model_is_its_hf(tmp_path: Path) -> None:
+    for name in ("manifest.json", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=r"is a run that is not finished: it has no hf/"):
+        resolve_model(str(tmp_path), option="--hf")
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/config.json").touch()
+    assert resolve_model(str(tmp_path)) == tmp_path / "hf"
+
+
 def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
     assert resolve_model("tiny_reasoner").parts[-3:] == (

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 import yaml
@@ -100,6 +101,42 @@ def test_a_stop_reaches_ranks_that_start_after_it() -> None:
         [sys.executable, "-c", EARLY_STOP], capture_output=True, text=True, timeout=50
     )
     assert f"rank: -{signal.SIGTERM.value}" in ended.stderr
+
+
+STOPPED_TWICE = """
+import os, signal, subprocess, sys, time
+if sys.argv[1] == "train":
+    from megatron_opsft.runtime.stop_signal import StopSignal
+    stop = StopSignal(0)
+    os.kill(os.getpid(), int(sys.argv[2]))
+    assert stop.requested
+    os.kill(os.getpid(), signal.SIGINT)
+else:
+    from megatron_opsft.launch.torchrun import Torchrun
+    with Torchrun(1):
+        rank = subprocess.Popen(["sh", "-c", "trap '' TERM INT; exec sleep 60"])
+        print(rank.pid, flush=True)
+        os.kill(os.getpid(), int(sys.argv[2]))
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "first"),
+    [("train", signal.SIGINT), ("train", signal.SIGTERM), ("launch", signal.SIGINT)],
+)
+def test_ctrl_c_after_any_stop_ends_everything_at_once(command: str, first: signal.Signals) -> None:
+    words = [sys.executable, "-c", STOPPED_TWICE, command, str(first.value)]
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 130, ended.stderr
+    said = "stopping after this step; Ctrl-C again stops at once\n"
+    assert (said in ended.stderr) == (first is signal.SIGINT)
+    if command == "launch":
+        assert not psutil.pid_exists(int(ended.stdout)) or (
+            psutil.Process(int(ended.stdout)).status() == psutil.STATUS_ZOMBIE
+        )
 
 
 def test_defaults_ask_for_what_the_script_asks_for() -> None:

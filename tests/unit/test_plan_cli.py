@@ -87,7 +87,7 @@ def test_as_json(cli: ForkedCli, small: Path) -> None:
 
 def test_a_run_that_does_not_fit(cli: ForkedCli, tmp_path: Path) -> None:
     ended = cli.run(["plan", write_run_file(tmp_path, QWEN_72B)])
-    assert ended.exit_code == 1, ended.stderr
+    assert ended.exit_code == 4, ended.stderr
     assert "DOES NOT FIT" in ended.stdout
 
 
@@ -147,4 +147,4 @@ def test_calibration_does_not_overwrite(cli: ForkedCli, tmp_path: Path) -> None:
 def test_help_states_the_exit_codes(cli: ForkedCli) -> None:
     assert "calibrate" in cli.run(["plan", "--help"]).stdout
     text = " ".join(cli.run(["plan", "run", "--help"]).stdout.split())
-    assert "0: it fits; 1: it does not; 2: bad input" in text
+    assert "0: it fits; 4: it does not; 2: bad input" in text

@@ -1,6 +1,9 @@
 """The search for a layout: what it proposes is accepted, fits, and is the fastest of all tried."""
 
+import re
+
 import pytest
+from forked_cli import ROOT
 from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
@@ -8,6 +11,10 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import SAFE_SHARE, estimate_run
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE
+from megatron_opsft.plan.options import ResponseOptions, load_shape
 from megatron_opsft.plan.search import FoundLayout, search_layouts
 from megatron_opsft.plan.stages import count_stages
 
@@ -17,14 +24,15 @@ def search(model: str, world_size: int, *overrides: str, gpu: str = "h100") -> l
     return search_layouts(job, make_responses(job), 10)
 
 
-def test_the_best_layout_is_the_fastest_that_fits_and_its_overrides_make_it() -> None:
+def test_the_best_layout_has_most_memory_of_the_fastest_and_its_overrides_make_it() -> None:
     model, base = "DeepSeek-R1-Distill-Qwen-7B", ("rollout.gpu_memory_fraction=0.6",)
     found = search(model, 16, *base)
     best = found[0]
     safe = [one for one in found if one.estimate.is_safe]
-    assert best.estimate.step.total == pytest.approx(
-        min(o.estimate.step.total for o in safe), abs=1e-3
-    )
+    fastest = min(o.estimate.step.total for o in safe)
+    near = [o for o in safe if o.estimate.step.total <= 1.01 * fastest]
+    assert best in near and len(near) < len(safe)
+    assert best.estimate.worst.margin >= max(o.estimate.worst.margin for o in near) - 1e9
     assert best.estimate.worst.margin >= SAFE_SHARE * 84.9e9
     # As a user would take it over.
     job = make_job(REAL_SHAPES[model], 16, *base, *best.overrides)
@@ -68,3 +76,28 @@ def test_the_hugging_face_engine_has_no_layout_of_its_own() -> None:
     assert {o for one in found for o in one.overrides if o.startswith("rollout")} == {
         "rollout.tp=1"
     }
+
+
+def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:
+    path = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
+    config = load_config(path)
+    job = TrainingJob(
+        config=config,
+        shape=load_shape(config.model.path),
+        hardware=load_hardware("h100"),
+        world_size=32,
+    )
+    responses = ResponseOptions(
+        mean_tokens=None, sigma=DEFAULT_SIGMA, acceptance=PAPER_ACCEPTANCE, prompt_tokens=150
+    ).workload(job)
+    found = search_layouts(job, responses, 10)
+    rows = re.findall(
+        r"^\| `(parallel.*?)` \| ([\d.]+) \|", (ROOT / "docs/layouts.md").read_text(), re.MULTILINE
+    )
+    defaults = {"parallel.pp=1", "train.recompute=none"}
+    assert [(set(words.split()), float(seconds)) for words, seconds in rows] == [
+        (set(one.overrides) - defaults, round(one.estimate.step.total, 1))
+        for one in found[: len(rows)]
+    ]
+    best = load_config(path, found[0].overrides)
+    assert best == config

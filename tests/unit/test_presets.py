@@ -57,7 +57,8 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
     plan = estimate_preset(config, num_nodes, device, at_start=False)
 
     found = search_layouts(plan.job, plan.workload, 1)
-    assert plan.step.total < 1.06 * found[0].estimate.step.total
+    fastest = min(one.estimate.step.total for one in found if one.estimate.is_safe)
+    assert plan.step.total < 1.06 * fastest
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

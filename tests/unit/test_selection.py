@@ -64,6 +64,7 @@ def test_metrics_of_a_step() -> None:
     assert metrics["accuracy"] == 0.5
     assert metrics["truncated_share"] == 0.25
     assert metrics["verify_timeouts"] == 1
+    assert [metrics[f"num_{name}"] for name in ("unfinished", "wrong", "no_answer")] == [1, 0, 0]
     assert metrics["num_unclosed_think"] == 1
     assert metrics["mean_response_tokens"] == 5.0
     assert metrics["max_accepted_tokens"] == 2

@@ -1,0 +1,56 @@
+"""Warnings of a run that accepts too little. Used by rank 0."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.run.advice import (
+    CorrectLengths,
+    RecentAcceptance,
+    explain_empty_step,
+    measure_correct,
+)
+
+log = logging.getLogger("megatron_opsft")
+
+
+class AcceptanceNotes:
+    """Says the reason of the first step that accepts nothing, and what ten steps accepted."""
+
+    def __init__(self, run_dir: Path, limit: int) -> None:
+        """limit: rollout.max_response_tokens."""
+        self._evaluations = run_dir / "evals.jsonl"
+        self._limit = limit
+        self._recent = RecentAcceptance()
+        self._has_explained = False
+
+    def note(self, metrics: Mapping[str, float | int]) -> None:
+        """After each step, with its line of metrics.jsonl."""
+        if not metrics["num_accepted"] and not self._has_explained:
+            self._has_explained = True
+            log.warning("%s", explain_empty_step(metrics, self._limit, self._base_lengths()))
+        if warning := self._recent.add(metrics):
+            log.warning("%s", warning)
+
+    def _base_lengths(self) -> CorrectLengths | None:
+        """Of the base model's correct answers, as the first evaluation has them."""
+        first = read_json_lines(self._evaluations)[:1]
+        if not first or "eval_correct_tokens_half" not in first[0]:
+            return None
+        tenth, half = (first[0][f"eval_correct_tokens_{part}"] for part in ("tenth", "half"))
+        return CorrectLengths(tenth=tenth, half=half)
+
+
+def lengths_for_notes(correct_lengths: Sequence[int]) -> dict[str, int]:
+    """What a line of evals.jsonl has of the lengths of correct answers.
+
+    Nothing where no answer is correct.
+    """
+    measured = measure_correct(correct_lengths)
+    if measured is None:
+        return {}
+    return {
+        "eval_correct_tokens_tenth": measured.tenth,
+        "eval_correct_tokens_half": measured.half,
+    }

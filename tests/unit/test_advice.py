@@ -1,0 +1,71 @@
+"""What a run says of steps that accept little: the reason in counts, and the remedy."""
+
+import pytest
+
+from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.run.advice import (
+    CorrectLengths,
+    RecentAcceptance,
+    describe_rejected,
+    explain_empty_step,
+    measure_correct,
+)
+
+
+def step_of(**counts: int) -> dict[str, int]:
+    return {"step": 1, "num_accepted": 0, "num_rollouts": 32} | counts
+
+
+def test_reasons_are_counted_and_zeros_left_out() -> None:
+    counts = step_of(num_unfinished=28, num_wrong=3, num_no_answer=0, verify_timeouts=1)
+    assert describe_rejected(counts) == "28 cut off, 3 wrong, 1 timed out"
+    assert describe_rejected(step_of()) == ""
+
+
+def test_lengths_within_which_a_tenth_and_a_half_end() -> None:
+    assert measure_correct(range(1, 101)) == CorrectLengths(tenth=10, half=50)
+    assert measure_correct([7]) == CorrectLengths(tenth=7, half=7)
+    assert measure_correct([]) is None
+
+
+def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
+    counts = step_of(num_unfinished=30, num_wrong=2)
+    said = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120))
+    assert said.startswith("step 1 accepted none of 32 responses, so nothing was learned: 30 cut")
+    assert "rollout.max_response_tokens=90 would have taken a tenth" in said
+    assert "120 half of them" in said
+    within = explain_empty_step(counts, 100, CorrectLengths(tenth=90, half=120))
+    assert "end within 90 tokens" in within and "rollout.max_response_tokens=120" in within
+    assert "set eval.data" in explain_empty_step(counts, 64, None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("num_wrong", "does the answer field hold"),
+        ("num_no_answer", "chat template"),
+        ("verify_timeouts", "raise verify.timeout_seconds"),
+        ("verify_errors", "the verifier fails"),
+    ],
+)
+def test_the_remedy_is_that_of_the_commonest_reason(reason: str, remedy: str) -> None:
+    counts = step_of(num_unfinished=15) | {reason: 17}
+    assert remedy in explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120))
+
+
+def test_ten_steps_below_a_twentieth_are_said_once_in_ten_steps() -> None:
+    recent = RecentAcceptance()
+    said = [recent.add(step_of(num_accepted=1, num_wrong=31)) for _ in range(25)]
+    assert [n for n, line in enumerate(said, start=1) if line] == [10, 20]
+    assert said[9] == (
+        "only 10 of 320 responses (3.1 %) were accepted in the last 10 steps; the last one: "
+        "31 wrong"
+    )
+    enough = RecentAcceptance()
+    assert not any(enough.add(step_of(num_accepted=2)) for _ in range(25))  # 6.25 %
+
+
+def test_what_was_learned_is_one_line() -> None:
+    assert describe_skipped(0, 24) == ""
+    assert describe_skipped(3, 24) == "3 of 24 steps accepted no response and learned nothing"
+    assert describe_skipped(24, 24).startswith("NOTHING WAS LEARNED: none of 24 steps accepted")
