@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,25 @@ app = typer.Typer(
         "megatron-opsft eval --model runs/quickstart --out runs/quickstart/eval",
     ),
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"megatron-opsft {version('megatron-opsft')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """On-policy SFT for shorter reasoning, on Megatron-Core."""
+
 
 app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
@@ -141,18 +161,24 @@ def methods(
     )
 )
 def report(
-    run_dir: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    run_dirs: Annotated[list[Path], typer.Argument(help="Directories of runs, finished or not.")],
     figure: Annotated[
-        Path | None, typer.Option(help="Where to draw the curves (.png, .svg).")
+        Path | None, typer.Option(help="Where to draw the curves of one run (.png, .svg).")
     ] = None,
 ) -> None:
-    """Print the before/after table of a run and draw its length and accuracy over steps."""
-    from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
+    """Print the before/after table of each run and draw its length and accuracy over steps."""
+    from megatron_opsft.report.curves import plot_run
+    from megatron_opsft.report.runs import describe_run
 
-    typer.echo(before_after_table(read_summary(run_dir)))
-    out = figure or run_dir / "curves.png"
-    plot_run(run_dir, out)
-    typer.echo(f"figure: {out}")
+    if figure is not None and len(run_dirs) > 1:
+        raise UserError("--figure is of one run; without it each run gets its curves.png")
+    for run_dir in run_dirs:
+        if len(run_dirs) > 1:
+            typer.echo(f"{run_dir}:")
+        typer.echo(describe_run(run_dir))
+        out = figure or run_dir / "curves.png"
+        plot_run(run_dir, out)
+        typer.echo(f"figure: {out}")
 
 
 def main() -> None:

@@ -96,6 +96,10 @@ class DataConfig(Section):
         None,
         description="Field of the gold answer; by default the first of answer, final_answer, solution.",
     )
+    duplicates: Literal["keep", "first", "drop"] = Field(
+        "keep",
+        description="Rows with the same problem. first: all but the first are bad rows; drop: problems whose rows have different answers too.",
+    )
     prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
     max_prompt_tokens: int = Field(
         1024,
@@ -248,6 +252,11 @@ class EvalConfig(Section):
     answer_field: str | None = Field(
         None,
         description="Field of the gold answer; by default data.answer_field where eval.data is not set, else as there.",
+    )
+    holdout: int = Field(
+        0,
+        ge=0,
+        description="Take so many problems out of data.train, drawn with run.seed, and evaluate on them; not with eval.data.",
     )
     num_problems: int = Field(
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."

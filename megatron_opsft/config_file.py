@@ -206,12 +206,18 @@ _NOT_HASHED = (
 )
 
 
+_LATER_KEYS = (("data", "duplicates", "keep"), ("eval", "holdout", 0))
+
+
 def config_hash(config: Config) -> str:
     """A hash of what decides a run's numbers: all but where it is written and logged."""
     tree = config.model_dump(mode="json")
     for key in _NOT_HASHED:
         del tree["run"][key]
     del tree["checkpoint"]
+    for section, key, default in _LATER_KEYS:  # at their defaults a run is what it was without
+        if tree[section][key] == default:
+            del tree[section][key]
     if config.method.name == ON_POLICY_SFT.name:  # as it was when there was no other
         earlier = {name: given for given, name in EARLIER_NAMES.items()}
         tree["train"]["normalization"] = earlier[tree.pop("method")["aggregation"]]

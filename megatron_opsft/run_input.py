@@ -6,10 +6,13 @@ from pathlib import Path
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
+from megatron_opsft.data.duplicates import leave_out_duplicates
+from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.notes import describe_data
 from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import (
+    BadRow,
     ProblemSet,
-    describe_bad_rows,
     drop_unusable_prompts,
     load_held_out,
     load_problems,
@@ -43,6 +46,12 @@ class RunInput:
     encoder: PromptEncoder
     end_tokens: tuple[int, ...]
     problems: ProblemSet
+    held_out: ProblemSet | None
+
+    @property
+    def bad_rows(self) -> tuple[BadRow, ...]:
+        """What is left out, of the training data and of the held-out problems."""
+        return self.problems.bad_rows + (self.held_out.bad_rows if self.held_out else ())
 
 
 def read_input(config: Config) -> RunInput:
@@ -63,7 +72,15 @@ def read_input(config: Config) -> RunInput:
     problems, encoder = share_problems(
         config.data, encoder, model_dir, lambda encode: _load_problems(config, encode)
     )
-    return RunInput(model_dir=model_dir, encoder=encoder, end_tokens=end_tokens, problems=problems)
+    problems = leave_out_duplicates(problems, config.data.duplicates)
+    problems, held_out = _choose_held_out(config, problems, encoder)
+    return RunInput(
+        model_dir=model_dir,
+        encoder=encoder,
+        end_tokens=end_tokens,
+        problems=problems,
+        held_out=held_out,
+    )
 
 
 def open_method(config: Config, given: RunInput, held_out: HeldOut | None) -> MethodRun:
@@ -99,16 +116,27 @@ def _load_problems(config: Config, encode: Encode) -> ProblemSet:
     return usable
 
 
-def read_held_out(config: Config, given: RunInput, *, is_main: bool) -> HeldOut | None:
-    """The held-out problems, if there are any; is_main: bad rows are said."""
+def _choose_held_out(
+    config: Config, problems: ProblemSet, encoder: PromptEncoder
+) -> tuple[ProblemSet, ProblemSet | None]:
+    """What is trained on, and what is evaluated on."""
+    if config.eval.holdout:
+        if config.eval.data is not None:
+            raise UserError("eval.holdout and eval.data exclude each other; set one of them")
+        return take_held_out(problems, config.eval.holdout, config.run.seed)
     held_out = load_held_out(config.data, config.eval)
     if held_out is None:
+        return problems, None
+    limit = config.data.max_prompt_tokens
+    return problems, drop_unusable_prompts(held_out, encoder.encode, limit)
+
+
+def evaluation_of(config: Config, given: RunInput) -> HeldOut | None:
+    """The held-out problems that are evaluated on, and how; None where there are none."""
+    if given.held_out is None:
         return None
-    held_out = drop_unusable_prompts(held_out, given.encoder.encode, config.data.max_prompt_tokens)
-    if is_main and (bad := describe_bad_rows(held_out)):
-        log.warning("held out: %s", bad)
     return HeldOut(
-        problems=shuffled_subset(held_out.problems, config.eval.num_problems, seed=0),
+        problems=shuffled_subset(given.held_out.problems, config.eval.num_problems, seed=0),
         settings=SamplingSettings(
             temperature=config.eval.temperature,
             top_p=config.eval.top_p,
@@ -121,12 +149,12 @@ def read_held_out(config: Config, given: RunInput, *, is_main: bool) -> HeldOut 
     )
 
 
-def warn_of(config: Config, problems: ProblemSet) -> None:
+def warn_of(config: Config, given: RunInput) -> None:
     """Say what the user should know before anything is computed."""
     if untested := untested_versions():
         log.warning(untested)
-    if bad := describe_bad_rows(problems):
-        log.warning(bad)
+    for line in describe_data(config, given.problems, given.held_out):
+        log.warning(line)
     if config.rollout.temperature != 1.0:
         log.warning(
             "rollout.temperature=%s: sampling is then not on-policy; the paper saw training "

@@ -17,6 +17,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
 from megatron_opsft.data.problems import (
+    BadRow,
     ProblemSet,
 )
 from megatron_opsft.data.sampler import ProblemSampler
@@ -34,7 +35,7 @@ from megatron_opsft.rollout.limits import fit_prompts, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
-from megatron_opsft.run_input import RunInput, open_method, read_held_out, read_input, warn_of
+from megatron_opsft.run_input import RunInput, evaluation_of, open_method, read_input, warn_of
 from megatron_opsft.runtime.device import (
     Device,
     check_deterministic,
@@ -72,6 +73,7 @@ class Session:
     order: ProblemSampler
     settings: SamplingSettings
     held_out: HeldOut | None
+    bad_rows: tuple[BadRow, ...]
     sampler: Sampler
     verifier: Verifier
     method: MethodRun
@@ -162,7 +164,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         config.run.dir,
     )
     if layout.is_main:
-        warn_of(config, given.problems)
+        warn_of(config, given)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         session = _build(config, given, device, layout, verifier, resume=resume)
         yield session
@@ -209,7 +211,7 @@ def _build(
         layout,
         push_again=lambda: sync.push(sync.version),
     )
-    held_out = read_held_out(config, given, is_main=layout.is_main)
+    held_out = evaluation_of(config, given)
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
@@ -234,6 +236,7 @@ def _build(
             end_token_ids=given.end_tokens,
         ),
         held_out=held_out,
+        bad_rows=given.bad_rows,
         sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
         verifier=verifier,
         method=open_method(config, given, held_out),

@@ -1,5 +1,6 @@
 """Writes the generated references of all keys into docs/config.md and docs/evaluation.md."""
 
+import argparse
 from pathlib import Path
 
 from megatron_opsft.config import Config
@@ -11,6 +12,7 @@ START, END = "<!-- config reference -->", "<!-- end of config reference -->"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name, model in (("config.md", Config), ("evaluation.md", EvalSettings)):
         page = DOCS / name
         before, rest = page.read_text(encoding="utf-8").split(START)

@@ -1,5 +1,6 @@
 """Writes what `megatron-opsft plan` says of the shipped configurations into their head comments."""
 
+import argparse
 from pathlib import Path
 
 from megatron_opsft.plan.presets import has_block, with_figures
@@ -8,6 +9,7 @@ PRESETS = Path(__file__).parents[1] / "examples" / "configs"
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for path in sorted(PRESETS.glob("*.yaml")):
         if has_block(path.read_text(encoding="utf-8")):
             path.write_text(with_figures(path), encoding="utf-8")

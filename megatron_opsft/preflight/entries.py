@@ -11,6 +11,7 @@ ENTRIES = (
     "metrics.jsonl",
     "evals.jsonl",
     "summary.json",
+    "bad_rows.jsonl",
     "curves.png",
     "curves.svg",
     "rollouts",

@@ -3,12 +3,14 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.entries import FAILED, FAILED_END, check_free, entries_of
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.durable import write_bytes
+from megatron_opsft.runtime.durable import write_bytes, write_text
 from megatron_opsft.runtime.step_names import (
     PARTIAL,
     REPLACED,
@@ -80,6 +82,13 @@ class RunDir:
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
+
+    def save_bad_rows(self, bad_rows: Sequence[BadRow]) -> None:
+        """bad_rows.jsonl: every row of the data that is left out; no file where there is none."""
+        path = self.path / "bad_rows.jsonl"
+        path.unlink(missing_ok=True)
+        if bad_rows:
+            write_text(path, "".join(json.dumps(asdict(row)) + "\n" for row in bad_rows))
 
     def failed_batch(self, step: int) -> Path:
         """Where the batch of a step is kept whose loss was not finite."""

@@ -260,6 +260,7 @@ def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterato
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
+        run_dir.save_bad_rows(session.bad_rows)
         write_json(run_dir.path / "manifest.json", _manifest(session))
     recorder = RunRecorder(session, run_dir, last_step)
     if resume:

@@ -1,6 +1,7 @@
 """The command line: every mistake is one line on stderr and exit code 2, without a traceback."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -146,6 +147,12 @@ def test_existing_run_directory_is_not_touched(cli: ForkedCli, tmp_path: Path) -
 
 def test_report_without_a_run(cli: ForkedCli, tmp_path: Path) -> None:
     assert str(tmp_path) in error_of(cli.run(["report", tmp_path]))
+
+
+def test_version(cli: ForkedCli) -> None:
+    ended = cli.run(["--version"])
+    assert (ended.exit_code, ended.stdout.split()[0]) == (0, "megatron-opsft")
+    assert re.fullmatch(r"\d+\.\d+\.\d+", ended.stdout.split()[1])
 
 
 def test_config_prints_what_loads_again(cli: ForkedCli, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
 from megatron_opsft.report.differences import compare_runs
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import describe_run
 
 SUMMARY = {
     "base": {"accuracy": 0.961, "mean_response_tokens": 120.0},
@@ -147,3 +148,26 @@ def test_table_of_a_run_without_evaluation() -> None:
     empty = {"accuracy": None, "mean_response_tokens": None}
     table = before_after_table(SUMMARY | {"base": empty, "final": empty})
     assert table.splitlines()[-2].split() == ["accuracy", "-", "-", "-"]
+
+
+def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_path: Path) -> None:
+    lines = [
+        {"step": n, "num_accepted": n - 1, "num_rollouts": 8, "step_seconds": 2.0} for n in (1, 2)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = describe_run(tmp_path)
+    assert "2 steps in 4 s, config unknown" in table
+    assert "1 of 2 steps accepted no response" in table
+    assert "not finished: continue with --resume" in table
+    (tmp_path / "failed_step_000003.json").touch()
+    assert str(tmp_path / "failed_step_000003.json") in describe_run(tmp_path)
+    evals = [
+        {"step": n, "eval_accuracy": 0.5, "eval_mean_response_tokens": 100.0 - 20 * n}
+        for n in (0, 1)
+    ]
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(line) + "\n" for line in evals))
+    assert "-20.0 %" in describe_run(tmp_path)
+
+
+def test_skipped_steps_of_a_finished_run_are_in_its_table() -> None:
+    assert "NOTHING WAS LEARNED" in before_after_table(SUMMARY | {"skipped_steps": 40})

@@ -1,0 +1,25 @@
+"""Every script of tools/ explains itself and does nothing else when asked for --help."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT
+
+SCRIPTS = [*sorted((ROOT / "tools").glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.setattr(Path, "write_text", lambda *a, **k: pytest.fail("it writes"))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.strip().lower().startswith("usage")
+    assert len(shown.splitlines()) >= 3
