@@ -5,36 +5,27 @@ tensors: the weights are views of Megatron's buffers, on which the optimizer's a
 the copy needs no second model, whatever the layout, and the weights come back bit for bit.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
-from megatron.core.dist_checkpointing import ShardedTensor
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch import Tensor
 
-from megatron_opsft.model.checkpoint_share import describe_models
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.device import Device, has_room_for_good
-
-# Of its tensors' names in a checkpoint.
-PREFIX = "reference."
 
 
 class Reference:
     """The weights that `trainer` has when this is built; every rank calls every method.
 
     In the CPU's memory (pinned, for a GPU), or on the GPU where that has room for them for good.
-    Resuming needs no more than to build it before the checkpoint is loaded, unless `replace` was
-    called; then `share` goes into the checkpoint too.
+    Resuming needs no more than to build it before the checkpoint is loaded.
     """
 
     def __init__(self, trainer: Trainer, device: Device) -> None:
         self._trainer = trainer
-        self.is_replaced = False
         live = self._live()
         num_bytes = sum(weight.nbytes for weight in live)
         self.is_on_device = not device.is_cuda or has_room_for_good(device, num_bytes)
@@ -58,26 +49,9 @@ class Reference:
         if not log_probs:
             return list(batches)
         return [
-            dataclasses.replace(batch, reference_log_probs_R=found)
+            replace(batch, reference_log_probs_R=found)
             for batch, found in zip(batches, log_probs, strict=True)
         ]
-
-    def replace(self) -> None:
-        """From now on the reference is the model as it is."""
-        for frozen, live in zip(self._frozen, self._live(), strict=True):
-            frozen.copy_(live.data)
-        self.is_replaced = True
-
-    def share(self) -> list[ShardedTensor]:
-        """Its tensors as a checkpoint names them; views of its memory, to be written and read."""
-        described = describe_models(self._trainer.models)
-        frozen = {id(live): own for live, own in zip(self._live(), self._frozen, strict=True)}
-        pieces: list[ShardedTensor] = []
-        for value in nested_values(described):
-            if isinstance(value, ShardedTensor | ShardedTensorFactory):
-                own = dataclasses.replace(value, data=frozen[id(value.data)])
-                pieces += [own] if isinstance(own, ShardedTensor) else nested_values(own.build())
-        return [dataclasses.replace(piece, key=PREFIX + piece.key) for piece in pieces]
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hf_objective import compare
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, OPTIMIZER, Case, build, exported, gradient, train_steps
+from objective_jobs import objective_gradient
 
 from megatron_opsft.loss.cross_entropy import Method
+from megatron_opsft.methods.objective import Objective, SequenceClip, TokenClip
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import stop_distributed
 
@@ -46,6 +49,15 @@ def gradient_errors(case: Case) -> dict[str, float]:
 def test_float32_gradient_is_hugging_face_s(model: str, recompute: str) -> None:
     errors = gradient_errors(replace(CUDA, model=model, recompute=recompute))
     assert max(errors.values()) < 1e-4
+
+
+@pytest.mark.parametrize("surrogate", [TokenClip(low=0.1, high=0.15), SequenceClip()], ids=str)
+def test_float32_gradient_of_an_objective_is_hugging_face_s(
+    surrogate: TokenClip | SequenceClip,
+) -> None:
+    case = replace(CUDA, mode="response", objective=Objective(surrogate=surrogate, beta=0.2))
+    expected = compare(case, objective_gradient(case, updates=2))
+    assert min(expected.too_low, expected.too_high) > 20 or isinstance(surrogate, SequenceClip)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -80,22 +80,35 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "part.optimizer.state.values": "builtins.dict.values",
         "part.load_state_dict": f"{_PART}.load_state_dict",
     },
-    "model/step.py": {
+    "model/reference.py": {"model.parameters": f"{_GPT}.parameters"},
+    "model/schedule.py": {
         "chunk": f"{_GPT}.forward",
-        "chunk.train": f"{_DDP}.train",
-        "chunk.eval": f"{_DDP}.eval",
-        "chunk.zero_grad_buffer": f"{_DDP}.zero_grad_buffer",
-        "chunk.scale_gradients": f"{_DDP}.scale_gradients",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
-        "self.chunks[0].parameters": f"{_DDP}.parameters",
-        "losses.statistics": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.statistics",
-        "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
-        "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
-        "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
         "get_forward_backward_func()": (
             f"{_SCHEDULES}no_pipelining",
             f"{_SCHEDULES}pipelining_without_interleaving",
             f"{_SCHEDULES}pipelining_with_interleaving",
+        ),
+    },
+    "model/score.py": {
+        "chunk.eval": f"{_DDP}.eval",
+        "schedule.chunks[0].parameters": f"{_DDP}.parameters",
+        "schedule.run": f"{_PACKAGE}.model.schedule.PassSchedule.run",
+    },
+    "model/step.py": {
+        "chunk.train": f"{_DDP}.train",
+        "chunk.zero_grad_buffer": f"{_DDP}.zero_grad_buffer",
+        "chunk.scale_gradients": f"{_DDP}.scale_gradients",
+        "losses.statistics": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.statistics",
+        "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
+        "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
+        "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
+        "self._schedule.run": f"{_PACKAGE}.model.schedule.PassSchedule.run",
+        "self._schedule.start_gathering_weights": (
+            f"{_PACKAGE}.model.schedule.PassSchedule.start_gathering_weights"
+        ),
+        "self._schedule.finish_gathering_weights": (
+            f"{_PACKAGE}.model.schedule.PassSchedule.finish_gathering_weights"
         ),
     },
     "loss/cross_entropy.py": {

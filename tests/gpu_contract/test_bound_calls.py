@@ -191,7 +191,7 @@ def test_broken_calls_are_seen() -> None:
         ("args=args, kwargs=kwargs", "arguments=args, kwargs=kwargs"),
     ]:
         assert len(problems_of(break_call(before, after))) >= 1, after
-    step = "model/step.py"
+    step = "model/schedule.py"
     for before, after in [
         ("packed_seq_params=packed", "packed_sequences=packed"),
         ("start_param_sync(force_sync=True)", "start_param_sync(force=True)"),

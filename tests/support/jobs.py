@@ -18,10 +18,12 @@ from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
 from megatron_opsft.methods.aggregation import Aggregation, aggregate
+from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
+from megatron_opsft.model.schedule import packed_params
 from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.model.step import Trainer, packed_params
+from megatron_opsft.model.step import Trainer
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.records import (
     FinishReason,
@@ -40,6 +42,8 @@ from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import merge_shards, shard_parameter
 
 NUM_ROLLOUTS = 32
+# Of the samples in order, where an objective asks for them.
+ADVANTAGES = (0.5, -1.5, 2.0, 0.0, -0.75, 1.25, -0.25, -2.0, 0.9, 1.7, -1.1, 0.4, -0.6)
 # Clipping is always at work. A larger epsilon keeps entries without gradient from being noise.
 OPTIMIZER = OptimizerConfig(lr=1e-3, clip_grad=0.05, weight_decay=0.1, eps=1e-6)
 
@@ -60,6 +64,7 @@ class Case:
     aggregation: Aggregation = "max_accepted"
     recompute: str = "none"
     cross_entropy: Method = "fused_linear"
+    objective: Objective = LIKELIHOOD
     dtype: str = "float32"
     device_name: str = "cpu"
     deterministic: bool = False
@@ -127,6 +132,7 @@ def build(case: Case) -> Built:
         vocab_size=shape.vocab_size,
         weight_decay=OPTIMIZER.weight_decay,
         cross_entropy=case.cross_entropy,
+        objective=case.objective,
     )
     return Built(trainer=trainer, shards=ModelShards.of(models, table, layout), layout=layout)
 
@@ -161,6 +167,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     accepted = share_facts(rollouts, correct, problems)
     if not accepted:
         return [], 0.0
+    plain = case.objective.is_weighted_likelihood
     lengths = [response.num_response_tokens for response in accepted]
     rejected = NUM_ROLLOUTS - len(lengths)
     token_weights, factor = aggregate(
@@ -178,6 +185,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         dp_size=layout.dp_size,
         multiple=case.pp if case.vpp else 1,
         align=case.tp if case.sequence_parallel else 1,
+        advantages=None if plain else ADVANTAGES[: len(accepted)],
         device=case.device.torch_device,
     )
     return batches, factor

@@ -1,0 +1,71 @@
+"""The whole gradient of objectives with an old policy and a reference model, every parameter under
+its HF name, against plain Hugging Face autograd of the formula.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hf_objective import Expected, compare
+from jobs import Case
+from objective_jobs import objective_gradient
+from world import World
+
+from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
+
+GRPO = Objective(surrogate=TokenClip(low=0.1, high=0.15), beta=0.2)
+BASE = Case(objective=GRPO, mode="response")
+
+
+def check(world: World, case: Case, updates: int = 2) -> Expected:
+    """Compare loss, gradient and statistics of the last of `updates` on a batch."""
+    return compare(case, world.run(objective_gradient, case.world_size, case, updates)[0])
+
+
+LAYOUTS = [
+    replace(BASE, model=model, tp=tp, pp=pp, dp=dp, vpp=vpp, sequence_parallel=sp)
+    for model, tp, pp, dp, vpp, sp in (
+        ("qwen2", 1, 1, 1, None, False),
+        ("qwen2", 2, 1, 1, None, False),
+        ("qwen2_tied", 1, 2, 1, None, False),
+        ("qwen2", 1, 1, 2, None, False),
+        ("qwen2_tied", 2, 2, 1, None, True),
+        ("qwen3", 2, 1, 2, None, True),
+        ("qwen2_tied", 1, 2, 2, 2, False),
+    )
+]
+
+
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+def test_second_update_s_gradient_matches_hf_in_layout(world: World, case: Case) -> None:
+    expected = check(world, case)
+    assert min(expected.too_low, expected.too_high) > 20  # the clip is at work on both sides
+    assert expected.too_low + expected.too_high < expected.num_tokens / 2
+
+
+@pytest.mark.parametrize("budget", [1, 10_000])
+def test_second_update_s_gradient_matches_hf_for_any_packing(world: World, budget: int) -> None:
+    check(world, replace(BASE, dp=2, budget=budget))
+
+
+def test_first_update_s_gradient_matches_hf(world: World) -> None:
+    expected = check(world, replace(BASE, tp=2), updates=1)
+    assert expected.too_low == expected.too_high == 0
+
+
+OBJECTIVES = [
+    Objective(surrogate=TokenClip(low=0.1, high=0.15)),
+    Objective(surrogate=TokenClip(low=0.1, high=0.15, dual=1.3), temperature=0.6),
+    Objective(surrogate=TokenClip(), beta=0.2, temperature=1.5),
+    Objective(surrogate=SequenceClip(low=0.02, high=0.02)),
+    Objective(surrogate=SquaredLogRatio(tau=0.1)),
+    Objective(beta=0.2, kl="k2"),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_gradient_matches_hf_for_objective(world: World, objective: Objective) -> None:
+    check(world, replace(BASE, dp=2, objective=objective))
+
+
+def test_gradient_of_megatron_s_loss_matches_hf(world: World) -> None:
+    check(world, replace(BASE, tp=2, cross_entropy="vocab_parallel"))

@@ -1,0 +1,76 @@
+"""What the workers run for objectives with an old policy and a reference model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jobs import (
+    Built,
+    Case,
+    as_arrays,
+    batches_of,
+    build,
+    collect_reduced_parts,
+    exported,
+    whole_gradient,
+)
+
+from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.score import with_old_log_probs
+
+DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """On rank 0; weights by HF name: of the reference, when the batch was sampled, and now.
+
+    gradient, loss, clip_share, kl_mean: of the update that comes now.
+    """
+
+    reference: dict[str, Any]
+    sampled_from: dict[str, Any]
+    now: dict[str, Any]
+    gradient: dict[str, Any]
+    loss: float
+    clip_share: float | None
+    kl_mean: float | None
+
+
+def objective_gradient(case: Case, updates: int) -> Found:
+    """The gradient of the last of `updates` on one batch, whose micro-batches all share here.
+
+    The reference is the model at first; the policy that samples has had an update since.
+    """
+    built = build(case)
+    trainer = built.trainer
+    reference = Reference(trainer, case.device)
+    start = as_arrays(exported(built))
+    drift, factor = batches_of(case, built.layout, seed=1)
+    trainer.step(reference.with_log_probs(drift), factor, lr=DRIFT)
+    sampled_from = as_arrays(exported(built))
+    batches, factor = batches_of(case, built.layout)
+    if case.objective.beta:
+        batches = reference.with_log_probs(batches)
+        same_weights(built, sampled_from)
+    if updates > 1:
+        batches = with_old_log_probs(batches, trainer.score_batches(batches))
+    for _ in range(updates - 1):
+        trainer.step(batches, factor, lr=DRIFT)
+    now = as_arrays(exported(built))
+    found = trainer.accumulate(batches, factor)
+    collect_reduced_parts(trainer)
+    return Found(
+        reference=start,
+        sampled_from=sampled_from,
+        now=now,
+        gradient=whole_gradient(built),
+        loss=found.loss,
+        clip_share=found.clip_share,
+        kl_mean=found.kl_mean,
+    )
+
+
+def same_weights(built: Built, expected: dict[str, Any]) -> None:
+    """Bit for bit, on this rank."""
+    for name, found in as_arrays(exported(built)).items():
+        assert (found == expected[name]).all(), f"{name} is not what it was before the pass"
