@@ -27,6 +27,7 @@ from megatron_opsft.model.checkpoint_share import (
 )
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
 from megatron_opsft.model.optimizer import load_settings
+from megatron_opsft.model.reference import Reference
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.runtime.step_names import (
@@ -43,21 +44,35 @@ log = logging.getLogger("megatron_opsft")
 
 
 class Checkpointer:
-    """Saves and loads the state of `models` and `optimizer`; every rank calls every method."""
+    """Saves and loads the state of `models` and `optimizer`, and of a reference model that was
+    replaced; every rank calls every method.
+    """
 
     def __init__(
-        self, directory: Path, models: list[Any], optimizer: MegatronOptimizer, *, keep: int
+        self,
+        directory: Path,
+        models: list[Any],
+        optimizer: MegatronOptimizer,
+        *,
+        keep: int,
+        reference: Reference | None = None,
     ) -> None:
         self.directory = directory
         self._models = models
         self._optimizer = optimizer
         self._keep = keep
+        self._reference = reference
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
     def _state(self) -> dict[str, Any]:
         """What this rank writes: its share, and on rank 0 what is no tensor."""
         models = describe_models(self._models)
+        reference: dict[str, Any] = {}
+        if self._reference is not None and self._reference.is_replaced:
+            share = self._reference.share(is_loading=False)
+            reference = {"reference": share, "has_reference": True}
         return {
+            **reference,
             "share": own_share(models, self._optimizer, is_loading=False),
             **{key: objects_only(each) for key, each in models.items()},
             "optimizer": self._optimizer.state_dict(),
@@ -143,13 +158,18 @@ class Checkpointer:
         return manifest
 
     def _restore(self, path: Path) -> None:
-        settings = dist_checkpointing.load_common_state_dict(str(path))["optimizer"]
+        common = dist_checkpointing.load_common_state_dict(str(path))
+        settings = common["optimizer"]
         if "param_state_sharding_type" in settings:
             load_gathered(self._models, self._optimizer, path)
             return
         load_settings(self._optimizer, settings)
         share = own_share(describe_models(self._models), self._optimizer, is_loading=True)
-        dist_checkpointing.load({"share": share}, str(path))
+        wanted = {"share": share}
+        if self._reference is not None and common.get("has_reference"):
+            wanted["reference"] = self._reference.share(is_loading=True)
+            self._reference.is_replaced = True
+        dist_checkpointing.load(wanted, str(path))
         gather_weights(self._optimizer)
 
     def load_newest(self) -> dict[str, Any] | None:

@@ -5,27 +5,36 @@ tensors: the weights are views of Megatron's buffers, on which the optimizer's a
 the copy needs no second model, whatever the layout, and the weights come back bit for bit.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
+from megatron.core.dist_checkpointing import ShardedTensor
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch import Tensor
 
+from megatron_opsft.model.checkpoint_share import describe_models
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.device import Device, has_room_for_good
+from megatron_opsft.runtime.device import Device, has_room_for_good, synchronize
+
+PREFIX = "reference."  # of its tensors' names in a checkpoint
 
 
 class Reference:
     """The weights that `trainer` has when this is built; every rank calls every method.
 
     In the CPU's memory (pinned, for a GPU), or on the GPU where that has room for them for good.
-    Resuming needs no more than to build it before the checkpoint is loaded.
+    Resuming needs no more than to build it before the checkpoint is loaded; only a reference that
+    `is_replaced` is in the checkpoint itself.
     """
 
     def __init__(self, trainer: Trainer, device: Device) -> None:
         self._trainer = trainer
+        self._device = device
+        self.is_replaced = False
         live = self._live()
         num_bytes = sum(weight.nbytes for weight in live)
         self.is_on_device = not device.is_cuda or has_room_for_good(device, num_bytes)
@@ -44,17 +53,40 @@ class Reference:
         """The micro-batches with the reference's log-probs, on the ranks of the last stage, which
         alone read them. See `score_batches`.
         """
-        with self._in_place():
+        with self.in_place():
             log_probs = self._trainer.score_batches(batches)
         if not log_probs:
             return list(batches)
         return [
-            replace(batch, reference_log_probs_R=found)
+            dataclasses.replace(batch, reference_log_probs_R=found)
             for batch, found in zip(batches, log_probs, strict=True)
         ]
 
+    def replace(self) -> None:
+        """From now on the reference is the model as it is."""
+        for frozen, live in zip(self._frozen, self._live(), strict=True):
+            frozen.copy_(live.data)
+        self.is_replaced = True
+
+    def share(self, *, is_loading: bool) -> list[ShardedTensor]:
+        """Its tensors as a checkpoint names them, in any layout: copies, since a pass may exchange
+        them while they are written, or its own memory, to be filled.
+        """
+        own = {
+            id(live): frozen if is_loading else frozen.clone()
+            for live, frozen in zip(self._live(), self._frozen, strict=True)
+        }
+        pieces: list[ShardedTensor] = []
+        for value in nested_values(describe_models(self._trainer.models)):
+            if isinstance(value, ShardedTensor):
+                pieces.append(dataclasses.replace(value, data=own[id(value.data)]))
+            elif isinstance(value, ShardedTensorFactory):
+                fused = dataclasses.replace(value, data=own[id(value.data)])
+                pieces += nested_values(fused.build())
+        return [dataclasses.replace(piece, key=PREFIX + piece.key) for piece in pieces]
+
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
+    def in_place(self) -> Iterator[None]:
         """Inside, the trainer's weights are the reference's."""
         self._exchange()
         try:
@@ -67,3 +99,4 @@ class Reference:
             kept = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
             frozen.copy_(kept, non_blocking=True)
+        synchronize(self._device)  # before anyone reads the CPU's memory

@@ -32,7 +32,7 @@ from megatron_opsft.weights.rectangles import Copy, Rect
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_parameter
 
-_NOT_WEIGHTS = ("optimizer", "rng_state", "rerun_state", "opt_param_scheduler")
+_NOT_WEIGHTS = ("optimizer", "reference.", "rng_state", "rerun_state", "opt_param_scheduler")
 
 
 class MegatronTensors:

@@ -17,14 +17,20 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.model.checkpoint_write import CheckpointWrite
+from megatron_opsft.model.reference import Reference
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 
 
-def checkpointer(built: Built, directory: Path, keep: int = 2) -> Checkpointer:
-    return Checkpointer(directory, built.trainer.models, built.trainer.optimizer, keep=keep)
+def checkpointer(
+    built: Built, directory: Path, keep: int = 2, reference: Reference | None = None
+) -> Checkpointer:
+    trainer = built.trainer
+    return Checkpointer(
+        directory, trainer.models, trainer.optimizer, keep=keep, reference=reference
+    )
 
 
 def save_after_two_steps(case: Case, directory: Path) -> Outcome:
@@ -50,6 +56,33 @@ def load_and_go_on(case: Case, directory: Path) -> Outcome:
     loaded = as_arrays(exported(built))
     results = train_steps(built, case, range(2, 4))
     return results, loaded, as_arrays(exported(built))
+
+
+def save_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The reference replaced after one update, a checkpoint after another; weights of both."""
+    built = build(case)
+    reference = Reference(built.trainer, case.device)
+    train_steps(built, case, range(1))
+    reference.replace()
+    train_steps(built, case, range(1, 2))
+    checkpointer(built, directory, reference=reference).save(2, {})
+    return both(built, reference)
+
+
+def load_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The weights of both in a fresh model."""
+    built = build(case)
+    reference = Reference(built.trainer, case.device)
+    checkpointer(built, directory, reference=reference).load(list_checkpoints(directory)[-1])
+    assert reference.is_replaced
+    return both(built, reference)
+
+
+def both(built: Built, reference: Reference) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Weights of the model and of its reference."""
+    with reference.in_place():
+        frozen = as_arrays(exported(built))
+    return as_arrays(exported(built)), frozen
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
@@ -338,3 +371,14 @@ def test_moments_are_there_before_the_first_update(world: World, dtype: str) -> 
     for found in world.run(moments_before_any_update, 2, Case(dp=2, dtype=dtype)):
         assert found
         assert all(f == ({"exp_avg", "exp_avg_sq", "step"}, True) for f in found)
+
+
+def test_replaced_reference_is_bit_identical_in_another_layout(
+    world: World, tmp_path: Path
+) -> None:
+    case = Case(model="qwen2_tied", tp=2, dp=2, dtype="bfloat16")
+    saved = world.run(save_with_reference, case.world_size, case, tmp_path)[0]
+    assert not same(*saved)
+    case = replace(case, tp=1, dp=1, pp=2)
+    loaded = world.run(load_with_reference, case.world_size, case, tmp_path)[0]
+    assert same(saved[0], loaded[0]) and same(saved[1], loaded[1])

@@ -13,6 +13,7 @@ from megatron_opsft.rollout.open_engine import check_gpus
 from megatron_opsft.runtime.device import (
     Device,
     check_deterministic,
+    has_room_for_good,
     prepare_environment,
     select_device,
 )
@@ -107,3 +108,9 @@ def test_separate_engines_without_gpus_are_refused_at_the_start(gpus: pytest.Mon
     with pytest.raises(UserError, match="need 9 GPUs, and torch sees 8"):
         check_gpus(separate, CUDA)
     check_gpus(config("rollout.engine=vllm"), CUDA)
+
+
+def test_room_for_good_is_a_tenth_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1000, 8000))
+    assert has_room_for_good(CUDA, 100)
+    assert not has_room_for_good(CUDA, 101)
