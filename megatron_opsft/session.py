@@ -26,7 +26,7 @@ from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
-from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
@@ -78,7 +78,7 @@ class Session:
     verifier: Verifier
     method: MethodRun
     trainer: Trainer
-    reference: Reference | None
+    reference: ReferenceModel | None
     shards: ModelShards
     sync: WeightSync
     checkpointer: Checkpointer
@@ -218,6 +218,7 @@ def _build(
     if not resumes or trainer.objective.beta:  # the reference model is what the run began with
         by_engine = config.model.load != "disk" and reads_files(config.rollout)
         load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
+    reference = ReferenceModel(trainer, device) if trainer.objective.beta else None
     return Session(
         config=config,
         device=device,
@@ -241,7 +242,7 @@ def _build(
         verifier=verifier,
         method=open_method(config, given, held_out),
         trainer=trainer,
-        reference=Reference(trainer, device) if trainer.objective.beta else None,
+        reference=reference,
         shards=shards,
         sync=sync,
         checkpointer=Checkpointer(
@@ -249,5 +250,6 @@ def _build(
             trainer.models,
             trainer.optimizer,
             keep=config.checkpoint.keep,
+            reference=reference,
         ),
     )

@@ -25,9 +25,8 @@ from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config_file import load_config
 from megatron_opsft.methods.advantages import group_normalized
 from megatron_opsft.methods.aggregation import aggregate
-from megatron_opsft.methods.objective import Objective, TokenClip
 from megatron_opsft.model.load import build_trainer
-from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import select_device
@@ -91,13 +90,16 @@ def our_norms(updates: list[list[Group]], beta: float) -> list[float]:
             "optimizer.clip_grad=1",
             "optimizer.beta2=0.999",
             "optimizer.eps=1e-8",
+            "method.name=grpo",
+            f"method.beta={beta}",
         ],
     )
     device = select_device("cpu")
     layout = start_distributed(device, config.parallel)
-    objective = Objective(surrogate=TokenClip(), beta=beta)
-    trainer, _ = build_trainer(config, MODEL, device, layout, objective=objective)
-    reference = Reference(trainer, device) if beta else None
+    parts = build_trainer(config, MODEL, device, layout)
+    parts.fill_from_disk()
+    trainer = parts.trainer
+    reference = ReferenceModel(trainer, device) if beta else None
     norms = []
     for groups in updates:
         batch, factor = micro_batch(groups)

@@ -27,7 +27,7 @@ from megatron_opsft.model.checkpoint_share import (
 )
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
 from megatron_opsft.model.optimizer import load_settings
-from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
 from megatron_opsft.runtime.step_names import (
@@ -55,7 +55,7 @@ class Checkpointer:
         optimizer: MegatronOptimizer,
         *,
         keep: int,
-        reference: Reference | None = None,
+        reference: ReferenceModel | None = None,
     ) -> None:
         self.directory = directory
         self._models = models

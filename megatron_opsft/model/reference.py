@@ -23,7 +23,7 @@ from megatron_opsft.runtime.device import Device, has_room_for_good, synchronize
 PREFIX = "reference."  # of its tensors' names in a checkpoint
 
 
-class Reference:
+class ReferenceModel:
     """The weights that `trainer` has when this is built; every rank calls every method.
 
     In the CPU's memory (pinned, for a GPU), or on the GPU where that has room for them for good.

@@ -17,7 +17,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.model.checkpoint_write import CheckpointWrite
-from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
 
@@ -25,7 +25,7 @@ Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 
 
 def checkpointer(
-    built: Built, directory: Path, keep: int = 2, reference: Reference | None = None
+    built: Built, directory: Path, keep: int = 2, reference: ReferenceModel | None = None
 ) -> Checkpointer:
     trainer = built.trainer
     return Checkpointer(
@@ -61,7 +61,7 @@ def load_and_go_on(case: Case, directory: Path) -> Outcome:
 def save_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reference replaced after one update, a checkpoint after another; weights of both."""
     built = build(case)
-    reference = Reference(built.trainer, case.device)
+    reference = ReferenceModel(built.trainer, case.device)
     train_steps(built, case, range(1))
     reference.replace()
     train_steps(built, case, range(1, 2))
@@ -72,13 +72,13 @@ def save_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], di
 def load_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The weights of both in a fresh model."""
     built = build(case)
-    reference = Reference(built.trainer, case.device)
+    reference = ReferenceModel(built.trainer, case.device)
     checkpointer(built, directory, reference=reference).load(list_checkpoints(directory)[-1])
     assert reference.is_replaced
     return both(built, reference)
 
 
-def both(built: Built, reference: Reference) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(built: Built, reference: ReferenceModel) -> tuple[dict[str, Any], dict[str, Any]]:
     """Weights of the model and of its reference."""
     with reference.in_place():
         frozen = as_arrays(exported(built))

@@ -13,7 +13,7 @@ from world import World
 from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 
 GRPO = Objective(surrogate=TokenClip(low=0.1, high=0.15), beta=0.2)
-BASE = Case(objective=GRPO, mode="response")
+BASE = Case(objective=GRPO, aggregation="sequence")
 
 
 def check(world: World, case: Case, updates: int = 2) -> Expected:

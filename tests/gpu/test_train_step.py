@@ -55,7 +55,7 @@ def test_float32_gradient_is_hugging_face_s(model: str, recompute: str) -> None:
 def test_float32_gradient_of_an_objective_is_hugging_face_s(
     surrogate: TokenClip | SequenceClip,
 ) -> None:
-    case = replace(CUDA, mode="response", objective=Objective(surrogate=surrogate, beta=0.2))
+    case = replace(CUDA, aggregation="sequence", objective=Objective(surrogate=surrogate, beta=0.2))
     expected = compare(case, objective_gradient(case, updates=2))
     assert min(expected.too_low, expected.too_high) > 20 or isinstance(surrogate, SequenceClip)
 

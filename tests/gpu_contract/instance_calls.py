@@ -45,6 +45,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     "model/checkpoint.py": {
         "self._models[0].parameters": f"{_GPT}.parameters",
         "self._optimizer.state_dict": f"{_OPTIMIZER}.state_dict",
+        "self._reference.share": f"{_PACKAGE}.model.reference.ReferenceModel.share",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
     "model/checkpoint_gathered.py": {
@@ -80,7 +81,14 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "part.optimizer.state.values": "builtins.dict.values",
         "part.load_state_dict": f"{_PART}.load_state_dict",
     },
-    "model/reference.py": {"model.parameters": f"{_GPT}.parameters"},
+    "model/reference.py": {
+        "model.parameters": f"{_GPT}.parameters",
+        "fused.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
+        "self._trainer.finish_gathering_weights": (
+            f"{_PACKAGE}.model.step.Trainer.finish_gathering_weights"
+        ),
+        "self._trainer.score_batches": f"{_PACKAGE}.model.step.Trainer.score_batches",
+    },
     "model/schedule.py": {
         "chunk": f"{_GPT}.forward",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",

@@ -123,7 +123,7 @@ def hf_objective(
 
 def compare(case: Case, found: Found) -> Expected:
     """Loss, gradient and statistics with the formula's; each response's mean counts alike."""
-    assert case.mode == "response"
+    assert case.aggregation == "sequence"
     expected = hf_objective(
         case.model,
         case.objective,

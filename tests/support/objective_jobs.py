@@ -14,7 +14,7 @@ from jobs import (
     whole_gradient,
 )
 
-from megatron_opsft.model.reference import Reference
+from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.score import with_old_log_probs
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
@@ -43,7 +43,7 @@ def objective_gradient(case: Case, updates: int) -> Found:
     """
     built = build(case)
     trainer = built.trainer
-    reference = Reference(trainer, case.device)
+    reference = ReferenceModel(trainer, case.device)
     start = as_arrays(exported(built))
     drift, factor = batches_of(case, built.layout, seed=1)
     trainer.step(reference.with_log_probs(drift), factor, lr=DRIFT)
