@@ -70,6 +70,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
     },
     "model/load.py": {
+        "config.method.objective": f"{_PACKAGE}.methods.settings.MethodSettings.objective",
         "table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "self.shards.fill": f"{_PACKAGE}.model.shards.ModelShards.fill",
         "self.trainer.optimizer.reload_model_params": f"{_OPTIMIZER}.reload_model_params",
