@@ -25,6 +25,7 @@ from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config_file import load_config
 from megatron_opsft.methods.advantages import group_normalized
 from megatron_opsft.methods.aggregation import aggregate
+from megatron_opsft.methods.objective import Objective
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import MicroBatch, Sample
@@ -32,9 +33,13 @@ from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
 
-MODEL = Path(__file__).parents[1] / "megatron_opsft/assets/tiny_reasoner"
+PROJECT = Path(__file__).parents[1]
+MODEL = PROJECT / "megatron_opsft/assets/tiny_reasoner"
+CONFIG = PROJECT / "examples/configs/quickstart.yaml"
 UPDATES, PROBLEMS, GROUP, LONGEST = 3, 4, 4, 24
-LR, EPSILON, LIMIT = 1e-3, 1e-4, 1e-4  # EPSILON: what TRL adds to a standard deviation
+# Small enough a rate for k3 to stay below the bound that verl and we have and TRL has not.
+LR, LIMIT = 2e-4, 1e-4
+EPSILON = 1e-4  # what TRL adds to a standard deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,7 @@ def draw(vocab_size: int) -> list[list[Group]]:
     return [[group() for _ in range(PROBLEMS)] for _ in range(UPDATES)]
 
 
-def micro_batch(groups: list[Group]) -> tuple[MicroBatch, float]:
+def micro_batch(groups: list[Group], objective: Objective) -> tuple[MicroBatch, float]:
     """Of one update: GRPO's advantages, each response's mean over its tokens."""
     samples = [
         Sample(problem_id="", sample_index=0, prompt_ids=group.prompt_ids, response_ids=ids)
@@ -73,6 +78,8 @@ def micro_batch(groups: list[Group]) -> tuple[MicroBatch, float]:
     advantages = [a for group in groups for a in group_normalized(group.rewards, EPSILON)]
     lengths = [len(sample.response_ids) for sample in samples]
     weights, factor = aggregate("sequence", lengths, [True] * len(lengths), LONGEST)
+    if objective.is_weighted_likelihood:
+        weights = tuple(w * a for w, a in zip(weights, advantages, strict=True))
     cpu = torch.device("cpu")
     batch = build_microbatch(samples, weights, advantages=advantages, align=1, device=cpu)
     return batch, factor
@@ -81,15 +88,16 @@ def micro_batch(groups: list[Group]) -> tuple[MicroBatch, float]:
 def our_norms(updates: list[list[Group]], beta: float) -> list[float]:
     """Gradient norms of our trainer's steps."""
     config = load_config(
-        None,
+        CONFIG,
         [
             f"model.path={MODEL}",
+            "rollout.temperature=1",
             "model.dtype=float32",
             f"optimizer.lr={LR}",
             "optimizer.weight_decay=0",
             "optimizer.clip_grad=1",
             "optimizer.beta2=0.999",
-            "optimizer.eps=1e-8",
+            "optimizer.eps=1e-5",
             "method.name=grpo",
             f"method.beta={beta}",
         ],
@@ -102,7 +110,7 @@ def our_norms(updates: list[list[Group]], beta: float) -> list[float]:
     reference = ReferenceModel(trainer, device) if beta else None
     norms = []
     for groups in updates:
-        batch, factor = micro_batch(groups)
+        batch, factor = micro_batch(groups, trainer.objective)
         batches = [batch] if reference is None else reference.with_log_probs([batch])
         norms.append(trainer.step(batches, factor, LR).grad_norm)
     stop_distributed()
@@ -147,13 +155,14 @@ def trl_norms(updates: list[list[Group]], beta: float, directory: str) -> list[f
             beta=beta,
             epsilon=0.2,
             loss_type="grpo",
+            use_bias_correction_kl=False,  # else the divergence has the ratio as a factor
             temperature=1.0,
             learning_rate=LR,
             lr_scheduler_type="constant",
             weight_decay=0.0,
             max_grad_norm=1.0,
             adam_beta2=0.999,
-            adam_epsilon=1e-8,
+            adam_epsilon=1e-5,
             shuffle_dataset=False,
             gradient_checkpointing=False,
             bf16=False,
