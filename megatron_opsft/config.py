@@ -100,6 +100,10 @@ class DataConfig(Section):
         "keep",
         description="Rows with the same problem. first: all but the first are bad rows; drop: problems whose rows have different answers too.",
     )
+    responses: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="Fixed data that `megatron-opsft data` wrote, for a method that samples nothing; B x G responses a step.",
+    )
     prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
     max_prompt_tokens: int = Field(
         1024,

@@ -206,7 +206,11 @@ _NOT_HASHED = (
 )
 
 
-_LATER_KEYS = (("data", "duplicates", "keep"), ("eval", "holdout", 0))
+_LATER_KEYS = (
+    ("data", "duplicates", "keep"),
+    ("data", "responses", None),
+    ("eval", "holdout", 0),
+)
 
 
 def config_hash(config: Config) -> str:

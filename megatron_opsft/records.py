@@ -68,7 +68,8 @@ class ResponseFacts:
     """What every rank knows of every response of a step: all but its tokens and its text.
 
     place: of its problem in the step; rank, index: which rank holds it, and where in that rank's
-    list. num_response_tokens counts the end token. finished: by its own end token.
+    list; rank -1: all of them do, in a file of fixed data. num_response_tokens counts the end
+    token. finished: by its own end token.
     unclosed_think: finished, but the thinking that was begun never ends.
     """
 
@@ -90,12 +91,16 @@ class ResponseFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One accepted response: what the update trains on."""
+    """One response that an update trains on.
+
+    log_probs: of its tokens under the policy that sampled them, where they come with fixed data.
+    """
 
     problem_id: str
     sample_index: int
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    log_probs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

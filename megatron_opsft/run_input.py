@@ -24,6 +24,7 @@ from megatron_opsft.data.prompts import (
     end_token_ids,
     load_tokenizer,
 )
+from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.methods.facts import ReferenceStatistics
@@ -47,6 +48,7 @@ class RunInput:
     end_tokens: tuple[int, ...]
     problems: ProblemSet
     held_out: ProblemSet | None
+    stored: StoredResponses | None
 
     @property
     def bad_rows(self) -> tuple[BadRow, ...]:
@@ -80,7 +82,33 @@ def read_input(config: Config) -> RunInput:
         end_tokens=end_tokens,
         problems=problems,
         held_out=held_out,
+        stored=_read_stored(config, shape.max_position_embeddings),
     )
+
+
+def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | None:
+    """Errors: `UserError` where method and data.responses do not fit, or a row is too long."""
+    path, method = config.data.responses, config.method.name
+    if not config.method.has_fixed_data:
+        if path is not None:
+            raise UserError(
+                f"data.responses={path}: method.name={method} samples its own; leave it out"
+            )
+        return None
+    if path is None:
+        raise UserError(
+            f"method.name={method} trains on fixed data: set data.responses to a file that "
+            f"`megatron-opsft data {method}` wrote"
+        )
+    stored = read_stored_responses(path)
+    for number in range(len(stored)):
+        length = stored.num_prompt_tokens(number) + stored.num_response_tokens(number)
+        if max_tokens is not None and length > max_tokens:
+            raise UserError(
+                f"data.responses={path}, row {number + 1}: {length} tokens, but the model takes "
+                f"{max_tokens}; leave it out"
+            )
+    return stored
 
 
 def open_method(config: Config, given: RunInput, held_out: HeldOut | None) -> MethodRun:

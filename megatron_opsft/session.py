@@ -21,6 +21,7 @@ from megatron_opsft.data.problems import (
     ProblemSet,
 )
 from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.methods.updates import MethodRun
@@ -71,6 +72,8 @@ class Session:
     model_dir: Path
     problems: ProblemSet
     order: ProblemSampler
+    stored: StoredResponses | None
+    stored_order: ProblemSampler
     settings: SamplingSettings
     held_out: HeldOut | None
     bad_rows: tuple[BadRow, ...]
@@ -131,7 +134,7 @@ class Session:
         prompts where there is none. The same on every rank; collective over the world.
         """
         room = max_engine_tokens(self.config)
-        if chosen := pick_probes(accepted):
+        if chosen := pick_probes([response for response in accepted if response.rank >= 0]):
             held = [
                 (response.place, shorten(to_sample(rollouts[response.index]), room))
                 for response in chosen
@@ -228,6 +231,12 @@ def _build(
         order=ProblemSampler(
             num_problems=len(given.problems.problems),
             batch_size=config.data.prompts_per_step,
+            seed=config.run.seed,
+        ),
+        stored=given.stored,
+        stored_order=ProblemSampler(
+            num_problems=len(given.stored or [0]),
+            batch_size=config.data.prompts_per_step * config.rollout.group_size,
             seed=config.run.seed,
         ),
         settings=SamplingSettings(

@@ -1,7 +1,7 @@
 """The batch of a step: sampled and judged, weighed by the method, packed for this rank."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_opsft.architectures.flops import quadratic_at
@@ -24,8 +24,8 @@ from megatron_opsft.session import Session
 class JudgedBatch:
     """rollouts, verdicts: this rank's; the rest is the same on every rank. responses: facts of all
     ranks' responses in the order of `problems`, but for groups that the method drops; groups: the
-    same by problem; weights: what the method makes of them, in the same order; refills: how often
-    problems were drawn again.
+    same by problem; weights: what the method makes of them, in the same order; fetcher: how this
+    rank gets the tokens of some of them; refills: how often problems were drawn again.
     """
 
     problems: Sequence[Problem]
@@ -34,6 +34,7 @@ class JudgedBatch:
     responses: Sequence[ResponseFacts]
     groups: Sequence[Group]
     weights: Weights
+    fetcher: Callable[[Sequence[ResponseFacts]], Fetch]
     refills: int = 0
 
     @property
@@ -80,6 +81,7 @@ def sample_batch(s: Session, watch: Stopwatch) -> JudgedBatch:
         responses=responses,
         groups=groups,
         weights=s.method.weigh(groups),
+        fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
     )
 
@@ -175,10 +177,10 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     """
     with watch.phase("train"):
         updates = [
-            pack_update(s, update, s.fetch(update.responses, batch.rollouts, batch.problems))
+            pack_update(s, update, batch.fetcher(update.responses))
             for update in s.method.updates(batch.responses, batch.groups, batch.weights)
         ]
-    if len(updates) > 1:
+    if len(updates) > 1 and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
             updates = [
                 _with_microbatches(

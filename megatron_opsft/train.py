@@ -10,6 +10,7 @@ import logging
 
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.fixed_batch import stored_batch
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
@@ -64,7 +65,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.method.starts_stage:
         begin_stage(s)
     observe_monitor(s, watch)
-    batch = sample_batch(s, watch)
+    batch = sample_batch(s, watch) if s.stored is None else stored_batch(s, s.stored)
     recorder.begin_rollouts(step, batch)
     updates = pack_updates(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)

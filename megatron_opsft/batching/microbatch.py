@@ -56,8 +56,17 @@ def build_microbatch(
         labels_R=torch.tensor(labels, dtype=torch.int64, device=device),
         weights_R=torch.tensor(weights, dtype=torch.float32, device=device),
         response_lengths=responses,
+        old_log_probs_R=_old_log_probs(samples, device),
         advantages_R=None if advantages is None else _by_token(advantages, responses, device),
     )
+
+
+def _old_log_probs(samples: Sequence[Sample], device: torch.device) -> Tensor | None:
+    """float32 [R], where all samples bring theirs."""
+    given = [sample.log_probs for sample in samples if sample.log_probs is not None]
+    if not samples or len(given) < len(samples):
+        return None
+    return torch.tensor(list(chain.from_iterable(given)), dtype=torch.float32, device=device)
 
 
 def _by_token(values: Sequence[float], lengths: Sequence[int], device: torch.device) -> Tensor:

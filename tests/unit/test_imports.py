@@ -23,6 +23,7 @@ LAYERS: list[list[str]] = [
     ["run_input"],
     ["session"],
     ["step_batch"],
+    ["fixed_batch"],
     ["run"],
     ["train"],
     ["cli"],

@@ -1,0 +1,116 @@
+"""Fixed data to train on: responses that were chosen and weighed before the run, as token ids.
+
+A Parquet file with a row a response; what it was made of is in the file's metadata.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import write_bytes
+
+_MANIFEST = b"megatron_opsft"
+_SCHEMA = pa.schema(
+    [
+        ("problem_id", pa.string()),
+        ("prompt_ids", pa.list_(pa.int32())),
+        ("response_ids", pa.list_(pa.int32())),
+        ("advantage", pa.float64()),
+        ("log_probs", pa.list_(pa.float32())),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    """log_probs: of the response's tokens under the model that sampled them, where the method asks
+    for them.
+    """
+
+    problem_id: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    advantage: float = 1.0
+    log_probs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponses(Sequence[StoredResponse]):
+    """A file of them, in its order; manifest: what it was made of."""
+
+    manifest: Mapping[str, Any]
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, number: Any) -> Any:
+        row = {name: self.table[name][number].as_py() for name in _SCHEMA.names}
+        log_probs = row.pop("log_probs")
+        return StoredResponse(
+            problem_id=row["problem_id"],
+            prompt_ids=tuple(row["prompt_ids"]),
+            response_ids=tuple(row["response_ids"]),
+            advantage=row["advantage"],
+            log_probs=None if log_probs is None else tuple(log_probs),
+        )
+
+    def num_prompt_tokens(self, number: int) -> int:
+        """Of row `number`, without reading its tokens."""
+        return len(self.table["prompt_ids"][number])
+
+    def num_response_tokens(self, number: int) -> int:
+        """Of row `number`, without reading its tokens."""
+        return len(self.table["response_ids"][number])
+
+
+def write_stored_responses(
+    path: Path, rows: Sequence[StoredResponse], manifest: Mapping[str, Any]
+) -> None:
+    """Whole or not at all. manifest: JSON values. Errors: `UserError` without a row."""
+    if not rows:
+        raise UserError(f"{path}: no response was chosen, so there is nothing to write")
+    columns = {
+        name: pa.array([getattr(row, name) for row in rows], type=_SCHEMA.field(name).type)
+        for name in _SCHEMA.names
+    }
+    table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(
+        {_MANIFEST: json.dumps(dict(manifest)).encode()}
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_stored_responses(path: Path) -> StoredResponses:
+    """Errors: `UserError` for a file of another kind, one without rows, and one whose responses are
+    empty or have another number of log-probs than tokens.
+    """
+    how = "make it with `megatron-opsft data`"
+    try:
+        table = pq.read_table(path, memory_map=True)
+        manifest = json.loads((table.schema.metadata or {})[_MANIFEST])
+        table = table.select(_SCHEMA.names).cast(_SCHEMA)
+    except (OSError, pa.ArrowException, KeyError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
+    if not table.num_rows:
+        raise UserError(f"data.responses={path} holds no response; {how}")
+    found = StoredResponses(manifest=manifest, table=table)
+    for number in range(len(found)):
+        scores = table["log_probs"][number]
+        tokens = found.num_response_tokens(number)
+        if not (tokens and found.num_prompt_tokens(number)):
+            raise UserError(f"data.responses={path}, row {number + 1}: no prompt or no response")
+        if scores.is_valid and len(scores) != tokens:
+            raise UserError(
+                f"data.responses={path}, row {number + 1}: {len(scores)} log-probs of {tokens} "
+                "response tokens"
+            )
+    return found

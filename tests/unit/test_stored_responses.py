@@ -1,0 +1,81 @@
+"""Fixed data: what is written is read back, and what cannot be trained on is named."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.data.stored_responses import (
+    StoredResponse,
+    read_stored_responses,
+    write_stored_responses,
+)
+from megatron_opsft.errors import UserError
+from megatron_opsft.records import Sample
+
+ROWS = [
+    StoredResponse(problem_id="ä/1", prompt_ids=(1, 150_000), response_ids=(3, 4, 5)),
+    StoredResponse(
+        problem_id="b",
+        prompt_ids=(7,),
+        response_ids=(8, 9),
+        advantage=-0.3,
+        log_probs=(-0.5, -1.25),
+    ),
+]
+
+
+def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "data.parquet"
+    write_stored_responses(path, ROWS, {"method": "crst", "samples": 16})
+    stored = read_stored_responses(path)
+    assert [stored[n] for n in range(len(stored))] == ROWS
+    assert (stored.num_prompt_tokens(0), stored.num_response_tokens(0)) == (2, 3)
+    assert stored.manifest == {"method": "crst", "samples": 16}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (replace(ROWS[0], response_ids=()), "row 2: no prompt or no response"),
+        (replace(ROWS[1], log_probs=(-1.0,)), "row 2: 1 log-probs of 2 response tokens"),
+    ],
+)
+def test_a_row_that_cannot_be_trained_on_is_named(
+    tmp_path: Path, row: StoredResponse, said: str
+) -> None:
+    write_stored_responses(tmp_path / "data.parquet", [ROWS[0], row], {})
+    with pytest.raises(UserError, match=said):
+        read_stored_responses(tmp_path / "data.parquet")
+
+
+def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no response was chosen"):
+        write_stored_responses(tmp_path / "data.parquet", [], {})
+    (tmp_path / "text.parquet").write_text("x")
+    for name in ("missing.parquet", "text.parquet"):
+        with pytest.raises(
+            UserError, match="cannot be read .*; make it with `megatron-opsft data`"
+        ):
+            read_stored_responses(tmp_path / name)
+
+
+def test_log_probs_of_all_samples_are_old_ones_of_the_micro_batch() -> None:
+    samples = [
+        Sample(
+            problem_id="",
+            sample_index=0,
+            prompt_ids=(1,),
+            response_ids=(2,) * length,
+            log_probs=(-float(length),) * length,
+        )
+        for length in (1, 3)
+    ]
+    batch = build_microbatch(samples, [1.0, 1.0], align=8, device=torch.device("cpu"))
+    assert batch.old_log_probs_R is not None
+    assert batch.old_log_probs_R.tolist() == [-1.0, -3.0, -3.0, -3.0]
+    some = [samples[0], replace(samples[1], log_probs=None)]
+    batch = build_microbatch(some, [1.0, 1.0], align=1, device=torch.device("cpu"))
+    assert batch.old_log_probs_R is None
