@@ -102,7 +102,7 @@ class DataConfig(Section):
     )
     responses: Annotated[Path | None, HomeExpanded] = Field(
         None,
-        description="Fixed data that `megatron-opsft data` wrote, for a method that samples nothing; B x G responses a step.",
+        description="Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step.",
     )
     prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
     max_prompt_tokens: int = Field(

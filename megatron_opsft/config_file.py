@@ -218,7 +218,7 @@ def config_hash(config: Config) -> str:
     tree = config.model_dump(mode="json")
     for key in _NOT_HASHED:
         del tree["run"][key]
-    del tree["checkpoint"]
+    del tree["checkpoint"], tree["model"]["load"]
     for section, key, default in _LATER_KEYS:  # at their defaults a run is what it was without
         if tree[section][key] == default:
             del tree[section][key]

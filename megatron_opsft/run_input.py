@@ -58,11 +58,6 @@ class RunInput:
 
 def read_input(config: Config) -> RunInput:
     """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
-    if config.method.has_fixed_data:
-        raise UserError(
-            f"method.name={config.method.name} learns from a fixed data set, and none can be read "
-            "yet; choose a method that samples"
-        )
     model_dir = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
