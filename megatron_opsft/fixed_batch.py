@@ -45,7 +45,7 @@ def _facts(stored: StoredResponses, place: int, number: int) -> ResponseFacts:
         finished=True,
         unclosed_think=False,
         rank=NO_RANK,
-        index=number,
+        slot=number,
     )
 
 
@@ -53,7 +53,7 @@ def _fetch_from_file(
     s: Session, stored: StoredResponses, trained: Sequence[ResponseFacts]
 ) -> Fetch:
     def fetch(numbers_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        return {n: _sample(stored, trained[n].index) for n in numbers_of[s.layout.dp_rank]}
+        return {n: _sample(stored, trained[n].slot) for n in numbers_of[s.layout.dp_rank]}
 
     return fetch
 

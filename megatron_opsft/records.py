@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +63,11 @@ class Verdict:
     answer: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFacts:
-    """What every rank knows of every response of a step: all but its tokens and its text.
+class ResponseFacts(NamedTuple):
+    """What every rank knows of every response of a step: all but its tokens and its text. A tuple:
+    each rank makes as many as a step of all ranks has responses.
 
-    place: of its problem in the step; rank, index: which rank holds it, and where in that rank's
+    place: of its problem in the step; rank, slot: which rank holds it, and where in that rank's
     list; rank -1: all of them do, in a file of fixed data. num_response_tokens counts the end
     token. finished: by its own end token.
     unclosed_think: finished, but the thinking that was begun never ends.
@@ -81,7 +81,7 @@ class ResponseFacts:
     finished: bool
     unclosed_think: bool
     rank: int
-    index: int
+    slot: int
 
     @property
     def num_tokens(self) -> int:

@@ -136,7 +136,7 @@ class Session:
         room = max_engine_tokens(self.config)
         if chosen := pick_probes([response for response in accepted if response.rank >= 0]):
             held = [
-                (response.place, shorten(to_sample(rollouts[response.index]), room))
+                (response.place, shorten(to_sample(rollouts[response.slot]), room))
                 for response in chosen
                 if response.rank == self.layout.rank
             ]

@@ -147,7 +147,7 @@ def _joined(parts: Sequence[_Judged]) -> _Judged:
     num_problems = 0
     for part in parts:
         joined += [
-            replace(r, place=r.place + num_problems, index=r.index + held[r.rank])
+            r._replace(place=r.place + num_problems, slot=r.slot + held[r.rank])
             for r in part.responses
         ]
         held.update(response.rank for response in part.responses)

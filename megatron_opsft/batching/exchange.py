@@ -3,6 +3,7 @@ packed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
-_NUM_FACTS = 8  # int32 of a response
+_NUM_FACTS = 8  # int32 of a response: the fields of `ResponseFacts` but for its rank
 
 
 def share_facts(
@@ -53,29 +54,14 @@ def share_facts(
     mine = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     responses = [
         ResponseFacts(
-            place=place,
-            sample_index=sample_index,
-            num_prompt_tokens=num_prompt_tokens,
-            num_response_tokens=num_response_tokens,
-            outcome=_OUTCOMES[outcome],
-            finished=bool(finished),
-            unclosed_think=bool(unclosed_think),
-            rank=rank,
-            index=index,
+            place, sample, prompt, length, _OUTCOMES[outcome], bool(ended), bool(open_), rank, slot
         )
         for rank, part in enumerate(all_gather_bytes(mine))
-        for (
-            place,
-            sample_index,
-            num_prompt_tokens,
-            num_response_tokens,
-            outcome,
-            finished,
-            unclosed_think,
-            index,
-        ) in part.view(torch.int32).view(-1, _NUM_FACTS).tolist()
+        for place, sample, prompt, length, outcome, ended, open_, slot in part.view(torch.int32)
+        .view(-1, _NUM_FACTS)
+        .tolist()
     ]
-    return sorted(responses, key=lambda response: (response.place, response.sample_index))
+    return sorted(responses, key=itemgetter(0, 1))  # place, sample index
 
 
 Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]
@@ -103,7 +89,7 @@ def fetch_from_ranks(
         for dp_rank, numbers in enumerate(numbers_of):
             here = [n for n in sorted(numbers) if responses[n].rank == layout.rank]
             if here:
-                tokens = [_tokens(rollouts[responses[n].index]) for n in here]
+                tokens = [_tokens(rollouts[responses[n].slot]) for n in here]
                 parts[layout.first_of_replica(dp_rank)] = torch.cat(tokens).view(torch.uint8)
         came = {rank: part.view(torch.int32) for rank, part in route_bytes(parts).items()}
         mine = sorted(numbers_of[layout.dp_rank], key=lambda n: (responses[n].rank, n))

@@ -171,7 +171,7 @@ class RunRecorder:
         self._settle_checkpoint(wait=True)
         rank = self._s.layout.rank
         held = [
-            (number, batch.rollouts[response.index])
+            (number, batch.rollouts[response.slot])
             for number, response in enumerate(batch.trained)
             if response.rank == rank
         ]

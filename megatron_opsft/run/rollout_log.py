@@ -51,8 +51,8 @@ class RolloutLog:
             (
                 number,
                 WrittenResponse(
-                    rollout=batch.rollouts[response.index],
-                    verdict=batch.verdicts[response.index],
+                    rollout=batch.rollouts[response.slot],
+                    verdict=batch.verdicts[response.slot],
                     reward=batch.weights.rewards[number],
                     advantage=batch.weights.advantages[number],
                 ),

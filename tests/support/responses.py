@@ -1,7 +1,5 @@
 """Facts of responses, as the ranks tell each other."""
 
-from dataclasses import replace
-
 from megatron_opsft.records import Outcome, ResponseFacts
 
 _CORRECT = ResponseFacts(
@@ -13,10 +11,10 @@ _CORRECT = ResponseFacts(
     finished=True,
     unclosed_think=False,
     rank=0,
-    index=0,
+    slot=0,
 )
 
 
 def facts(**changes: object) -> ResponseFacts:
     """Of a correct, finished response of five tokens, but for `changes`."""
-    return replace(_CORRECT, **changes)
+    return _CORRECT._replace(**changes)

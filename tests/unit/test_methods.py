@@ -214,7 +214,7 @@ def facts(place: int, sample_index: int, num_tokens: int, outcome: Outcome) -> R
         finished=outcome is not Outcome.UNFINISHED,
         unclosed_think=False,
         rank=0,
-        index=0,
+        slot=0,
     )
 
 
