@@ -33,6 +33,7 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
+from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
@@ -107,6 +108,7 @@ def train(
         if not something_is_left:
             typer.echo(f"{loaded.run.dir}: all {loaded.run.steps} steps are done; nothing is left")
             return
+        announce("loading libraries: PyTorch, Megatron-Core, transformers")
         from megatron_opsft.train import train as run_training
 
         code = run_training(loaded, resume=resuming, overwrite=overwrite)

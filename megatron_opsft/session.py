@@ -52,6 +52,7 @@ from megatron_opsft.runtime.distributed import (
     start_watchdog,
     stop_distributed,
 )
+from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import resolve_model
@@ -158,6 +159,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     shape = read_model_shape(resolve_model(config.model.path))
     config = fit_prompts(config, shape.max_position_embeddings)
     device = _choose_device(config)
+    announce("reading tokenizer and problems")
     given = read_input(config)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
     watchdog = start_watchdog(
@@ -203,8 +205,10 @@ def _build(
     resume: bool,
 ) -> Session:
     """Trainer, engine and what lies between them."""
+    announce("building the model")
     parts = build_trainer(config, given.model_dir, device, layout)
     trainer, shards = parts.trainer, parts.shards
+    announce(f"opening the rollout engine ({config.rollout.engine})")
     engine = open_engine(
         config,
         given.model_dir,

@@ -14,6 +14,7 @@ from megatron_opsft.fixed_batch import stored_batch
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
+from megatron_opsft.runtime.heartbeat import announce, heartbeat
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -38,9 +39,11 @@ def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> i
     """
     stop = StopSignal(config.run.max_minutes)
     with (
+        heartbeat(),
         open_session(config, resume=resume) as s,
         open_recorder(s, resume=resume, overwrite=overwrite) as recorder,
     ):
+        announce("giving the weights to the rollout engine, and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         recorder.evaluate_if_due(recorder.last_step)
         for step in range(recorder.last_step + 1, config.run.steps + 1):

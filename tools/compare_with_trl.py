@@ -8,6 +8,7 @@ tiny reasoner on them in float32, with beta 0 and 0.04. Prints a JSON line for e
     PYTHONPATH=DIR python tools/compare_with_trl.py
 """
 
+import argparse
 import json
 import os
 import random
@@ -182,6 +183,8 @@ def trl_norms(updates: list[list[Group]], beta: float, directory: str) -> list[f
 
 
 def main() -> int:
+    formatter = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=formatter).parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     cpu_compat.install()
     vocab_size = json.loads((MODEL / "config.json").read_text())["vocab_size"]

@@ -15,6 +15,7 @@ from megatron_opsft.rollout.engine import (
     my_share,
 )
 from megatron_opsft.runtime.distributed import Layout, deal, gather_from_all
+from megatron_opsft.runtime.phase import expect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Sampler:
                 num_responses = num_samples * len(problems)
                 together = dealt_size(num_responses, replica.batch_size, replica.count)
             mine = my_share(requests, together, replica.index, replica.count)
+        expect(sum(len(request.sample_indices) for request in mine), "responses")
         rollouts = self.engine.generate(mine, settings)
         if replica.count == self.layout.world_size:
             return rollouts

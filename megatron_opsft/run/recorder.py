@@ -22,6 +22,7 @@ from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import summarize
 from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
+from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -124,6 +125,7 @@ class RunRecorder:
         if self._s.held_out is None:
             return
         enter_phase("evaluate")
+        announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
             self._log.evaluation(

@@ -22,7 +22,17 @@ class Phase:
         return f"phase {self.name} of step {self.step}" if self.step else f"phase {self.name}"
 
 
+@dataclass(slots=True)
+class Count:
+    """How far this process is within its phase, where that can be counted."""
+
+    done: int = 0
+    total: int = 0
+    what: str = ""
+
+
 _current = Phase(name="start", step=0, number=0, entered=time.monotonic())
+_count = Count()
 
 
 def enter_phase(name: str, step: int | None = None) -> None:
@@ -30,13 +40,30 @@ def enter_phase(name: str, step: int | None = None) -> None:
 
     The ranks of a run enter the same phases in the same order.
     """
-    global _current
+    global _current, _count
+    _count = Count()
     _current = Phase(
         name=name,
         step=_current.step if step is None else step,
         number=_current.number + 1,
         entered=time.monotonic(),
     )
+
+
+def expect(total: int, what: str) -> None:
+    """The phase will be over when so many are done; what: such as `responses`."""
+    global _count
+    _count = Count(total=total, what=what)
+
+
+def count_done(number: int) -> None:
+    """So many more are done."""
+    _count.done += number
+
+
+def current_count() -> Count:
+    """How far this process is within its phase."""
+    return _count
 
 
 def current_phase() -> Phase:

@@ -392,5 +392,6 @@ def test_monitor_problems_that_are_evaluated_are_refused() -> None:
 def test_sampled_responses_are_not_taken_for_fixed_data(name: str) -> None:
     given = ["model.path=tiny_reasoner", "data.train=arithmetic", f"method.name={name}"]
     given += ["method.form=fixed"] * (name == "o1_pruner")
-    with pytest.raises(UserError, match=f"method.name={name} learns from a fixed data set"):
+    given += ["rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
+    with pytest.raises(UserError, match=f"method.name={name} trains on fixed data"):
         read_input(load_config(None, given))

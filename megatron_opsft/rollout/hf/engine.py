@@ -27,6 +27,7 @@ from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
+from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
 from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
@@ -126,6 +127,7 @@ class HfEngine:
         while batch := take(self.batch_size):
             singles = single_requests(batch)
             for rows in self.decoding.decode(batch, sampling):
+                count_done(len(rows))
                 yield make_rollouts(
                     [singles[row] for row in rows],
                     list(rows.values()),

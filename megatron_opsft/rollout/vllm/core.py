@@ -23,6 +23,7 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
+from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -164,6 +165,8 @@ class VllmCore:
         engine = self.llm.llm_engine
         outputs: list[Any] = []
         while engine.has_unfinished_requests():
-            outputs += [output for output in engine.step() if output.finished]
+            ended = [output for output in engine.step() if output.finished]
+            count_done(len(ended))
+            outputs += ended
             beat()
         return sorted(outputs, key=lambda output: int(output.request_id))

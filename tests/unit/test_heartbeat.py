@@ -1,0 +1,47 @@
+"""Signs of life: what is said, when, and by whom."""
+
+import logging
+import time
+
+import pytest
+
+from megatron_opsft.runtime.heartbeat import Heartbeat, announce, describe_progress, heartbeat
+from megatron_opsft.runtime.phase import count_done, enter_phase, expect
+
+
+def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
+    enter_phase("rollout", 3)
+    assert describe_progress(31.2) == "step 3, rollout: 31 s"
+    expect(512, "responses")
+    count_done(100)
+    count_done(28)
+    assert describe_progress(60) == "step 3, rollout: 60 s, 128 of 512 responses on this rank"
+    enter_phase("train")
+    assert describe_progress(1) == "step 3, train: 1 s"
+
+
+def test_a_long_phase_is_said_again_and_again_and_short_ones_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO), Heartbeat(every_seconds=0.2):
+        for _ in range(10):
+            enter_phase("short", 1)
+            time.sleep(0.05)
+        enter_phase("long")
+        time.sleep(0.75)
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(said) <= 3
+    assert {line.split(":")[0] for line in said} == {"step 1, long"}
+
+
+def test_only_rank_0_speaks(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level(logging.INFO):
+        monkeypatch.setenv("RANK", "1")
+        announce("a")
+        assert not isinstance(heartbeat(), Heartbeat)
+        monkeypatch.setenv("RANK", "0")
+        announce("b")
+        assert isinstance(heartbeat(), Heartbeat)
+    assert [record.getMessage() for record in caplog.records] == ["b"]
