@@ -31,6 +31,7 @@ from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
+from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.heartbeat import announce
@@ -76,6 +77,7 @@ app.add_typer(convert_app, name="convert")
 app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
+app.command(epilog=EXAMPLES)(data)
 
 
 @app.command(

@@ -232,7 +232,8 @@ def reference_table(model: type[BaseModel] = Config) -> str:
     """All keys with defaults and meaning as a Markdown table; those of docs/."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for key, default, meaning in _rows(model):
-        lines.append(f"| `{key}` | {default} | {meaning} |")
+        escaped = default.replace("|", r"\|")
+        lines.append(f"| `{key}` | {escaped} | {meaning} |")
     return "\n".join(lines)
 
 

@@ -56,13 +56,13 @@ def sample_batch(s: Session, watch: Stopwatch) -> JudgedBatch:
     """
     limit = s.method.limit or s.settings.max_response_tokens
     wanted = s.config.data.prompts_per_step
-    parts: list[_Judged] = []
+    parts: list[JudgedProblems] = []
     more = True
     while more:
         draw = s.method.draw + len(parts)
         problems = s.problems_of_draw(draw)
         group_size = s.config.rollout.group_size
-        parts.append(_judge(s, problems, group_size, limit, watch, seed_step=draw + 1))
+        parts.append(judge_problems(s, problems, group_size, limit, watch, seed_step=draw + 1))
         whole = _joined(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
@@ -101,12 +101,12 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
     limit = s.settings.max_response_tokens
     # Training draws count from 1, evaluations have step 0.
     seed_step = -s.method.state.step
-    judged = _judge(s, problems, size[1], limit, watch, seed_step=seed_step)
+    judged = judge_problems(s, problems, size[1], limit, watch, seed_step=seed_step)
     s.method.observe(s.method.groups(judged.responses, problems, limit))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class JudgedProblems:
     """Of one draw of problems; fields as in `JudgedBatch`."""
 
     problems: Sequence[Problem]
@@ -115,7 +115,7 @@ class _Judged:
     responses: Sequence[ResponseFacts]
 
 
-def _judge(
+def judge_problems(
     s: Session,
     problems: Sequence[Problem],
     num_samples: int,
@@ -123,22 +123,29 @@ def _judge(
     watch: Stopwatch,
     *,
     seed_step: int,
-) -> _Judged:
+    encode: Callable[[Problem], tuple[int, ...]] | None = None,
+) -> JudgedProblems:
+    """Responses to each problem, with verdicts. Called by every rank.
+
+    seed_step: what their seeds depend on; encode: the prompts, if not the method's.
+    """
     with watch.phase("rollout"):
         rollouts = s.sampler.sample(
             problems,
             replace(s.settings, max_response_tokens=limit),
             num_samples=num_samples,
             step=seed_step,
-            encode=s.prompt_of,
+            encode=encode or s.prompt_of,
         )
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
         responses = s.share_facts(rollouts, verdicts, problems)
-    return _Judged(problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses)
+    return JudgedProblems(
+        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
+    )
 
 
-def _joined(parts: Sequence[_Judged]) -> _Judged:
+def _joined(parts: Sequence[JudgedProblems]) -> JudgedProblems:
     """The draws one behind the other: places and indices count over all of them."""
     if len(parts) == 1:
         return parts[0]
@@ -152,7 +159,7 @@ def _joined(parts: Sequence[_Judged]) -> _Judged:
         ]
         held.update(response.rank for response in part.responses)
         num_problems += len(part.problems)
-    return _Judged(
+    return JudgedProblems(
         problems=[problem for part in parts for problem in part.problems],
         rollouts=[rollout for part in parts for rollout in part.rollouts],
         verdicts=[verdict for part in parts for verdict in part.verdicts],

@@ -48,6 +48,9 @@ TemperedLogProbs = Annotated[
         "samples; else of softmax(logits)."
     ),
 ]
+Samples = Annotated[
+    int, Field(ge=1, description="Responses to each problem that fixed data are chosen from.")
+]
 
 StdEpsilon = Annotated[
     float,

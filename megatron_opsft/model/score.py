@@ -40,10 +40,15 @@ def _in_float32(
     batch: MicroBatch,
     hidden: Tensor,
     non_loss_data: bool = True,
+    *,
+    entropy: bool,
 ) -> Tensor:
-    """Log-probs [R] of one micro-batch from float32 logits, whatever the training step does."""
+    """Of one micro-batch from float32 logits, whatever the training step does, [R]: log-probs, or
+    the entropies of the distributions that they are from.
+    """
     hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
-    return token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R).log_probs_R
+    found = token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy)
+    return found.log_probs_R if found.entropy_R is None else found.entropy_R
 
 
 @torch.no_grad()
@@ -61,9 +66,16 @@ def score_batches(
 
 @torch.no_grad()
 def score_samples(
-    schedule: PassSchedule, layout: Layout, samples: Sequence[Sample], *, align: int
+    schedule: PassSchedule,
+    layout: Layout,
+    samples: Sequence[Sample],
+    *,
+    align: int,
+    temperature: float = 1.0,
+    entropy: bool = False,
 ) -> list[tuple[float, ...]]:
-    """Log-probs of every response token of each sample, at temperature 1.
+    """Log-probs of every response token of each sample under softmax(logits / temperature), or the
+    entropy of that distribution at each of them, in nats.
 
     Called by every rank with the same samples; every data-parallel replica computes them with
     its own weights and returns its own result, on all of its ranks.
@@ -72,7 +84,8 @@ def score_samples(
     batch = build_microbatch(samples, [1.0] * len(samples), align=align, device=device)
     # Interleaved stages want a multiple of their number.
     batches = [batch] * (layout.pp_size if len(schedule.chunks) > 1 else 1)
-    found = _run(schedule, _in_float32, batches, temperature=1.0)
+    of_hidden = partial(_in_float32, entropy=entropy)
+    found = _run(schedule, of_hidden, batches, temperature=temperature)
     flat_R = found[0] if layout.is_loss_rank else torch.empty(batch.num_loss_tokens, device=device)
     source = (layout.pp_size - 1) * layout.tp_size
     broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())

@@ -133,10 +133,18 @@ class Trainer:
             kl_mean=divergence / tokens if self.objective.beta else None,
         )
 
-    def score(self, samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+    def score(
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, entropy: bool = False
+    ) -> list[tuple[float, ...]]:
         """See `score_samples`."""
-        align = self._config.tensor_model_parallel_size
-        return score_samples(self._schedule, self.layout, samples, align=align)
+        return score_samples(
+            self._schedule,
+            self.layout,
+            samples,
+            align=self._config.tensor_model_parallel_size,
+            temperature=temperature,
+            entropy=entropy,
+        )
 
     def score_batches(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """See `score.score_batches`; of the objective's policy, softmax(logits / temperature)."""

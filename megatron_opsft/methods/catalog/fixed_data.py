@@ -4,9 +4,11 @@ variant of on-policy SFT.
 
 from typing import Literal
 
+from pydantic import Field
+
 from megatron_opsft.methods.method import Method, as_rewarded, each_group
 from megatron_opsft.methods.rewards import stored
-from megatron_opsft.methods.settings import AggregationKey, MethodSettings
+from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples
 
 
 class FixedDataSettings(MethodSettings):
@@ -21,18 +23,51 @@ class CrstSettings(FixedDataSettings):
     """CRST."""
 
     name: Literal["crst"] = "crst"
+    samples: Samples = 16
 
 
 class TokenSkipSettings(FixedDataSettings):
     """TokenSkip."""
 
     name: Literal["tokenskip"] = "tokenskip"
+    ratio: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of the reasoning's tokens to keep; null: drawn for each problem from "
+        "0.5, 0.6, ..., 1.",
+    )
+    window_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Reasoning is pruned in windows of so many tokens; null: all of it together.",
+    )
+    delimiter: str = Field(
+        "<|eot_id|>",
+        min_length=1,
+        description="Around the ratio, at the end of the prompt; a ratio of 1 is not told.",
+    )
 
 
 class StepEntropySettings(FixedDataSettings):
     """StepEntropy's first stage."""
 
     name: Literal["step_entropy"] = "step_entropy"
+    share: float = Field(
+        0.8, ge=0, le=1, description="Share of the steps of least entropy that become [SKIP]."
+    )
+    score: Literal["sum", "mean"] = Field(
+        "sum",
+        description="A step's entropy. sum: of its tokens' distributions, the paper's; mean: of "
+        "-p log p of its tokens, the code's.",
+    )
+    separator: str = Field("\n\n", min_length=1, description="Text of the token between steps.")
+    answer_tokens: int = Field(
+        1024,
+        ge=1,
+        description="Longest answer behind the shortened thinking; responses that leave no room "
+        "for it are left out.",
+    )
 
 
 class OffPolicySftSettings(FixedDataSettings):
@@ -40,6 +75,7 @@ class OffPolicySftSettings(FixedDataSettings):
 
     name: Literal["off_policy_sft"] = "off_policy_sft"
     aggregation: AggregationKey = "max_accepted"
+    samples: Samples = 8
 
 
 CRST = Method(

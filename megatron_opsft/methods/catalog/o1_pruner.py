@@ -11,11 +11,17 @@ from pydantic import Field
 from megatron_opsft.config_section import HomeExpanded
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
-from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.facts import Group, ReferenceStatistics, Response
 from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.objective import SequenceClip, Surrogate
 from megatron_opsft.methods.rewards import stored
-from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicySettings, RunSize
+from megatron_opsft.methods.settings import (
+    AggregationKey,
+    MethodState,
+    PolicySettings,
+    RunSize,
+    Samples,
+)
 
 
 class O1PrunerSettings(PolicySettings):
@@ -33,7 +39,12 @@ class O1PrunerSettings(PolicySettings):
     )
     accuracy_weight: float = Field(2.0, ge=0, description="Lambda, of accuracy against length.")
     clip_rewards: bool = Field(False, description="Rewards lie within -2 and 4.")
-    z_score: bool = Field(False, description="Advantages have mean 0 and deviation 1 in the batch.")
+    z_score: bool = Field(
+        False,
+        description="Advantages have mean 0 and deviation 1, in the batch or over all fixed data.",
+    )
+    samples: Samples = 16
+    samples_kept: int = Field(2, ge=1, description="How many of them are trained on, at random.")
 
     @property
     def has_fixed_data(self) -> bool:
@@ -66,10 +77,18 @@ def harmonized(group: Group, settings: O1PrunerSettings, state: MethodState) -> 
             f"method.references has no line for problem {group.problem_id}; add its mean_tokens "
             "and accuracy under the reference model"
         )
-    mean_tokens, accuracy = group.reference.mean_tokens, group.reference.accuracy
+    return against(group.reference, group.responses, settings)
+
+
+def against(
+    reference: ReferenceStatistics, responses: Sequence[Response], settings: O1PrunerSettings
+) -> list[float]:
+    """The rewards of a problem's responses, by what the reference model's are like."""
     rewards = [
-        mean_tokens / r.num_tokens - 1 + settings.accuracy_weight * (r.correct - accuracy)
-        for r in group.responses
+        reference.mean_tokens / r.num_tokens
+        - 1
+        + settings.accuracy_weight * (r.correct - reference.accuracy)
+        for r in responses
     ]
     return [min(max(r, -2.0), 4.0) for r in rewards] if settings.clip_rewards else rewards
 

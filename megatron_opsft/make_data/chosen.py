@@ -1,0 +1,80 @@
+"""Fixed data that are some of the sampled responses, unchanged: CRST, off-policy SFT, O1-Pruner."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from megatron_opsft.data.stored_responses import StoredResponse
+from megatron_opsft.make_data.draw import Draw, scores_of, stored_of
+from megatron_opsft.methods.advantages import z_score
+from megatron_opsft.methods.batch import select
+from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings, against
+from megatron_opsft.methods.data_choice import shortest_correct
+from megatron_opsft.methods.facts import ReferenceStatistics, Response
+from megatron_opsft.records import ResponseFacts
+
+
+def crst_choice(
+    facts: Sequence[ResponseFacts], texts: Mapping[tuple[int, int], str]
+) -> list[ResponseFacts]:
+    """Of one problem: the shortest correct response, or none. texts: by rank and slot."""
+    number = shortest_correct(
+        [Response.of(each) for each in facts], [texts[each.rank, each.slot] for each in facts]
+    )
+    return [] if number is None else [facts[number]]
+
+
+def crst_rows(draw: Draw) -> list[StoredResponse]:
+    """The same on every rank."""
+    texts = draw.texts()
+    chosen = [f for _, facts in draw.by_problem for f in crst_choice(facts, texts)]
+    return [stored_of(sample) for sample in draw.samples(chosen)]
+
+
+def off_policy_rows(draw: Draw, limit: int) -> list[StoredResponse]:
+    """All correct responses within the limit, the same on every rank."""
+    return [stored_of(sample) for sample in draw.samples(select(draw.judged.responses, limit))]
+
+
+def o1_choice(
+    problem_id: str, facts: Sequence[ResponseFacts], settings: O1PrunerSettings, seed: int
+) -> list[tuple[ResponseFacts, float]]:
+    """Of one problem: some of its responses at random, with their rewards against the mean length
+    and accuracy of all.
+    """
+    responses = [Response.of(each) for each in facts]
+    reference = ReferenceStatistics(
+        mean_tokens=fmean(response.num_tokens for response in responses),
+        accuracy=fmean(response.correct for response in responses),
+    )
+    rewards = against(reference, responses, settings)
+    count = min(settings.samples_kept, len(facts))
+    kept = random.Random(f"o1_pruner:{seed}:{problem_id}").sample(range(len(facts)), count)
+    return [(facts[number], rewards[number]) for number in sorted(kept)]
+
+
+def o1_rows(draw: Draw, settings: O1PrunerSettings, temperature: float) -> list[StoredResponse]:
+    """With rewards for advantages, and log-probs as the training's objective takes them; the same
+    on every rank. temperature: of the log-probs.
+    """
+    seed = draw.session.config.run.seed
+    chosen = [
+        pair
+        for problem, facts in draw.by_problem
+        for pair in o1_choice(problem.id, facts, settings, seed)
+    ]
+    samples = draw.samples([facts for facts, _ in chosen])
+    scores = scores_of(draw.session, samples, temperature=temperature)
+    return [
+        replace(stored_of(sample, reward), log_probs=log_probs)
+        for sample, (_, reward), log_probs in zip(samples, chosen, scores, strict=True)
+    ]
+
+
+def with_z_scores(rows: Sequence[StoredResponse]) -> list[StoredResponse]:
+    """The advantages of the whole data set as z-scores; population deviation."""
+    if not rows:
+        return []
+    (advantages,) = z_score([[row.advantage for row in rows]])
+    return [replace(row, advantage=a) for row, a in zip(rows, advantages, strict=True)]

@@ -1,0 +1,102 @@
+"""Responses to a chunk of problems, and what of them every rank can know."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from megatron_opsft.data.stored_responses import StoredResponse
+from megatron_opsft.records import Problem, ResponseFacts, Sample
+from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.session import Session
+from megatron_opsft.step_batch import JudgedProblems, judge_problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Judged responses to some problems; every rank calls every method."""
+
+    session: Session
+    judged: JudgedProblems
+
+    @property
+    def by_problem(self) -> Iterator[tuple[Problem, list[ResponseFacts]]]:
+        """Each problem with the facts of its responses, the same on every rank."""
+        for place, facts in groupby(self.judged.responses, key=lambda facts: facts.place):
+            yield self.judged.problems[place], list(facts)
+
+    def texts(self) -> dict[tuple[int, int], str]:
+        """A digest of each response's text, by rank and slot, to know equal ones."""
+        mine = [
+            (self.session.layout.rank, slot, hashlib.sha256(rollout.text.encode()).hexdigest())
+            for slot, rollout in enumerate(self.judged.rollouts)
+        ]
+        return {(rank, slot): digest for rank, slot, digest in gather_from_all(mine)}
+
+    def samples(self, chosen: Sequence[ResponseFacts]) -> list[Sample]:
+        """Their tokens, in order, on every rank."""
+        if not chosen:
+            return []
+        fetch = self.session.fetch(chosen, self.judged.rollouts, self.judged.problems)
+        found = fetch([range(len(chosen))] * self.session.layout.dp_size)
+        return [found[number] for number in range(len(chosen))]
+
+
+def draw_responses(
+    session: Session,
+    problems: Sequence[Problem],
+    num_samples: int,
+    limit: int,
+    *,
+    seed_step: int = 1,
+    encode: Callable[[Problem], tuple[int, ...]] | None = None,
+) -> Draw:
+    """As `judge_problems`. Responses do not depend on how problems are cut into chunks."""
+    watch = Stopwatch(session.device)
+    judged = judge_problems(
+        session, problems, num_samples, limit, watch, seed_step=seed_step, encode=encode
+    )
+    return Draw(session=session, judged=judged)
+
+
+def scores_of(
+    session: Session,
+    samples: Sequence[Sample],
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+) -> list[tuple[float, ...]]:
+    """See `Trainer.score`, in passes of as many tokens as the training step's."""
+    budget = session.config.train.max_tokens_per_microbatch
+    with Stopwatch(session.device).phase("score"):
+        return [
+            scores
+            for part in _within(samples, budget)
+            for scores in session.trainer.score(part, temperature=temperature, entropy=entropy)
+        ]
+
+
+def _within(samples: Sequence[Sample], budget: int) -> Iterator[list[Sample]]:
+    """In order, in parts of at most so many tokens; a longer one is a part of its own."""
+    part: list[Sample] = []
+    num_tokens = 0
+    for sample in samples:
+        length = len(sample.prompt_ids) + len(sample.response_ids)
+        if part and num_tokens + length > budget:
+            yield part
+            part, num_tokens = [], 0
+        part.append(sample)
+        num_tokens += length
+    if part:
+        yield part
+
+
+def stored_of(sample: Sample, advantage: float = 1.0) -> StoredResponse:
+    """A sampled response as it is."""
+    return StoredResponse(
+        problem_id=sample.problem_id,
+        prompt_ids=sample.prompt_ids,
+        response_ids=sample.response_ids,
+        advantage=advantage,
+    )

@@ -1,0 +1,153 @@
+"""`data METHOD`: problems sampled in chunks, responses chosen from each, one file at the end."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.config import Config
+from megatron_opsft.data.problems import shuffled_subset
+from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
+from megatron_opsft.errors import UserError
+from megatron_opsft.make_data.chosen import (
+    crst_rows,
+    o1_rows,
+    off_policy_rows,
+    with_z_scores,
+)
+from megatron_opsft.make_data.draw import Draw, draw_responses
+from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
+from megatron_opsft.make_data.tokenskip import tokenskip_rows
+from megatron_opsft.methods.catalog.fixed_data import (
+    CrstSettings,
+    OffPolicySftSettings,
+    StepEntropySettings,
+    TokenSkipSettings,
+)
+from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
+from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.session import Session, open_session
+
+log = logging.getLogger("megatron_opsft")
+
+_ENGINE_BATCHES = 4  # of a chunk, on every rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a method makes data. samples: responses to each problem; rows: what it makes of those to
+    a chunk of problems, the same on every rank; whole: what it makes of all rows; notes: what the
+    manifest says besides.
+    """
+
+    samples: int
+    rows: Callable[[Draw], list[StoredResponse]]
+    whole: Callable[[Sequence[StoredResponse]], list[StoredResponse]] = list
+    notes: dict[str, Any] | None = None
+
+
+def recipe_of(method: MethodSettings, temperature: float, session: Session) -> Recipe:
+    """temperature: of the sampling."""
+    limit = session.settings.max_response_tokens
+    match method:
+        case CrstSettings():
+            return Recipe(samples=method.samples, rows=crst_rows)
+        case OffPolicySftSettings():
+            return Recipe(samples=method.samples, rows=lambda d: off_policy_rows(d, limit))
+        case O1PrunerSettings():
+            of_loss = method.objective(temperature).temperature
+            return Recipe(
+                samples=method.samples,
+                rows=lambda d: o1_rows(d, method, of_loss),
+                whole=with_z_scores if method.z_score else list,
+                notes={"log_prob_temperature": of_loss},
+            )
+        case StepEntropySettings():
+            marks = marks_of(session.sampler.encoder.tokenizer, method.separator)
+            return Recipe(samples=1, rows=lambda d: step_entropy_rows(d, method, marks))
+        case TokenSkipSettings():
+            return Recipe(
+                samples=1,
+                rows=lambda d: tokenskip_rows(d, method),
+                notes={"word_scores": "mean self-information of tokens under the model"},
+            )
+    raise AssertionError(f"no data are made for {method.name}")
+
+
+def make_data(config: Config, out: Path, limit: int | None = None) -> None:
+    """Write a method's fixed data. Called by every rank.
+
+    limit: how many problems at most, the first of a shuffle by run.seed. Errors: `UserError` before
+    anything is sampled, and where no response was chosen.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with open_session(_sampling_alone(config, out)) as opened:
+        settings = replace(opened.settings, temperature=config.rollout.temperature)
+        s = replace(opened, settings=settings)
+        recipe = recipe_of(config.method, config.rollout.temperature, s)
+        s.sync.push(0, s.probes(0))
+        all_problems = s.problems.problems
+        problems = shuffled_subset(all_problems, limit or len(all_problems), config.run.seed)
+        size = chunk_size(config.rollout.batch_size, s.layout.world_size, recipe.samples)
+        rows: list[StoredResponse] = []
+        for first in range(0, len(problems), size):
+            chunk = problems[first : first + size]
+            drawn = draw_responses(s, chunk, recipe.samples, settings.max_response_tokens)
+            found = recipe.rows(drawn)
+            rows += found
+            if s.layout.is_main:
+                done = first + len(chunk)
+                log.info("%d of %d problems, %d responses", done, len(problems), len(rows))
+        if not rows:
+            raise UserError(_why_none(config, len(problems)))
+        if s.layout.is_main:
+            manifest = manifest_of(config, recipe, len(problems))
+            write_stored_responses(out, recipe.whole(rows), manifest)
+            log.info("%d responses: %s", len(rows), out)
+
+
+def chunk_size(batch_size: int, world_size: int, num_samples: int) -> int:
+    """Problems that are sampled together: enough to keep every engine's batches full."""
+    return max(1, _ENGINE_BATCHES * batch_size * world_size // num_samples)
+
+
+def manifest_of(config: Config, recipe: Recipe, num_problems: int) -> dict[str, Any]:
+    """What the data were made of and how, for the file."""
+    rollout = config.rollout
+    return {
+        "method": config.method.model_dump(mode="json"),
+        "model": config.model.path,
+        "problems": config.data.train,
+        "num_problems": num_problems,
+        "template": config.data.template,
+        "seed": config.run.seed,
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "max_response_tokens": rollout.max_response_tokens,
+        "samples": recipe.samples,
+        **(recipe.notes or {}),
+    }
+
+
+def _sampling_alone(config: Config, out: Path) -> Config:
+    """The configuration of a session that samples and scores, at temperature 1, and reads no data
+    of the method's.
+    """
+    return config.model_copy(
+        update={
+            "method": OnPolicySftSettings(),
+            "data": config.data.model_copy(update={"responses": None}),
+            "rollout": config.rollout.model_copy(update={"temperature": 1.0}),
+            "run": config.run.model_copy(update={"dir": out.parent}),
+        }
+    )
+
+
+def _why_none(config: Config, num_problems: int) -> str:
+    return (
+        f"method.name={config.method.name}: of the responses to {num_problems} problems none was "
+        f"correct within rollout.max_response_tokens={config.rollout.max_response_tokens}; raise "
+        "it, or give more problems or method.samples"
+    )

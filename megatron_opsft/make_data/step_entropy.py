@@ -1,0 +1,117 @@
+"""StepEntropy's data: steps of least entropy replaced by `[SKIP]`, with an answer that the model
+writes behind what is left.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.data.stored_responses import StoredResponse
+from megatron_opsft.errors import UserError
+from megatron_opsft.make_data.draw import Draw, draw_responses, scores_of
+from megatron_opsft.make_data.thinking import find_thinking
+from megatron_opsft.methods.batch import THINK_END, select
+from megatron_opsft.methods.catalog.fixed_data import StepEntropySettings
+from megatron_opsft.methods.data_choice import skipped_steps, steps_of
+from megatron_opsft.records import Sample
+
+SKIP = "[SKIP]"
+_ANSWERS = 2  # what the seeds of the answers depend on; those of the thinking have 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """Token ids. separators: between steps; skip: in place of one; close: behind the thinking."""
+
+    separators: frozenset[int]
+    skip: tuple[int, ...]
+    close: tuple[int, ...]
+
+
+def marks_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Marks:
+    """Errors: `UserError` where no token is the separator."""
+    found = {i for i in range(len(tokenizer)) if tokenizer.decode([i]) == separator}
+    if not found:
+        raise UserError(
+            f"method.separator={separator!r} is no token of this model's tokenizer; set it to the "
+            "text of one that ends steps"
+        )
+    return Marks(
+        separators=frozenset(found),
+        skip=tuple(tokenizer.encode(SKIP, add_special_tokens=False)),
+        close=tuple(tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)),
+    )
+
+
+def masked(
+    token_ids: Sequence[int], steps: Sequence[range], skipped: Collection[int], marks: Marks
+) -> tuple[int, ...]:
+    """The steps one behind the other without separators, `[SKIP]` for each that is skipped."""
+    found: list[int] = []
+    for number, step in enumerate(steps):
+        found += marks.skip if number in skipped else (token_ids[i] for i in step)
+    return tuple(found)
+
+
+def own_parts(log_probs: Sequence[float]) -> list[float]:
+    """-p log p: what the sampled tokens themselves add to the entropies."""
+    return [-math.exp(log_prob) * log_prob for log_prob in log_probs]
+
+
+def step_entropy_rows(
+    draw: Draw, settings: StepEntropySettings, marks: Marks
+) -> list[StoredResponse]:
+    """Those whose answer is right, the same on every rank."""
+    s, limit = draw.session, draw.session.settings.max_response_tokens
+    thoughts = _masked_thoughts(draw, settings, marks)
+    kept = {
+        name: (sample, thought)
+        for name, (sample, thought) in thoughts.items()
+        if len(thought) + settings.answer_tokens <= limit
+    }
+    if not kept:
+        return []
+    answers = draw_responses(
+        s,
+        [problem for problem in draw.judged.problems if problem.id in kept],
+        1,
+        settings.answer_tokens,
+        seed_step=_ANSWERS,
+        encode=lambda problem: kept[problem.id][0].prompt_ids + kept[problem.id][1],
+    )
+    right = answers.samples(select(answers.judged.responses, settings.answer_tokens))
+    return [
+        StoredResponse(
+            problem_id=answer.problem_id,
+            prompt_ids=kept[answer.problem_id][0].prompt_ids,
+            response_ids=kept[answer.problem_id][1] + answer.response_ids,
+        )
+        for answer in right
+    ]
+
+
+def _masked_thoughts(
+    draw: Draw, settings: StepEntropySettings, marks: Marks
+) -> dict[str, tuple[Sample, tuple[int, ...]]]:
+    """By problem id: the response, and its thinking with fewer steps, closed; of those that end
+    their thinking.
+    """
+    s = draw.session
+    samples = draw.samples(draw.judged.responses)
+    by_entropy = settings.score == "sum"
+    scored = scores_of(s, samples, entropy=by_entropy)
+    decode = s.sampler.encoder.tokenizer.decode
+    found = {}
+    for sample, values in zip(samples, scored, strict=True):
+        ids = sample.response_ids
+        if (thinking := find_thinking([decode([token]) for token in ids])) is None:
+            continue
+        part = slice(thinking.span.start, thinking.span.stop)
+        scores = values[part] if by_entropy else own_parts(values[part])
+        steps = steps_of(ids[part], marks.separators)
+        skipped = skipped_steps(steps, scores, share=settings.share, score=settings.score)
+        inside = masked(ids[part], steps, skipped, marks)
+        found[sample.problem_id] = (sample, ids[: part.start] + inside + marks.close)
+    return found

@@ -1,0 +1,200 @@
+"""`data METHOD`: what is chosen from hand-made responses, and a whole run on the tiny reasoner."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT, ForkedCli
+from responses import facts
+from small_run import QUICKSTART, SMALL_RUN
+from transformers import AutoTokenizer
+
+from megatron_opsft.data.stored_responses import StoredResponse, read_stored_responses
+from megatron_opsft.errors import UserError
+from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_scores
+from megatron_opsft.make_data.run import chunk_size
+from megatron_opsft.make_data.step_entropy import Marks, marks_of, masked, own_parts
+from megatron_opsft.make_data.thinking import Thinking, find_thinking
+from megatron_opsft.make_data.tokenskip import pruned, shortened, windows_of, words_of
+from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
+from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
+from megatron_opsft.methods.data_choice import skipped_steps, steps_of
+from megatron_opsft.records import Outcome
+
+ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
+
+
+def test_crst_takes_the_shortest_correct_response_wherever_it_is() -> None:
+    found = [
+        facts(num_response_tokens=9, rank=0, slot=0),
+        facts(num_response_tokens=3, rank=0, slot=1, outcome=Outcome.WRONG),
+        facts(num_response_tokens=5, rank=1, slot=0),
+        facts(num_response_tokens=4, rank=1, slot=1, finished=False),
+    ]
+    texts = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
+    assert crst_choice(found, texts) == [found[2]]
+    assert crst_choice(found, texts | {(1, 0): "a"}) == [found[0]]  # equal texts count once
+    assert crst_choice(found[1:2], texts) == []
+
+
+def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
+    """Lref 2200, Aref 0.75, lambda 2."""
+    lengths, correct = (800, 1600, 2400, 4000), (True, True, False, True)
+    found = [
+        facts(
+            num_response_tokens=length,
+            outcome=Outcome.CORRECT if right else Outcome.WRONG,
+            slot=slot,
+        )
+        for slot, (length, right) in enumerate(zip(lengths, correct, strict=True))
+    ]
+    rewards = (2.25, 0.875, -1.5833, 0.05)
+    settings = O1PrunerSettings(form="fixed", samples_kept=4)
+    assert [r for _, r in o1_choice("p", found, settings, 0)] == pytest.approx(rewards, abs=5.1e-5)
+    two = O1PrunerSettings(form="fixed", clip_rewards=True, accuracy_weight=10)
+    kept = {
+        tuple(kept.slot for kept, _ in o1_choice(f"p{n}", found, two, seed=0)) for n in range(200)
+    }
+    assert len(kept) == 6  # every pair, in order
+    for pair in kept:
+        assert len(pair) == 2 and pair[0] < pair[1]
+    clipped = {r for n in range(20) for _, r in o1_choice(f"p{n}", found, two, seed=0)}
+    assert min(clipped) == -2 and max(clipped) == 4
+
+
+def test_z_scores_are_of_the_whole_data_set() -> None:
+    rows = [
+        StoredResponse(problem_id=name, prompt_ids=(1,), response_ids=(2,), advantage=advantage)
+        for name, advantage in (("a", 1.0), ("a", 3.0), ("b", 8.0))
+    ]
+    found = [row.advantage for row in with_z_scores(rows)]
+    assert found == pytest.approx([-1.01905, -0.33968, 1.35873], abs=1e-5)  # divided by the count
+    assert with_z_scores([]) == []
+
+
+def test_thinking_is_found_by_texts_of_tokens() -> None:
+    assert find_thinking(["a", " b", "</think>", "c"]) == Thinking(span=range(0, 2), answer=3)
+    texts = ["<", "think", ">\n", "a", ".\n</", "think", ">\n", "c"]
+    assert find_thinking(texts) == Thinking(span=range(3, 4), answer=7)
+    assert find_thinking(["a", "b"]) is None
+
+
+def test_step_entropy_masks_steps_without_separators() -> None:
+    marks = Marks(separators=frozenset({0}), skip=(90, 91), close=(99,))
+    ids = [1, 2, 0, 3, 0, 4, 5]
+    steps = steps_of(ids, marks.separators)
+    entropies = [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4]
+    skipped = skipped_steps(steps, entropies, share=0.67)
+    assert skipped == {1, 2}
+    assert masked(ids, steps, skipped, marks) == (1, 2, 90, 91, 90, 91)
+    assert masked(ids, steps, set(), marks) == (1, 2, 3, 4, 5)
+    assert own_parts([0.0, -1.0, -2.0]) == pytest.approx([0.0, 0.36788, 0.27067], abs=1e-5)
+
+
+def test_step_entropy_reads_its_marks_from_the_tokenizer() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ASSET)
+    marks = marks_of(tokenizer, ".\n")
+    assert [tokenizer.decode([i]) for i in marks.separators] == [".\n"]
+    assert (tokenizer.decode(marks.skip), tokenizer.decode(marks.close)) == ("[SKIP]", "\n</think>")
+    with pytest.raises(UserError, match=r"method\.separator='\\n\\n' is no token"):
+        marks_of(tokenizer, "\n\n")
+
+
+def test_tokenskip_prunes_whole_words_in_windows() -> None:
+    texts = ["Le", "t", " us", " add", ":\n", "4", "+5"]
+    words = words_of(texts)
+    assert words == [range(0, 2), range(2, 3), range(3, 5), range(5, 7)]
+    assert list(windows_of(words, 4)) == [words[:2], words[2:]]
+    assert list(windows_of(words, 1)) == [[word] for word in words]
+    ids, scores = [10, 11, 12, 13, 14, 15, 16], [1.0, 3.0, 0.5, 4.0, 2.0, 6.0, 6.0]
+    # Means 2, 0.5, 3, 6 with 2, 1, 2, 2 tokens: the 51st percentile is 3.
+    assert pruned(ids, texts, scores, 0.5) == (15, 16)
+    assert pruned(ids, texts, scores, 1.0) == tuple(ids)
+    # Of windows of 3 and 4 tokens: 2 and 0.5, of which none is above 2; 3 and 6.
+    assert pruned(ids, texts, scores, 0.5, 4) == (15, 16)
+    assert pruned(ids, texts, scores, 0.8, 4) == (10, 11, 15, 16)
+
+
+def test_tokenskip_keeps_the_answer_whole() -> None:
+    settings, answers = TokenSkipSettings(), []
+
+    def tokenize(text: str) -> list[int]:
+        answers.append(text)
+        return [70, 71]
+
+    texts, ids = ["so", " 4", " is", "</think>", " \\boxed{4}", "<end>"], [1, 2, 3, 4, 5, 6]
+    scores = [0.1, 5.0, 0.2, 0.0, 0.0, 0.0]
+    assert shortened(ids, texts, scores, settings, 0.5, tokenize) == (2, 4, 5, 6)
+    assert answers == []
+    texts[3] = " or"
+    scores[4] = 4.0  # of 0, 0.1, 0.2, 4 and 5 the 51st percentile is 0.352
+    assert shortened(ids, texts, scores, settings, 0.5, tokenize) == (2, 5, 70, 71, 6)
+    assert answers == ["\n\nThe final answer is: \\boxed{4}"]
+    assert shortened(ids[:3], texts[:3], scores[:3], settings, 0.5, tokenize) == ()
+
+
+def test_chunks_fill_every_engine_and_are_never_empty() -> None:
+    assert chunk_size(256, 8, 16) == 512
+    assert chunk_size(1, 1, 16) == 1
+
+
+def test_data_of_crst_are_the_shortest_of_what_training_samples(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """Compared with `rollouts/` of a run's first step; then they are trained on."""
+    few = ["run.steps=1", "data.prompts_per_step=3", "rollout.max_response_tokens=128"]
+    few += ["eval.num_problems=1"]
+    lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()[:3]
+    problems = tmp_path / "three.jsonl"
+    problems.write_text("\n".join(lines))
+    given = [QUICKSTART, *SMALL_RUN, *few, f"data.train={problems}"]
+    out = tmp_path / "new" / "crst.parquet"
+    made = cli.run(["data", "crst", *given, "method.samples=4", "--out", out])
+    assert made.exit_code == 0, made.stderr
+    assert "3 of 3 problems" in made.stderr
+
+    run_dir = tmp_path / "run"
+    assert cli.run(["train", *given, f"run.dir={run_dir}"]).exit_code == 0
+    (file,) = (run_dir / "rollouts").glob("*.jsonl.gz")
+    sampled = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    assert len(sampled) == 12
+    shortest: dict[str, list[int]] = {}
+    for row in sampled:
+        known = shortest.get(row["problem_id"])
+        if row["outcome"] == "correct" and (known is None or row["num_tokens"] < len(known)):
+            shortest[row["problem_id"]] = row["response_ids"]
+    stored = read_stored_responses(out)
+    assert {row.problem_id: list(row.response_ids) for row in stored} == shortest
+    assert stored.manifest["method"]["name"] == "crst"
+    assert stored.manifest["num_problems"] == 3
+
+    again = cli.run(["data", "crst", *given, "--out", out])
+    assert again.exit_code == 2 and "is there already" in again.stderr
+    data = ["method.name=crst", f"data.responses={out}", "rollout.group_size=1"]
+    trained = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'trained'}"])
+    assert trained.exit_code == 0, trained.stderr
+    metrics = json.loads((tmp_path / "trained/metrics.jsonl").read_text().splitlines()[0])
+    assert len(stored) == 3
+    assert metrics["trained_tokens"] == sum(map(len, shortest.values()))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["crst", "rollout.max_response_tokens=2", "--limit", "1"], "of the responses to 1 "),
+        (["grpo"], "method.name=grpo samples while it trains; data are made for crst"),
+        (["o1_pruner"], "or method.form=fixed"),
+        (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
+    ],
+)
+def test_data_that_cannot_be_made_are_one_line(
+    cli: ForkedCli, tmp_path: Path, words: list[str], said: str
+) -> None:
+    out = tmp_path / "data.parquet"
+    method, *rest = words
+    ended = cli.run(["data", method, QUICKSTART, *SMALL_RUN, *rest, "--out", out])
+    assert ended.exit_code == 2
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert said in line
+    assert not out.exists()
