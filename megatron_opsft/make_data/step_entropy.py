@@ -99,16 +99,16 @@ def _masked_thoughts(
     their thinking.
     """
     s = draw.session
-    samples = draw.samples(draw.judged.responses)
-    by_entropy = settings.score == "sum"
-    scored = scores_of(s, samples, entropy=by_entropy)
     decode = s.sampler.encoder.tokenizer.decode
+    closed = []
+    for sample in draw.samples(draw.judged.responses):
+        if thinking := find_thinking([decode([token]) for token in sample.response_ids]):
+            closed.append((sample, slice(thinking.span.start, thinking.span.stop)))
+    by_entropy = settings.score == "sum"
+    scored = scores_of(s, [sample for sample, _ in closed], entropy=by_entropy)
     found = {}
-    for sample, values in zip(samples, scored, strict=True):
+    for (sample, part), values in zip(closed, scored, strict=True):
         ids = sample.response_ids
-        if (thinking := find_thinking([decode([token]) for token in ids])) is None:
-            continue
-        part = slice(thinking.span.start, thinking.span.stop)
         scores = values[part] if by_entropy else own_parts(values[part])
         steps = steps_of(ids[part], marks.separators)
         skipped = skipped_steps(steps, scores, share=settings.share, score=settings.score)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 from forked_cli import ROOT, ForkedCli
@@ -177,6 +178,41 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
     metrics = json.loads((tmp_path / "trained/metrics.jsonl").read_text().splitlines()[0])
     assert len(stored) == 3
     assert metrics["trained_tokens"] == sum(map(len, shortest.values()))
+
+
+MADE = {
+    "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
+    "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
+    "tokenskip": ["method.ratio=0.6", "data.max_prompt_tokens=160"],
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "data.parquet"
+    given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
+    ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
+    assert ended.exit_code == 0, ended.stderr
+    stored = list(read_stored_responses(out))
+    if name == "o1_pruner":
+        advantages = [row.advantage for row in stored]
+        assert len(advantages) == 12
+        assert fmean(advantages) == pytest.approx(0, abs=1e-9)
+        assert pstdev(advantages) == pytest.approx(1)
+        for row in stored:
+            assert row.log_probs is not None and max(row.log_probs) <= 0
+            assert len(row.log_probs) == len(row.response_ids)
+        return
+    tokenizer = AutoTokenizer.from_pretrained(ASSET)
+    lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()
+    answers = {row["id"]: row["answer"] for row in map(json.loads, lines)}
+    texts = [tokenizer.decode(row.response_ids) for row in stored]
+    for row, text in zip(stored, texts, strict=True):
+        behind = text.partition("</think>")[2]
+        assert behind.strip().startswith(f"\\boxed{{{answers[row.problem_id]}}}")
+        told = "<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)
+        assert told == (name == "tokenskip")
+    assert any("[SKIP]" in text for text in texts) == (name == "step_entropy")
 
 
 @pytest.mark.parametrize(
