@@ -52,14 +52,15 @@ def share_facts(
         for index, (rollout, verdict) in enumerate(zip(rollouts, verdicts, strict=True))
     ]
     mine = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
+    parts = all_gather_bytes(mine)
+    ranks = [rank for rank, part in enumerate(parts) for _ in range(len(part) // (4 * _NUM_FACTS))]
     responses = [
         ResponseFacts(
             place, sample, prompt, length, _OUTCOMES[outcome], bool(ended), bool(open_), rank, slot
         )
-        for rank, part in enumerate(all_gather_bytes(mine))
-        for place, sample, prompt, length, outcome, ended, open_, slot in part.view(torch.int32)
-        .view(-1, _NUM_FACTS)
-        .tolist()
+        for rank, (place, sample, prompt, length, outcome, ended, open_, slot) in zip(
+            ranks, torch.cat(parts).view(torch.int32).view(-1, _NUM_FACTS).tolist(), strict=True
+        )
     ]
     return sorted(responses, key=itemgetter(0, 1))  # place, sample index
 

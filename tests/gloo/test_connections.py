@@ -22,6 +22,7 @@ from megatron_opsft.runtime.distributed import (
     start_watchdog,
     stop_distributed,
 )
+from megatron_opsft.runtime.phase import enter_phase
 
 NUM_RANKS = 16
 
@@ -45,6 +46,7 @@ def start_and_talk(directory: Path) -> tuple[int, int, list[int]]:
     names = {"RANK": rank, "WORLD_SIZE": NUM_RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     start_distributed(select_device("cpu"), ParallelConfig())
+    enter_phase("start", 0)  # the process is as old as the one that it was forked from
     watchdog = start_watchdog(Limits(hang_seconds=60, silence_seconds=30), directory)
     started = count_connections()
     assert gather_from_all([rank]) == list(range(NUM_RANKS))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from hf_reference import hf_model, largest_logit_difference
 from jobs import Case, Logits, batches_of, forward_logits, load_with_megatron, logits
 from megatron.core import parallel_state
@@ -18,7 +19,7 @@ from megatron_opsft.convert.run import Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.model.build import build_model
 from megatron_opsft.model.transformer_config import transformer_config
-from megatron_opsft.runtime.distributed import current_layout
+from megatron_opsft.runtime.distributed import current_layout, gather_from_all
 
 LIMIT = 1e-4  # largest absolute difference, float32; the logits themselves reach about 4
 CASES = [
@@ -79,7 +80,9 @@ def expert_parallel_logits(case: Case, checkpoint: Path) -> tuple[int, Logits]:
     )
     models = build_model(shape, config, case.device)
     load_with_megatron(models, checkpoint)
+    # The tokens come to the first rank of the one replica that the layout claims.
     batches, _ = batches_of(case, replace(current_layout(), dp_rank=0, dp_size=1))
+    batches = gather_from_all(batches if case.all_on_rank == dist.get_rank() else [])
     num_experts = len(models[0].decoder.layers[0].mlp.experts.local_experts)
     return num_experts, forward_logits(models, batches, shape.vocab_size)
 

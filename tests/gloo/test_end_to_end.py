@@ -148,7 +148,7 @@ def spoilt(*args):
     calls.append(1)
     factor = float("nan") if len(calls) > 1 else 1.0
     loss_sum, num_tokens, reported = losses(*args)
-    return loss_sum * factor, num_tokens, reported * factor
+    return loss_sum * factor, num_tokens, tuple(each * factor for each in reported)
 step._sum_losses = spoilt
 """
 
