@@ -1,0 +1,44 @@
+"""The made-up messages of a rehearsal are those that real ranks would send."""
+
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from fake_world import FakeWorld  # noqa: E402
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8, 13])
+def test_a_fake_world_gathers_and_routes_as_real_ranks_do(world_size: int) -> None:
+    parts = [torch.full((3 + rank,), rank, dtype=torch.uint8) for rank in range(world_size)]
+    # Every rank sends to every third one, itself included.
+    routed = {
+        source: {
+            to: torch.full((1 + source,), to, dtype=torch.uint8) for to in range(0, world_size, 3)
+        }
+        for source in range(world_size)
+    }
+    rounds = (world_size - 1).bit_length()
+    for rank in range(world_size):
+        world = FakeWorld(rank, world_size)
+        with (
+            world.installed(),
+            patch("torch.distributed.get_rank", return_value=rank),
+            patch("torch.distributed.get_world_size", return_value=world_size),
+        ):
+            world.gathered = parts
+            assert [p.tolist() for p in all_gather_bytes(parts[rank])] == [
+                [r] * (3 + r) for r in range(world_size)
+            ]
+            others = sum(3 + r for r in range(world_size) if r != rank)
+            assert world.received == others + 8 * (world_size - 1)  # and the sizes
+            assert len(world.partners) <= 2 * rounds
+            world.gathered, world.routed = (), routed
+            came = route_bytes(routed[rank])
+        expected = range(world_size) if rank % 3 == 0 else ()
+        assert {s: p.tolist() for s, p in came.items()} == {s: [rank] * (1 + s) for s in expected}

@@ -1,0 +1,132 @@
+"""What is rehearsed of weights: the schedule of a push, and the plan of a checkpoint."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from fake_world import FakeWorld
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from rehearsal_parts import Measure
+
+from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
+from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.ranks import build_buffers
+from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
+from megatron_opsft.runtime import cpu_compat
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.runtime.exchange import to_bytes
+from megatron_opsft.sync.in_place import _engine_placements, _trainer_placements
+from megatron_opsft.weights.rectangles import hf_columns
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.schedule import make_schedule
+from megatron_opsft.weights.vllm_layout import vllm_parameters
+
+
+class PushParts:
+    """Once a run: who holds what, and which rectangle goes where."""
+
+    def __init__(self, job: TrainingJob, layout: Layout, world: FakeWorld) -> None:
+        self._job, self._layout, self._world = job, layout, world
+        self._table = WeightTable(job.shape, "local", job.parallel.tp)
+
+    def run(self, measure: Measure) -> None:
+        job, layout = self._job, self._layout
+        rules = self._rules(layout.pp_rank)
+        nothing = torch.empty(0, device="meta")
+        shards = ModelShards(
+            table=self._table, layout=layout, parameters=tuple((rule, nothing) for rule in rules)
+        )
+        engine = EngineLayout(
+            tp_size=job.engine_tp,
+            parameters_of=lambda rank: vllm_parameters(self._table, rank, job.engine_tp),
+            hf_columns=hf_columns(self._table.hf_shapes()),
+        )
+        own = EngineWeights(tp_rank=layout.rank % job.engine_tp, tensors={})
+        stages = [
+            tuple(rule.mcore_name for rule in self._rules(stage))
+            for stage in range(job.parallel.pp)
+        ]
+        per_stage = job.world_size // job.parallel.pp
+        held = [
+            [to_bytes([(tp_rank, names)]) for tp_rank in range(job.parallel.tp)] for names in stages
+        ]
+        trainer = [held[r // per_stage][r % job.parallel.tp] for r in range(job.world_size)]
+        numbers = [to_bytes([tp_rank]) for tp_rank in range(job.engine_tp)]
+
+        def who() -> Any:
+            self._world.gathered = trainer
+            sources = _trainer_placements(shards)
+            self._world.gathered = [numbers[r % job.engine_tp] for r in range(job.world_size)]
+            return sources, _engine_placements(engine, own)
+
+        sources, targets = measure("who holds what", who)
+        self._world.gathered = ()
+
+        def schedule() -> Any:
+            made = make_schedule(
+                sources,
+                targets,
+                itemsize=job.dtype_bytes,
+                world_size=job.world_size,
+                bucket_bytes=job.config.sync.bucket_mb * 2**20,
+            )
+            return made.program(layout.rank)
+
+        measure("schedule of a push", schedule)
+
+    def _rules(self, stage: int) -> Any:
+        num_layers = self._job.shape.num_layers // self._job.parallel.pp
+        return self._table.stage_rules(
+            range(stage * num_layers, (stage + 1) * num_layers),
+            has_embedding=stage == 0,
+            has_output=stage == self._job.parallel.pp - 1,
+        )
+
+
+class CheckpointParts:
+    """This rank's share, and what rank 0 gathers of all of them."""
+
+    def __init__(self, job: TrainingJob, layout: Layout, world: FakeWorld) -> None:
+        self._job, self._layout, self._world = job, layout, world
+
+    def run(self, measure: Measure) -> None:
+        job = self._job
+        with cpu_compat.without_memory() as meta:
+            models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
+            optimizer = _shards_of(buffers)
+            mine = measure(
+                "share of a checkpoint",
+                lambda: own_share(describe_models(models), optimizer, is_loading=False),
+            )
+        plan = pickle.dumps([tensor.without_data() for tensor in nested_values({"share": mine})])
+        if self._layout.is_main:
+            measure(
+                "plan of a checkpoint", lambda: [pickle.loads(plan) for _ in range(job.world_size)]
+            )
+
+
+def _shards_of(buffers: list[Any]) -> Any:
+    """The distributed optimizer of these buffers as a checkpoint sees it: Megatron's own ranges,
+    and tensors without memory. Megatron builds no optimizer of such.
+    """
+    ranges = [DistributedOptimizer._build_gbuf_range_map(buffer) for buffer in buffers]
+    owned = {
+        weight: torch.empty(found["param"].size, device="meta")
+        for of_buffer in ranges
+        for buckets in of_buffer.values()
+        for bucket in buckets
+        for weight, found in bucket["param_map"].items()
+    }
+    part = SimpleNamespace(
+        gbuf_ranges=ranges,
+        model_param_group_index_map={weight: (0, i) for i, weight in enumerate(owned)},
+        optimizer=SimpleNamespace(
+            param_groups=[{"params": list(owned.values())}],
+            state={main: dict.fromkeys(MOMENTS, main) for main in owned.values()},
+        ),
+    )
+    return SimpleNamespace(chained_optimizers=[part])
