@@ -103,6 +103,7 @@ class StepParts:
             responses=responses,
             groups=groups,
             weights=weights,
+            fetcher=lambda trained: fetch,
         )
         self._record(measure, batch)
 

@@ -70,11 +70,12 @@ def make_jobs(args: argparse.Namespace, world_size: int) -> dict[str, TrainingJo
         return {args.config.stem: job(args.config, None, args.overrides)}
     large = ["parallel.tp=8", f"parallel.pp={min(8, world_size // 8)}", "rollout.tp=8"]
     seven = CONFIGS / "r1_distill_7b_paper.yaml"
-    return {
-        "1.5B": job(CONFIGS / "r1_distill_1p5b_paper.yaml", None, STEP + args.overrides),
-        "7B": job(seven, None, STEP + args.overrides),
-        "72B": job(seven, QWEN_72B, STEP + large + args.overrides),
+    jobs = {
+        "1.5B": lambda: job(CONFIGS / "r1_distill_1p5b_paper.yaml", None, STEP + args.overrides),
+        "7B": lambda: job(seven, None, STEP + args.overrides),
+        "72B": lambda: job(seven, QWEN_72B, STEP + large + args.overrides),
     }
+    return {name: jobs[name]() for name in args.models.split(",")}
 
 
 class Clock:
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--ranks", default="8,64,512,4096", help="numbers of ranks")
     parser.add_argument("--config", type=Path, help="a run's file, in place of the three jobs")
+    parser.add_argument("--models", default="1.5B,7B,72B", help="which of the three jobs")
     parser.add_argument("--json", action="store_true", help="a line for each part at once")
     parser.add_argument("--out", type=Path, help="a directory for rehearsal.json, .md and .png")
     args = parser.parse_intermixed_args()

@@ -24,6 +24,7 @@ _MIN_RANKS = 8  # smaller blocks are worse to balance
 # Which the costliest (cheapest) rank or bin of a rank tries.
 _MAX_PARTNERS = 16
 _FEW_PARTNERS = 4  # bins of a rank, where there are many parts to plan
+_FEW_PARTS = 16  # up to which ranks have as many partners as where all is planned together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +108,16 @@ def plan_packing(
     rank_bins = max(sum(needed[block::num_blocks]) for block in range(num_blocks))
     rank_bins = -(-rank_bins // multiple) * multiple
     bin_partners = _MAX_PARTNERS if len(parts) == 1 else _FEW_PARTNERS
+    rank_partners = _MAX_PARTNERS if len(parts) <= _FEW_PARTS else _FEW_PARTNERS
     ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
     for number, (part, bins) in enumerate(zip(parts, packed, strict=True)):
         tokens = [lengths[i] for i in part]
         cost = [sequence_cost(length, quadratic_at) for length in tokens]
         sizes = Sizes(tokens, cost, budget)
         part_bins = rank_bins if block_parts == 1 else needed[number]
-        planned = _plan_ranks(sizes, bins, block_ranks, part_bins, bin_partners)
+        planned = _plan_ranks(
+            sizes, bins, block_ranks, part_bins, rank_partners, bin_partners
+        )
         for rank, mine in enumerate(planned, start=number % num_blocks * block_ranks):
             ranks[rank] += [[part[i] for i in indices] for indices in mine]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
@@ -150,18 +154,23 @@ def _split(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
 
 
 def _plan_ranks(
-    sizes: Sizes, bins: list[Bin], dp_size: int, rank_bins: int, bin_partners: int
+    sizes: Sizes,
+    bins: list[Bin],
+    dp_size: int,
+    rank_bins: int,
+    rank_partners: int,
+    bin_partners: int,
 ) -> list[list[Bin]]:
     """So many bins for each of the ranks, of the sequences that `bins` hold."""
     num_bins = dp_size * rank_bins
     ranks: list[list[Bin]] | None = None
     if (spread := _spread(sizes, num_bins)) is not None:
         ranks = _deal(spread, dp_size, sizes)
-        level(ranks, _RANK_TOLERANCE, sizes, _MAX_PARTNERS)
+        level(ranks, _RANK_TOLERANCE, sizes, rank_partners)
     if ranks is None or _imbalance(ranks, sizes) > _GOOD_IMBALANCE:
         # Nearly full bins leave no room to spread over, or too little: the packed ones do better.
         dense = _deal(bins + [[] for _ in range(num_bins - len(bins))], dp_size, sizes)
-        level(dense, _RANK_TOLERANCE, sizes, _MAX_PARTNERS)
+        level(dense, _RANK_TOLERANCE, sizes, rank_partners)
         if ranks is None or _imbalance(dense, sizes) < _imbalance(ranks, sizes):
             ranks = dense
     for mine in ranks:
