@@ -4,7 +4,7 @@
 
 The project's own functions run on a few ranks of the job (the first, the last of the first node,
 one in the middle, the last), each in turn, on fake process groups of the whole job. The messages of
-the other ranks are made up with the token counts that they would have (`tools/fake_world.py`).
+the other ranks are made up with the token counts that they would have (`rehearsal/fake_world.py`).
 Without --config: the shipped 1.5B and 7B configurations and Qwen2.5-72B on TP 8 x PP 8, each with
 B=1,024, G=16, L=8,192.
 
@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fake_world import FakeWorld
-from rehearsal_figure import draw, show_table
-from rehearsal_parts import StepParts
-from rehearsal_weights import CheckpointParts, PushParts
+from rehearsal.fake_world import FakeWorld
+from rehearsal.figure import draw, show_table
+from rehearsal.parts import StepParts
+from rehearsal.weights import CheckpointParts, PushParts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape

@@ -115,9 +115,7 @@ def plan_packing(
         cost = [sequence_cost(length, quadratic_at) for length in tokens]
         sizes = Sizes(tokens, cost, budget)
         part_bins = rank_bins if block_parts == 1 else needed[number]
-        planned = _plan_ranks(
-            sizes, bins, block_ranks, part_bins, rank_partners, bin_partners
-        )
+        planned = _plan_ranks(sizes, bins, block_ranks, part_bins, rank_partners, bin_partners)
         for rank, mine in enumerate(planned, start=number % num_blocks * block_ranks):
             ranks[rank] += [[part[i] for i in indices] for indices in mine]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]

@@ -10,7 +10,7 @@ import torch
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
-from fake_world import FakeWorld  # noqa: E402
+from rehearsal.fake_world import FakeWorld  # noqa: E402
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8, 13])

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fake_world import FakeWorld
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
-from rehearsal_parts import Measure
+from rehearsal.fake_world import FakeWorld
+from rehearsal.parts import Measure
 
 from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 from megatron_opsft.model.shards import ModelShards

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fake_world import FakeWorld
+from rehearsal.fake_world import FakeWorld
 from torch import Tensor
 
 from megatron_opsft.architectures.flops import quadratic_at
