@@ -28,7 +28,7 @@ CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 def our_step(s: Session, step: int) -> tuple[Stopwatch, int]:
     """The verbs of `train.run_step`; returns its times and the number of sampled tokens."""
     watch = Stopwatch(s.device)
-    batch = sample_batch(s, watch)
+    batch = sample_batch(s, step, watch)
     updates = pack_updates(s, batch, watch)
     with watch.phase("train"):
         for update in updates:

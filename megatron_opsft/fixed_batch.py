@@ -12,11 +12,11 @@ from megatron_opsft.step_batch import JudgedBatch
 NO_RANK = -1  # holds them: they are in a file
 
 
-def stored_batch(s: Session, stored: StoredResponses) -> JudgedBatch:
+def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     """The step's responses: as many as another method would sample, epoch after epoch in a new
     order.
     """
-    numbers = s.stored_order.indices(s.method.draw)
+    numbers = s.stored_order.indices(s.method.first_draw(step))
     responses = [_facts(stored, place, number) for place, number in enumerate(numbers)]
     problems = [Problem(id=stored[number].problem_id, text="", answer="") for number in numbers]
     limit = max(response.num_response_tokens for response in responses)

@@ -48,7 +48,7 @@ class JudgedBatch:
         return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
 
 
-def sample_batch(s: Session, watch: Stopwatch) -> JudgedBatch:
+def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     """Responses to the step's problems, with verdicts. Called by every rank.
 
     A method may drop groups that teach nothing; problems are then drawn again for as often as it
@@ -59,7 +59,7 @@ def sample_batch(s: Session, watch: Stopwatch) -> JudgedBatch:
     parts: list[JudgedProblems] = []
     more = True
     while more:
-        draw = s.method.draw + len(parts)
+        draw = s.method.first_draw(step) + len(parts)
         problems = s.problems_of_draw(draw)
         group_size = s.config.rollout.group_size
         parts.append(judge_problems(s, problems, group_size, limit, watch, seed_step=draw + 1))

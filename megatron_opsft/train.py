@@ -68,7 +68,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.method.starts_stage:
         begin_stage(s)
     observe_monitor(s, watch)
-    batch = sample_batch(s, watch) if s.stored is None else stored_batch(s, s.stored)
+    batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)
     recorder.begin_rollouts(step, batch)
     updates = pack_updates(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)

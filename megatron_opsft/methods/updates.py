@@ -52,10 +52,9 @@ class MethodRun:
         self._seed = seed
         self._references = references
 
-    @property
-    def draw(self) -> int:
-        """Which batch of problems the step begins with, counted from 0."""
-        return self.state.step - 1 + self.state.refills
+    def first_draw(self, step: int) -> int:
+        """Which batch of problems a step begins with, counted from 0."""
+        return step - 1 + self.state.refills
 
     @property
     def limit(self) -> int | None:
