@@ -8,7 +8,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+from megatron_opsft.config_section import (
+    SHIPPED_JUDGES,
+    HomeExpanded,
+    JudgeName,
+    Section,
+    YamlOff,
+)
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings, RunSize
@@ -157,6 +163,14 @@ class RolloutConfig(Section):
 
 
 class VerifyConfig(Section):
+    judge: JudgeName = Field(
+        "math",
+        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/judges.md).",
+    )
+    judge_field: str | None = Field(
+        None,
+        description="Field of a row that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
+    )
     workers: int = Field(
         0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."
     )
@@ -165,6 +179,16 @@ class VerifyConfig(Section):
         gt=0,
         description="Wall-clock limit for one answer; a worker beyond it is killed and replaced.",
     )
+
+    @property
+    def own_judge(self) -> bool:
+        """Whether `judge` is a function of the user's."""
+        return self.judge not in SHIPPED_JUDGES
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether a verdict takes more of a row than its answer."""
+        return self.own_judge or self.judge_field is not None
 
 
 class OptimizerConfig(Section):

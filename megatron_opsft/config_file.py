@@ -210,6 +210,8 @@ _LATER_KEYS = (
     ("data", "duplicates", "keep"),
     ("data", "responses", None),
     ("eval", "holdout", 0),
+    ("verify", "judge", "math"),
+    ("verify", "judge_field", None),
 )
 
 

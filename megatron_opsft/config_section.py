@@ -1,9 +1,17 @@
 """What all sections of a configuration have in common: frozen, no unknown key, finite numbers."""
 
 import os
-from typing import Any, get_args
+import re
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    field_validator,
+)
 
 
 class Section(BaseModel):
@@ -41,3 +49,20 @@ def _parts(value: Any) -> Any:
 
 # `a,b` and `a` where a list is wanted.
 CommaSeparated = BeforeValidator(_parts)
+
+
+SHIPPED_JUDGES = ("math", "choice", "exact", "regex")
+_OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def _judge_name(name: str) -> str:
+    if name not in SHIPPED_JUDGES and not _OWN_JUDGE.fullmatch(name):
+        raise ValueError(
+            f"there is no judge {name!r}; write {', '.join(SHIPPED_JUDGES)}, or "
+            "package.module:function"
+        )
+    return name
+
+
+# A judge that is shipped, or a function of the user's.
+JudgeName = Annotated[str, AfterValidator(_judge_name)]

@@ -7,9 +7,10 @@ workers use these records and must start quickly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,11 +36,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem: `text` as the user wrote it (no template), `answer` as the gold string."""
+    """One problem: `text` as the user wrote it (no template), `answer` as the gold string.
+
+    fields: the row's other columns that JSON can hold; empty where the judge does not ask for them.
+    """
 
     id: str
     text: str
     answer: str
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
 from megatron_opsft.runtime.versions import untested_versions
 from megatron_opsft.storage.model_paths import resolve_model
+from megatron_opsft.verify.verifier import check_row_judges
 
 log = logging.getLogger("megatron_opsft")
 
@@ -67,10 +68,17 @@ def read_input(config: Config) -> RunInput:
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     problems, encoder = share_problems(
-        config.data, encoder, model_dir, lambda encode: _load_problems(config, encode)
+        config.data,
+        encoder,
+        model_dir,
+        lambda encode: _load_problems(config, encode),
+        with_fields=config.verify.needs_fields,
     )
     problems = leave_out_duplicates(problems, config.data.duplicates)
     problems, held_out = _choose_held_out(config, problems, encoder)
+    for judged in (problems, held_out):
+        if judged is not None:
+            check_row_judges(config.verify, judged.problems)
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
@@ -129,6 +137,7 @@ def _load_problems(config: Config, encode: Encode) -> ProblemSet:
         subset=config.data.subset,
         problem_field=config.data.problem_field,
         answer_field=config.data.answer_field,
+        with_fields=config.verify.needs_fields,
     )
     usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)
     if not usable.problems:
@@ -147,7 +156,7 @@ def _choose_held_out(
         if config.eval.data is not None:
             raise UserError("eval.holdout and eval.data exclude each other; set one of them")
         return take_held_out(problems, config.eval.holdout, config.run.seed)
-    held_out = load_held_out(config.data, config.eval)
+    held_out = load_held_out(config.data, config.eval, with_fields=config.verify.needs_fields)
     if held_out is None:
         return problems, None
     limit = config.data.max_prompt_tokens

@@ -138,7 +138,7 @@ def judge_problems(
             encode=encode or s.prompt_of,
         )
     with watch.phase("verify"):
-        verdicts = s.verifier.score(rollouts, {p.id: p.answer for p in problems})
+        verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
         responses = s.share_facts(rollouts, verdicts, problems)
     return JudgedProblems(
         problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.worker_pool import DEFAULT_JUDGE, VerifierPool, share_of_cores
+from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
 
 
-def judge_plainly(response_text: str, gold: str) -> Verdict:
+def judge_plainly(response_text: str, gold: str, fields: dict) -> Verdict:
     """math-verify as its own documentation uses it."""
     from math_verify import parse, verify
 
@@ -61,7 +61,7 @@ def main() -> None:
     workers = share_of_cores(1)
     plain_judge = "check_verifier:judge_plainly"
     with (
-        VerifierPool(workers, options.timeout_seconds, judge=DEFAULT_JUDGE) as pool,
+        VerifierPool(workers, options.timeout_seconds) as pool,
         VerifierPool(workers, options.timeout_seconds, judge=plain_judge) as plain_pool,
     ):
         for path in options.files:

@@ -40,14 +40,18 @@ def share_problems(
     encoder: PromptEncoder,
     model_dir: Path,
     read: Callable[[Encode], ProblemSet],
+    *,
+    with_fields: bool = False,
 ) -> tuple[ProblemSet, PromptEncoder]:
     """What `read` returns, and an encoder that knows the prompts of its problems.
 
     read: from `data`, with each problem's text encoded by what it is given; called where the cache
-    has no such set, its errors pass. Called by every rank; needs no process group.
+    has no such set, its errors pass. with_fields: whether it reads other columns too. Called by
+    every rank; needs no process group.
     """
     source = "" if data.train == ARITHMETIC else identify(data.train, data.split, data.subset)
-    path = _directory() / f"{_key(data, source, encoder, model_dir)}.arrow"
+    key = _key(data, source, encoder, model_dir, with_fields=with_fields)
+    path = _directory() / f"{key}.arrow"
     if (table := open_table(path)) is None:
         with _turn(path) as may_write:
             if (table := open_table(path)) is None:
@@ -68,7 +72,9 @@ def _directory() -> Path:
     return Path(home).expanduser() / "megatron_opsft/problems"
 
 
-def _key(data: DataConfig, source: str, encoder: PromptEncoder, model_dir: Path) -> str:
+def _key(
+    data: DataConfig, source: str, encoder: PromptEncoder, model_dir: Path, *, with_fields: bool
+) -> str:
     """Of all that problems and prompts depend on; some templates put the date into a prompt."""
     settings = data.model_dump(mode="json", exclude={"prompts_per_step"})
     files = {
@@ -78,7 +84,7 @@ def _key(data: DataConfig, source: str, encoder: PromptEncoder, model_dir: Path)
     }
     code = [module.read_text(encoding="utf-8") for module in Path(__file__).parent.glob("*.py")]
     libraries = [version(name) for name in ("transformers", "tokenizers")]
-    parts = [settings, source, files, sorted(code), libraries, encoder.encode("1")]
+    parts = [settings, with_fields, source, files, sorted(code), libraries, encoder.encode("1")]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -1,5 +1,6 @@
 """Problems and their prompts as an Arrow file that is mapped, not read: columns `id`, `text`,
-`answer`, `row`, `prompt_ids`, and `sorted_hash` with `sorted_row`, by which a text is found.
+`answer`, `fields` (as JSON), `row`, `prompt_ids`, and `sorted_hash` with `sorted_row`, by which a
+text is found.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ class StoredProblems(Sequence[Problem]):
     """The problems of a table, each made when it is asked for."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        self._columns = [table.column(name) for name in ("id", "text", "answer")]
+        self._columns = [table.column(name) for name in ("id", "text", "answer", "fields")]
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -35,8 +36,9 @@ class StoredProblems(Sequence[Problem]):
     def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
         if isinstance(index, slice):
             return tuple(self[n] for n in range(len(self))[index])
-        problem_id, text, answer = (column[index].as_py() for column in self._columns)
-        return Problem(id=problem_id, text=text, answer=answer)
+        problem_id, text, answer, fields = (column[index].as_py() for column in self._columns)
+        known = json.loads(fields) if fields else {}
+        return Problem(id=problem_id, text=text, answer=answer, fields=known)
 
 
 class StoredPrompts:
@@ -65,6 +67,7 @@ def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) 
     Whole or not at all; for one writer at a time. Errors: OSError.
     """
     texts = [problem.text for problem in problems.problems]
+    fields = [json.dumps(p.fields) if p.fields else "" for p in problems.problems]
     hashes = numpy.array([_hash(text) for text in texts], dtype=numpy.int64)
     order = numpy.argsort(hashes, kind="stable")
     chosen = [prompts[text] for text in texts]
@@ -77,6 +80,7 @@ def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) 
             "id": pyarrow.array([problem.id for problem in problems.problems]),
             "text": pyarrow.array(texts, pyarrow.large_string()),
             "answer": pyarrow.array([problem.answer for problem in problems.problems]),
+            "fields": pyarrow.array(fields, pyarrow.large_string()),
             "row": pyarrow.array(problems.rows),
             "prompt_ids": pyarrow.LargeListArray.from_arrays(offsets, values),
             "sorted_hash": pyarrow.array(hashes[order]),

@@ -9,9 +9,10 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data.answers import AnswerError, read_answer
@@ -38,8 +39,8 @@ class BadRow:
 class ProblemSet:
     """What was read from one source.
 
-    rows: the row number of each problem; sha256: of the ids, texts and answers in order, so that a
-    resumed run can tell whether its data changed.
+    rows: the row number of each problem; sha256: of the ids, texts, answers and fields in order, so
+    that a resumed run can tell whether its data changed.
     """
 
     name: str
@@ -57,14 +58,15 @@ def load_problems(
     problem_field: str | None = None,
     answer_field: str | None = None,
     section: str = "data.",
+    with_fields: bool = False,
 ) -> ProblemSet:
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
     name.
 
     `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
     None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: what
-    stands before a key's name in errors. Raises UserError when the source cannot be read, has no
-    such field, or no usable row.
+    stands before a key's name in errors. with_fields: problems have the other columns of their
+    rows. Raises UserError when the source cannot be read, has no such field, or no usable row.
     """
     if source == ARITHMETIC:
         return _load_arithmetic(split)
@@ -85,12 +87,15 @@ def load_problems(
             continue
         text, answer = read
         problem_id = _choose_id(row, stem, taken_ids)
-        problems.append(Problem(id=problem_id, text=text, answer=answer))
+        fields = _read_fields(row, problem_field) if with_fields else {}
+        problems.append(Problem(id=problem_id, text=text, answer=answer, fields=fields))
         numbers.append(row.number)
     return _make_set(source, problems, numbers, bad_rows)
 
 
-def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None:
+def load_held_out(
+    data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
+) -> ProblemSet | None:
     """Problems for evaluation: eval.data where it is set, else the test split of data.train, read
     with what `data` says of its subset and fields.
 
@@ -106,6 +111,7 @@ def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None
             problem_field=evaluation.problem_field,
             answer_field=evaluation.answer_field,
             section="eval.",
+            with_fields=with_fields,
         )
     subset = evaluation.subset or data.subset
     if data.train != ARITHMETIC and not has_split(data.train, split, subset, section="eval."):
@@ -124,6 +130,7 @@ def load_held_out(data: DataConfig, evaluation: EvalConfig) -> ProblemSet | None
         problem_field=evaluation.problem_field or data.problem_field,
         answer_field=evaluation.answer_field or data.answer_field,
         section="eval.",
+        with_fields=with_fields,
     )
 
 
@@ -189,7 +196,10 @@ def _make_set(
         raise UserError(f"data: no usable row in {name} ({len(bad_rows)} bad rows{first})")
     digest = hashlib.sha256()
     for problem in result:
-        digest.update(json.dumps([problem.id, problem.text, problem.answer]).encode() + b"\n")
+        told = [problem.id, problem.text, problem.answer]
+        if problem.fields:
+            told.append(json.dumps(problem.fields, sort_keys=True))
+        digest.update(json.dumps(told).encode() + b"\n")
     return ProblemSet(
         name=name,
         problems=result,
@@ -233,6 +243,18 @@ def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str,
         return text, read_answer(row.fields.get(answer_field), answer_field)
     except AnswerError as error:
         return str(error)
+
+
+def _read_fields(row: Row, problem_field: str) -> dict[str, Any]:
+    """The other columns, without those that JSON cannot hold: pictures, dates, NaN."""
+    fields = {}
+    for name, value in row.fields.items():
+        if name == problem_field:
+            continue
+        with suppress(TypeError, ValueError, RecursionError):
+            json.dumps(value, allow_nan=False)
+            fields[name] = value
+    return fields
 
 
 def _has_lone_surrogate(value: object) -> bool:

@@ -88,8 +88,10 @@ def load_benchmark(
     limit: int | None,
     problem_field: str | None = None,
     answer_field: str | None = None,
+    with_fields: bool = False,
 ) -> Benchmark:
     """Read one benchmark. The fields are those of a file in `data`; None: the usual names.
+    with_fields: problems have the other columns of their rows.
 
     Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
     """
@@ -103,11 +105,16 @@ def load_benchmark(
                 problem_field=problem_field,
                 answer_field=answer_field,
                 section="",
+                with_fields=with_fields,
             )
         else:
             assert source is not None
             loaded = load_problems(
-                source.path, split=source.split, subset=source.subset, section=""
+                source.path,
+                split=source.split,
+                subset=source.subset,
+                section="",
+                with_fields=with_fields,
             )
     except UserError as error:
         fix = "" if path is not None else f"; or give a local file: --data {name}=FILE"

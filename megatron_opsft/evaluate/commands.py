@@ -117,6 +117,9 @@ def run(
         [word for word in words or [] if "=" in word],
         {key: value for key, value in options.items() if value is not None},
     )
+    from megatron_opsft.verify.verifier import check_judge
+
+    check_judge(settings.verify)
     from megatron_opsft.evaluate.run import evaluate
 
     if table := evaluate(settings, overwrite=overwrite):

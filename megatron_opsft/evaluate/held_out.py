@@ -38,8 +38,7 @@ class HeldOut:
         rollouts = sampler.sample(
             self.problems, self.settings, num_samples=self.samples_per_problem, step=EVAL_STEP
         )
-        gold = {problem.id: problem.answer for problem in self.problems}
-        verdicts = verifier.score(rollouts, gold)
+        verdicts = verifier.score(rollouts, {problem.id: problem for problem in self.problems})
         mine = [
             len(rollout.response_ids)
             for rollout, verdict in zip(rollouts, verdicts, strict=True)

@@ -8,6 +8,7 @@ from megatron_opsft.evaluate.inputs import Inputs, Subject
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.rollout.traits import engine_traits
 from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.verify.judge_source import describe_judge
 
 
 def comparable_settings(inputs: Inputs) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def comparable_settings(inputs: Inputs) -> dict[str, Any]:
         "dtype": inputs.dtype,
         "device": inputs.device.torch_device.type,
         **({"tp": settings.tp} if engine.tensor_parallel else {}),
-        "verifier": f"math-verify {versions['math-verify']}",
+        "verifier": describe_judge(settings.verify, f"math-verify {versions['math-verify']}"),
         "verify_timeout": settings.verify_timeout,
         "data": {benchmark.name: benchmark.data.sha256 for benchmark in inputs.benchmarks},
     }

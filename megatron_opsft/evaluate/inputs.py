@@ -16,6 +16,7 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 from megatron_opsft.runtime.device import Device
+from megatron_opsft.verify.verifier import check_row_judges
 
 MAX_TOKENS = 32768  # the paper's
 
@@ -83,9 +84,12 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
             limit=settings.limit,
             problem_field=settings.problem_field,
             answer_field=settings.answer_field,
+            with_fields=settings.verify.needs_fields,
         )
         for name in names
     )
+    for benchmark in benchmarks:
+        check_row_judges(settings.verify, benchmark.problems)
     subject = _subject(model, settings, benchmarks, settings.out)
     baseline = _read_baseline(settings, subject.model, benchmarks)
     subjects = [subject, baseline] if isinstance(baseline, Subject) else [subject]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
-from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
@@ -75,7 +74,7 @@ def open_verifier(settings: EvalSettings) -> Verifier:
     """
     cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     workers = settings.verify_workers or max(1, cores - 1)
-    return Verifier(VerifyConfig(workers=workers, timeout_seconds=settings.verify_timeout))
+    return Verifier(settings.verify.model_copy(update={"workers": workers}))
 
 
 def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:

@@ -35,7 +35,7 @@ class Scorer:
         """problems: key -> (benchmark, problem). tally: gets what was stored."""
         self._verifier, self._problems, self._files = verifier, problems, files
         self._tally = tally
-        self._gold = {key: problem.answer for key, (_, problem) in problems.items()}
+        self._by_key = {key: problem for key, (_, problem) in problems.items()}
         self._queue: SimpleQueue[_Finished | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="scorer")
@@ -66,7 +66,7 @@ class Scorer:
     def _work(self) -> None:
         try:
             while batch := self._next():
-                verdicts = self._verifier.score([rollout for rollout, _ in batch], self._gold)
+                verdicts = self._verifier.score([rollout for rollout, _ in batch], self._by_key)
                 self._store(batch, verdicts)
         except BaseException as error:  # handed to the thread that waits for this one
             self._error = error

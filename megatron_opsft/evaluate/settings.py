@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import CommaSeparated, HomeExpanded, Section
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.config_section import CommaSeparated, HomeExpanded, JudgeName, Section
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
@@ -72,9 +73,27 @@ class EvalSettings(Section):
     budgets: Annotated[tuple[int, ...], CommaSeparated] = Field(
         (), description="Token budgets of the curves; by default powers of two up to max_tokens."
     )
+    judge: JudgeName = Field(
+        "math",
+        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/judges.md).",
+    )
+    judge_field: str | None = Field(
+        None,
+        description="Field of a row that names the row's own judge; rows without it have judge.",
+    )
     verify_workers: int = Field(
         0,
         ge=0,
         description="Verifier processes per rank; 0: the rank's share of the CPU cores but one.",
     )
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
+
+    @property
+    def verify(self) -> VerifyConfig:
+        """The same as a run's."""
+        return VerifyConfig(
+            judge=self.judge,
+            judge_field=self.judge_field,
+            workers=self.verify_workers,
+            timeout_seconds=self.verify_timeout,
+        )

@@ -19,6 +19,7 @@ from megatron_opsft.rollout.limits import check_lengths, fit_prompts
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
+from megatron_opsft.verify.verifier import check_judge
 
 
 @contextmanager
@@ -63,6 +64,7 @@ def check_run(
     for source in (config.data.train, config.eval.data):
         if source is not None and source != ARITHMETIC:
             check_source(source)
+    check_judge(config.verify)
     _check_wandb(config)
 
 

@@ -20,9 +20,7 @@ from math_verify import parse, verify
 
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.records import Outcome, Verdict
-
-THINK_END = "</think>"
-MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
+from megatron_opsft.verify.answer import behind_thinking, make_verdict
 
 _JOIN = re.compile(
     r"(?:[\s,;&$]|\\[()\[\],;:! ]|\\q?quad|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|\b(?:and|or)\b"
@@ -53,16 +51,16 @@ def judge(response_text: str, gold: str) -> Verdict:
     except MemoryError:  # perhaps of earlier answers: another process judges this one
         raise
     except Exception as error:  # foreign output is judged here: whatever it breaks is its outcome
-        return _verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
+        return make_verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
 
 
 def _judge(response_text: str, gold: str) -> Verdict:
-    tail = response_text.rpartition(THINK_END)[2]
+    tail = behind_thinking(response_text)
     boxes, boxes_end = _last_boxes(tail)
     in_boxes = bool(boxes) and not _FINAL_ANSWER.search(tail, boxes_end)
     answer = ", ".join(boxes) if in_boxes else tail.strip()
     if _same_text(answer, gold):
-        return _verdict(Outcome.CORRECT, answer)
+        return make_verdict(Outcome.CORRECT, answer)
     gold_values = list(_parse_gold(gold))
     sympy.core.random.seed(0)  # after the gold answer, whose parse may come from the cache
     if in_boxes:
@@ -71,12 +69,8 @@ def _judge(response_text: str, gold: str) -> Verdict:
         parsed = _parse(tail) or _parse_brackets(tail)
         answer = str(parsed[-1]) if parsed else ""
     if verify(gold_values, parsed, timeout_seconds=None):
-        return _verdict(Outcome.CORRECT, answer)
-    return _verdict(Outcome.WRONG if answer else Outcome.NO_ANSWER, answer)
-
-
-def _verdict(outcome: Outcome, answer: str) -> Verdict:
-    return Verdict(outcome=outcome, answer=answer[:MAX_ANSWER_CHARS])
+        return make_verdict(Outcome.CORRECT, answer)
+    return make_verdict(Outcome.WRONG if answer else Outcome.NO_ANSWER, answer)
 
 
 def _parse(text: str) -> list[Any]:

@@ -1,5 +1,5 @@
-"""The verifier's worker process: receives (text, gold), sends (outcome, answer, bytes of its
-address space), until its parent closes the pipe.
+"""The verifier's worker process: receives (text, gold) and what else its judge takes, sends
+(outcome, answer, bytes of its address space), until its parent closes the pipe.
 
 Started by `worker_pool` through `main`. The parent keeps the time limit and kills; the worker takes
 care to die with its parent and not to eat the machine's memory.
@@ -10,14 +10,17 @@ import os
 import resource
 import signal
 import sys
-from importlib import import_module
 from multiprocessing.connection import Connection
 
+from megatron_opsft.errors import UserError
+from megatron_opsft.verify.judges import open_judge
+
+READY = "ready"
 _PR_SET_PDEATHSIG = 1
 
 
 def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
-    """Serve until the pipe ends. `judge_name` is `module:function` of a (text, gold) -> Verdict."""
+    """Serve until the pipe ends. `judge_name`: as of `verify.judges.open_judge`."""
     _die_with_parent(parent_pid)
     os.nice(5)  # an engine that decodes at the same time comes first
     # A scheduler's or terminal's signal goes to the whole job: the parent decides when its workers
@@ -27,14 +30,15 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) 
     pipe: Connection = Connection(pipe_fd)
     if max_memory_bytes and sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
-    module_name, _, function_name = judge_name.partition(":")
-    judge = getattr(import_module(module_name), function_name)
-    judge(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns and tables before any clock runs
     try:
-        pipe.send("ready")
+        judge = open_judge(judge_name)
+    except UserError as error:
+        pipe.send(str(error))
+        os._exit(2)
+    try:
+        pipe.send(READY)
         while True:
-            text, gold = pipe.recv()
-            verdict = judge(text, gold)
+            verdict = judge(*pipe.recv())
             pipe.send((verdict.outcome.value, verdict.answer, _address_space()))
     except (EOFError, OSError):
         os._exit(0)  # the parent has gone

@@ -22,8 +22,8 @@ from typing import Self, cast
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.verify.worker import READY
 
-DEFAULT_JUDGE = "megatron_opsft.verify.math_verifier:judge"
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
 MAX_WORKERS = 32
 MAX_KILLED_STARTS = 3  # in a row: whatever kills them, such as too little memory, lasts
@@ -72,7 +72,7 @@ class VerifierPool:
     """`num_workers` processes that judge answers; the first ones start when the pool is made.
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
-    judge: `module:function` of (response text, gold) -> Verdict; tests name their own.
+    judge: as of `verify.judges.open_judge`.
     max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
     WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
     between answers.
@@ -83,7 +83,7 @@ class VerifierPool:
         num_workers: int,
         timeout_seconds: float,
         *,
-        judge: str = DEFAULT_JUDGE,
+        judge: str = "math",
         max_memory_bytes: int = 1 << 30,
     ) -> None:
         if num_workers < 1:
@@ -96,11 +96,19 @@ class VerifierPool:
         self._killed_starts = 0
         self._workers = [self._start() for _ in range(num_workers)]
 
-    def score(self, items: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Judge (response text, gold) pairs; verdicts in the order of the items.
+    def wait_until_ready(self) -> None:
+        """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
+        with self._lock:
+            while not all(worker.ready for worker in self._workers):
+                for slot, heard in self._wait():
+                    self._receive(slot, heard, {}, deque())
+
+    def score(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
+        """Judge (response text, gold) and what else the judge takes; verdicts in the order of the
+        items.
 
         TIMEOUT: the limit passed; ERROR: the worker died over it, a fresh one too where that one
-        had judged others before. Equal pairs are judged once.
+        had judged others before. Equal items are judged once.
         Raises UserError when a worker cannot start at all.
         """
         unique = list(dict.fromkeys(items))
@@ -132,7 +140,7 @@ class VerifierPool:
     def _start(self) -> _Worker:
         return _Worker(self._judge, self._max_memory_bytes)
 
-    def _judge_all(self, items: list[tuple[str, str]]) -> list[Verdict]:
+    def _judge_all(self, items: list[tuple[str, ...]]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         waiting = deque(range(len(items)))
         try:
@@ -149,7 +157,7 @@ class VerifierPool:
                     self._replace(slot)
         return [verdicts[index] for index in range(len(items))]
 
-    def _feed(self, slot: int, waiting: deque[int], items: list[tuple[str, str]]) -> None:
+    def _feed(self, slot: int, waiting: deque[int], items: list[tuple[str, ...]]) -> None:
         """Give a free worker the next item; one that is found dead is replaced."""
         worker = self._workers[slot]
         if not worker.ready or worker.task is not None or not waiting:
@@ -193,6 +201,8 @@ class VerifierPool:
             self._start_again(slot, ended=heard)
             return
         if not worker.ready:
+            if message != READY:
+                raise UserError(message)
             worker.ready = True
             self._killed_starts = 0
             return

@@ -82,6 +82,34 @@ def test_what_is_shared_is_what_was_read_and_read_once(
     assert {file.suffix for file in home.iterdir()} == {".arrow", ".lock"}
 
 
+def test_other_columns_are_shared_as_they_were_read(
+    home: Path, encoder: PromptEncoder, tmp_path: Path
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text(
+        '{"problem": "1 + 1?", "answer": 2, "tests": [{"in": "ü", "out": 0.5}], "none": null}\n'
+        '{"problem": "2 + 1?", "answer": 3, "not": NaN}\n'
+    )
+    data = DataConfig(train=str(source))
+
+    def share(with_fields: bool) -> ProblemSet:
+        def read(encode: Encode) -> ProblemSet:
+            loaded = load_problems(data.train, with_fields=with_fields)
+            return drop_unusable_prompts(loaded, encode, 1024)
+
+        problems, _ = share_problems(data, encoder, MODEL, read, with_fields=with_fields)
+        assert same(problems, read(encoder.encode))
+        return problems
+
+    plain, full = share(False), share(True)
+    assert [problem.fields for problem in plain.problems] == [{}, {}]
+    assert [problem.fields for problem in full.problems] == [
+        {"answer": 2, "tests": [{"in": "ü", "out": 0.5}], "none": None},
+        {"answer": 3},
+    ]
+    assert plain.sha256 != full.sha256
+
+
 def test_other_data_tokenizer_or_settings_are_another_set(
     home: Path, reader: Reader, encoder: PromptEncoder, tmp_path: Path
 ) -> None:

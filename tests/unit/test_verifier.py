@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from verifier_load import latex_items, resident_bytes
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.verifier import Verifier
 from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
@@ -23,7 +24,7 @@ ROGUE = f"{__name__}:judge_or_misbehave"
 KEPT: list[bytearray] = []  # as sympy keeps what it has computed
 
 
-def judge_or_misbehave(text: str, gold: str) -> Verdict:
+def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
     """A judge that does what the text says, as broken answers do to a real one."""
     if text == "hang":
         signal.signal(signal.SIGALRM, signal.SIG_IGN)
@@ -189,13 +190,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_workers_that_cannot_start_are_a_user_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_workers_that_cannot_start_are_a_user_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving_judge.py").write_text("import os\nos._exit(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with (
-        VerifierPool(1, 30, judge="no_such_module:judge") as pool,
+        VerifierPool(1, 30, judge="leaving_judge:judge") as pool,
         pytest.raises(UserError, match=r"ended with exit code 1 before it was ready"),
     ):
         pool.score([("a", "a")])
-    assert "no_such_module" in capfd.readouterr().err
     with pytest.raises(UserError, match="verify.workers: 0 is too few"):
         VerifierPool(0, 30)
 
@@ -271,7 +275,8 @@ def test_verifier_scores_finished_rollouts_only() -> None:
         rollout("b", "hm", FinishReason.STOP),
     ]
     with Verifier(VerifyConfig(workers=1)) as verifier:
-        verdicts = verifier.score(rollouts, {"a": "1", "b": "2"})
+        problems = {name: Problem(id=name, text="", answer=gold) for name, gold in ("a1", "b2")}
+        verdicts = verifier.score(rollouts, problems)
     assert [v.outcome for v in verdicts] == [CORRECT, Outcome.UNFINISHED, WRONG, NO_ANSWER]
 
 

@@ -1,0 +1,248 @@
+"""Judges besides math-verify: the shipped ones, a user's function, a row's choice, and what is said
+of mistakes.
+"""
+
+import gzip
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import ROOT, ForkedCli
+from small_run import QUICKSTART, SMALL_RUN
+
+from megatron_opsft.config import VerifyConfig
+from megatron_opsft.data.problems import load_problems
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
+from megatron_opsft.verify.judge_source import describe_judge
+from megatron_opsft.verify.judges import open_judge
+from megatron_opsft.verify.text_judges import choice, exact, regex
+from megatron_opsft.verify.verifier import Verifier, check_judge, check_row_judges
+
+CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
+EXAMPLE = "examples.own_judge:within_tolerance"
+
+
+def own_answer(text: str, gold: str, fields: dict[str, Any]) -> Any:
+    """What a user may return, by the text."""
+    if text == "raise":
+        raise KeyError("no such column")
+    return {"true": True, "outcome": NO_ANSWER, "none": None}.get(text, fields == {"answer": "x"})
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"\boxed{B}", "B", CORRECT),
+        (r"\boxed{\text{(b)}}", "(B)", CORRECT),
+        (r"\boxed{B. 42 apples}", "C", WRONG),
+        (r"\boxed{42}", "B", NO_ANSWER),
+        ("<think>answer: A</think>So the correct answer is **(D)**.", "D. none of these", CORRECT),
+        ("Option A is wrong. I choose option C", "C", CORRECT),
+        ("It cannot be (A), so it is (E).", "E", CORRECT),
+        ("Because of this:\nD.", "D", CORRECT),
+        ("A dog is an animal", "A", NO_ANSWER),
+        ("", "A", NO_ANSWER),
+        ("B", "42", Outcome.ERROR),
+    ],
+)
+def test_choice(text: str, gold: str, outcome: Outcome) -> None:
+    assert choice(text, gold).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        ("<think>a</think>\n New  York\n", "New York", CORRECT),
+        (r"in \boxed{New York}.", "New York", CORRECT),
+        ("new york", "New York", WRONG),
+        ("<think>New York</think>", "New York", NO_ANSWER),
+    ],
+)
+def test_exact(text: str, gold: str, outcome: Outcome) -> None:
+    assert exact(text, gold).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"\boxed{2024-05-17}", r"^\d{4}-05-1\d$", CORRECT),
+        (r"\boxed{2024-06-17}", r"^\d{4}-05-1\d$", WRONG),
+        ("on 2024-05-17, in May", r"\d{4}-05", CORRECT),
+        ("anything", "(", Outcome.ERROR),
+        ("", ".*", NO_ANSWER),
+    ],
+)
+def test_regex(text: str, gold: str, outcome: Outcome) -> None:
+    assert regex(text, gold).outcome is outcome
+
+
+def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
+    """Of finished responses to the problems."""
+    rollouts = [
+        Rollout(
+            problem_id=problem.id,
+            sample_index=0,
+            prompt_ids=(1,),
+            response_ids=(2,),
+            text=text,
+            finish_reason=FinishReason.STOP,
+            weight_version=0,
+        )
+        for text, problem in pairs
+    ]
+    with Verifier(config) as verifier:
+        verdicts = verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
+        verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
+    return [verdict.outcome for verdict in verdicts]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_example_judges_by_a_column_of_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    rows = [{"id": f"p{t}", "problem": "tall?", "answer": "8849", "tolerance": t} for t in (0, 2)]
+    loaded = load_problems(str(write_rows(tmp_path / "rows.jsonl", rows)), with_fields=True)
+    strict, loose = loaded.problems
+    assert loose.fields == {"id": "p2", "answer": "8849", "tolerance": 2}
+    config = VerifyConfig(workers=1, judge=EXAMPLE)
+    assert outcomes(
+        config, [("8850 m", strict), ("8850 m", loose), ("<think>1</think>?", loose)]
+    ) == [WRONG, CORRECT, NO_ANSWER]
+
+
+def test_what_a_function_may_return_and_what_an_exception_becomes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    problem = Problem(id="p", text="", answer="x", fields={"answer": "x"})
+    other = Problem(id="q", text="", answer="x", fields={"answer": "y"})
+    config = VerifyConfig(workers=1, judge=f"{__name__}:own_answer")
+    pairs = [("true", problem), ("outcome", problem), ("none", problem), ("raise", problem)]
+    with caplog.at_level(logging.WARNING, "megatron_opsft"):
+        got = outcomes(config, [*pairs, ("fields", problem), ("fields", other)])
+    assert got == [CORRECT, NO_ANSWER, Outcome.ERROR, Outcome.ERROR, CORRECT, WRONG]
+    (message,) = [record.getMessage() for record in caplog.records]  # of two calls
+    assert "2 of 6 responses could not be judged" in message
+    assert "it returned NoneType, not a bool, an Outcome or a Verdict" in message
+
+
+def test_each_row_may_choose_its_judge() -> None:
+    def problem(name: str, answer: str, **fields: str) -> Problem:
+        return Problem(id=name, text="", answer=answer, fields=fields)
+
+    config = VerifyConfig(workers=1, judge=f"{__name__}:own_answer", judge_field="kind")
+    rows = [
+        problem("a", "0.5", kind="math"),
+        problem("b", "B", kind="choice"),
+        problem("c", "0.5", kind="exact"),
+        problem("d", r"^\d$", kind="regex"),
+        problem("e", "x", kind=""),
+    ]
+    check_row_judges(config, rows)
+    texts = [r"\boxed{\frac12}", "answer: B", r"\boxed{1/2}", r"\boxed{7}", "true"]
+    assert outcomes(config, list(zip(texts, rows, strict=True))) == [
+        CORRECT, CORRECT, WRONG, CORRECT, CORRECT
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"problem f has 'os:system' there; a row can name"):
+        check_row_judges(config, [*rows, problem("f", "1", kind="os:system")])
+    with pytest.raises(UserError, match=r"judge_field=kind: no row has that field"):
+        check_row_judges(config, [problem("g", "1")])
+
+
+def test_a_judge_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken_judge.py").write_text("import no_such_package\n")
+    Path("other_judge.py").write_text("from math import pi\n")
+    for name, said in {
+        "no_such_module:judge": "No module named 'no_such_module'",
+        "broken_judge:judge": "No module named 'no_such_package'",
+        "other_judge:judge": "other_judge.py has no function judge",
+        "other_judge:pi": "other_judge.py has no function pi",
+    }.items():
+        with pytest.raises(UserError, match=said) as caught:
+            check_judge(VerifyConfig(judge=name))
+        assert "\n" not in str(caught.value)
+
+
+def test_commands_end_with_2_before_anything_is_written(cli: ForkedCli, tmp_path: Path) -> None:
+    train = ["train", QUICKSTART, f"run.dir={tmp_path / 'run'}"]
+    evaluate = ["eval", "--model", "tiny_reasoner", "--out", str(tmp_path / "eval")]
+    for words, said in (
+        ([*train, "verify.judge=no_such:judge"], "judge no_such:judge: no_such cannot be imported"),
+        ([*train, "verify.judge=maths"], "there is no judge 'maths'"),
+        ([*evaluate, "judge=no_such:judge"], "judge no_such:judge: no_such cannot be imported"),
+    ):
+        ended = cli.run(words)
+        assert ended.exit_code == 2
+        (line,) = ended.stderr.splitlines()
+        assert said in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_shifted(path: Path, source: str, tolerance: int) -> Path:
+    """Rows of the embedded task with answers that are 1 too large, every other one tolerant."""
+    lines = (ROOT / "tests/data" / source).read_text(encoding="utf-8").splitlines()[:8]
+    rows = [json.loads(line) for line in lines]
+    for number, row in enumerate(rows):
+        row["answer"] = str(int(row["answer"]) + 1)
+        row |= {"tolerance": tolerance} if number % 2 else {}
+    return write_rows(path, rows)
+
+
+def test_a_run_and_its_evaluations_are_judged_by_the_example(
+    cli: ForkedCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = write_shifted(tmp_path / "train.jsonl", "train.jsonl", 1)
+    held_out = write_shifted(tmp_path / "test.jsonl", "test.jsonl", 1000)
+    words = [*SMALL_RUN, f"data.train={train}", f"eval.data={held_out}", f"verify.judge={EXAMPLE}"]
+    words += ["eval.num_problems=8", "eval.max_response_tokens=200"]
+    run_dir = tmp_path / "run"
+    ended = cli.run(["train", QUICKSTART, *words, "run.steps=1", f"run.dir={run_dir}"])
+    assert ended.exit_code == 0, ended.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    judge = open_judge(EXAMPLE)
+    by_id = {p.id: p for p in load_problems(str(train), with_fields=True).problems}
+    with gzip.open(next((run_dir / "rollouts").iterdir()), "rt") as file:
+        responses = [json.loads(line) for line in file]
+    accepted = {True: 0, False: 0}
+    for response in responses:
+        problem = by_id[response["problem_id"]]
+        verdict = judge(response["text"], problem.answer, json.dumps(problem.fields))
+        if response["finish_reason"] == "stop":
+            assert (response["outcome"], response["answer"]) == (verdict.outcome, verdict.answer)
+        accepted["tolerance" in problem.fields] += response["outcome"] == "correct"
+    assert len(responses) == 24
+    assert accepted[True] > accepted[False]
+    before, after = [json.loads(s) for s in (run_dir / "evals.jsonl").read_text().splitlines()]
+    # Those that ended with a number: by the shifted answers alone it would be 0.
+    assert before["eval_accuracy"] > 0 and after["eval_accuracy"] > 0
+
+
+def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def described(**settings: str) -> str:
+        given = EvalSettings(model="m", out=tmp_path, **settings)
+        return describe_judge(given.verify, "math-verify 0")
+
+    assert described() == "math-verify 0"
+    assert described(judge="choice") == "choice"
+    assert described(judge_field="kind") == "math-verify 0, by kind, math-verify 0"
+    code = tmp_path / "mine" / "judges.py"
+    code.parent.mkdir()
+    said = set()
+    for text in ("judge = bool\n", "judge = str\n"):
+        code.write_text(text)
+        said.add(described(judge="mine.judges:judge"))
+    assert len(said) == 2
+    assert all(line.startswith("mine.judges:judge, sha256 ") for line in said)
