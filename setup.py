@@ -35,6 +35,7 @@ setup(
             "assets/tiny_reasoner/*",
             "launch/scripts/*.sh",
             "plan/hardware.yaml",
+            "py.typed",
         ]
     },
     install_requires=COMMON,
