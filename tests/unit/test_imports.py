@@ -112,7 +112,7 @@ def own_imports(path: Path) -> set[str]:
 def test_every_room_has_its_place() -> None:
     there = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
     listed = [room for layer in LAYERS for room in layer]
-    assert sorted(listed) == sorted(there - {"__init__", "__pycache__", "assets"})
+    assert sorted(listed) == sorted(there - {"__init__", "__pycache__", "assets", "py.typed"})
 
 
 def test_imports_point_one_way() -> None:
