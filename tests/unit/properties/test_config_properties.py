@@ -147,7 +147,7 @@ def other_value(section: str, key: str) -> Any:
     field, base = KEYS[section, key], value_of(build([]), section, key)
     options = [a for a in get_args(field.annotation) if isinstance(a, str)]
     tries = [o for o in options if o != base]
-    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other", "grpo"]
+    tries += [not base] if isinstance(base, bool) else [2, 0.25, 3, "other", "grpo", "exact"]
     for value in tries:
         config = accepted([f"{section}.{key}={value}"])
         if config is not None and value_of(config, section, key) != base:
