@@ -87,7 +87,7 @@ def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) ->
     comparing = training.replace("megatron_opsft.train", "megatron_opsft.convert.source").replace(
         "t.train", "t.open_source"
     )
-    ended = cli.run(["convert", "check", "a", "b"], comparing)
+    ended = cli.run(["convert", "check", "tiny_reasoner", "tiny_reasoner"], comparing)
     assert ended.exit_code == 2 and len(errors_of(ended.stderr)) == 1
     assert "No space" in ended.stderr and "--resume" not in ended.stderr
     assert "make room, then give the same command again" in ended.stderr
