@@ -4,24 +4,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from megatron_opsft.batching.exchange import Fetch
+from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
-from megatron_opsft.records import Outcome, Problem, ResponseFacts, Sample
+from megatron_opsft.records import NO_RANK, Outcome, Problem, ResponseFacts, Sample
 from megatron_opsft.session import Session
 from megatron_opsft.step_batch import JudgedBatch
-
-NO_RANK = -1  # holds them: they are in a file
 
 
 def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     """The step's responses: as many as another method would sample, epoch after epoch in a new
     order.
     """
-    numbers = s.stored_order.indices(s.method.first_draw(step))
+    order = ProblemSampler(
+        num_problems=len(stored),
+        batch_size=s.config.data.prompts_per_step * s.config.rollout.group_size,
+        seed=s.config.run.seed,
+    )
+    numbers = order.indices(s.method.first_draw(step))
     responses = [_facts(stored, place, number) for place, number in enumerate(numbers)]
-    problems = [Problem(id=stored[number].problem_id, text="", answer="") for number in numbers]
+    problems = [Problem(id=stored.problem_id(number), text="", answer="") for number in numbers]
     limit = max(response.num_response_tokens for response in responses)
     groups = [
-        replace(group, responses=[replace(r, stored=stored[n].advantage) for r in group.responses])
+        replace(group, responses=[replace(r, stored=stored.advantage(n)) for r in group.responses])
         for group, n in zip(s.method.groups(responses, problems, limit), numbers, strict=True)
     ]
     return JudgedBatch(

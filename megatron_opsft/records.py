@@ -68,12 +68,15 @@ class Verdict:
     answer: str = ""
 
 
+NO_RANK = -1  # holds a response: every rank can read it in a file of fixed data
+
+
 class ResponseFacts(NamedTuple):
     """What every rank knows of every response of a step: all but its tokens and its text. A tuple:
     each rank makes as many as a step of all ranks has responses.
 
     place: of its problem in the step; rank, slot: which rank holds it, and where in that rank's
-    list; rank -1: all of them do, in a file of fixed data. num_response_tokens counts the end
+    list, or `NO_RANK`. num_response_tokens counts the end
     token. finished: by its own end token.
     unclosed_think: finished, but the thinking that was begun never ends.
     """

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
@@ -34,7 +34,6 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
 from megatron_opsft.runtime.versions import untested_versions
-from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.verify.verifier import check_row_judges
 
 log = logging.getLogger("megatron_opsft")
@@ -57,12 +56,10 @@ class RunInput:
         return self.problems.bad_rows + (self.held_out.bad_rows if self.held_out else ())
 
 
-def read_input(config: Config) -> RunInput:
+def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
-    model_dir = resolve_model(config.model.path)
     tokenizer = load_tokenizer(model_dir)
     encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
-    shape = read_model_shape(model_dir)
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)

@@ -16,10 +16,7 @@ import torch
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
-from megatron_opsft.data.problems import (
-    BadRow,
-    ProblemSet,
-)
+from megatron_opsft.data.problems import BadRow, ProblemSet
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.errors import UserError
@@ -30,7 +27,7 @@ from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.records import Problem, ResponseFacts, Rollout, Sample, Verdict
+from megatron_opsft.records import NO_RANK, Problem, ResponseFacts, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import FileReader, SamplingSettings
 from megatron_opsft.rollout.limits import fit_prompts, max_engine_tokens
 from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
@@ -74,7 +71,6 @@ class Session:
     problems: ProblemSet
     order: ProblemSampler
     stored: StoredResponses | None
-    stored_order: ProblemSampler
     settings: SamplingSettings
     held_out: HeldOut | None
     bad_rows: tuple[BadRow, ...]
@@ -135,7 +131,7 @@ class Session:
         prompts where there is none. The same on every rank; collective over the world.
         """
         room = max_engine_tokens(self.config)
-        if chosen := pick_probes([response for response in accepted if response.rank >= 0]):
+        if chosen := pick_probes([response for response in accepted if response.rank != NO_RANK]):
             held = [
                 (response.place, shorten(to_sample(rollouts[response.slot]), room))
                 for response in chosen
@@ -156,11 +152,12 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     resume: where there is a checkpoint, the weights are left for it to bring.
     """
     enter_phase("start", 0)
-    shape = read_model_shape(resolve_model(config.model.path))
+    model_dir = resolve_model(config.model.path)
+    shape = read_model_shape(model_dir)
     config = fit_prompts(config, shape.max_position_embeddings)
     device = _choose_device(config)
     announce("reading tokenizer and problems")
-    given = read_input(config)
+    given = read_input(config, model_dir, shape)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
     watchdog = start_watchdog(
         Limits(
@@ -238,11 +235,6 @@ def _build(
             seed=config.run.seed,
         ),
         stored=given.stored,
-        stored_order=ProblemSampler(
-            num_problems=len(given.stored or [0]),
-            batch_size=config.data.prompts_per_step * config.rollout.group_size,
-            seed=config.run.seed,
-        ),
         settings=SamplingSettings(
             temperature=config.rollout.temperature,
             top_p=config.rollout.top_p,

@@ -21,17 +21,26 @@ from megatron_opsft.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedBatch:
-    """rollouts, verdicts: this rank's; the rest is the same on every rank. responses: facts of all
-    ranks' responses in the order of `problems`, but for groups that the method drops; groups: the
-    same by problem; weights: what the method makes of them, in the same order; fetcher: how this
-    rank gets the tokens of some of them; refills: how often problems were drawn again.
+class JudgedProblems:
+    """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
+    `problems` and the same on every rank.
     """
 
     problems: Sequence[Problem]
     rollouts: Sequence[Rollout]
     verdicts: Sequence[Verdict]
     responses: Sequence[ResponseFacts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedBatch(JudgedProblems):
+    """What a step trains on; the same on every rank but for its own rollouts and verdicts.
+
+    responses: without groups that the method drops; groups: the same by problem; weights: what the
+    method makes of them, in the same order; fetcher: how this rank gets the tokens of some of
+    them; refills: how often problems were drawn again.
+    """
+
     groups: Sequence[Group]
     weights: Weights
     fetcher: Callable[[Sequence[ResponseFacts]], Fetch]
@@ -103,16 +112,6 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
     seed_step = -s.method.state.step
     judged = judge_problems(s, problems, size[1], limit, watch, seed_step=seed_step)
     s.method.observe(s.method.groups(judged.responses, problems, limit))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedProblems:
-    """Of one draw of problems; fields as in `JudgedBatch`."""
-
-    problems: Sequence[Problem]
-    rollouts: Sequence[Rollout]
-    verdicts: Sequence[Verdict]
-    responses: Sequence[ResponseFacts]
 
 
 def judge_problems(
@@ -190,9 +189,9 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     if len(updates) > 1 and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
             updates = [
-                _with_microbatches(
+                replace(
                     update,
-                    with_old_log_probs(
+                    microbatches=with_old_log_probs(
                         update.microbatches, s.trainer.score_batches(update.microbatches)
                     ),
                 )
@@ -201,14 +200,10 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     if s.reference is not None:
         with watch.phase("reference"):
             updates = [
-                _with_microbatches(update, s.reference.with_log_probs(update.microbatches))
+                replace(update, microbatches=s.reference.with_log_probs(update.microbatches))
                 for update in updates
             ]
     return updates
-
-
-def _with_microbatches(update: PackedUpdate, microbatches: Sequence[MicroBatch]) -> PackedUpdate:
-    return PackedUpdate(microbatches=microbatches, factor=update.factor, packing=update.packing)
 
 
 def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:

@@ -61,6 +61,14 @@ class StoredResponses(Sequence[StoredResponse]):
             log_probs=None if log_probs is None else tuple(log_probs),
         )
 
+    def problem_id(self, number: int) -> str:
+        """Of row `number`, without reading its tokens."""
+        return str(self.table["problem_id"][number])
+
+    def advantage(self, number: int) -> float:
+        """Of row `number`, without reading its tokens."""
+        return float(self.table["advantage"][number].as_py())
+
     def num_prompt_tokens(self, number: int) -> int:
         """Of row `number`, without reading its tokens."""
         return len(self.table["prompt_ids"][number])

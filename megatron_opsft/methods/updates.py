@@ -5,6 +5,7 @@ method's state from step to step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -108,32 +109,26 @@ class MethodRun:
     def updates(
         self, responses: Sequence[ResponseFacts], groups: Sequence[Group], weights: Weights
     ) -> list[Update]:
-        """The optimizer steps on a batch: equal shares of its problems, in order. Every share has
-        weights and a factor of its own.
+        """The optimizer steps on a batch: equal shares of its problems, in order, and a factor for
+        each. A share is empty where the method kept fewer problems than there are steps.
         """
         count = self.settings.num_updates
-        if count == 1:
-            return [_update(responses, weights, weights.token_weights, weights.factor)]
         found, first = [], 0
         for number in range(count):
             share = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
             lengths = [length for group in share for length in group.lengths]
-            part = slice(first, first + len(lengths))
+            rows = range(first, first + len(lengths))
             first += len(lengths)
-            of_share = Weights(
-                rewards=weights.rewards[part],
-                advantages=weights.advantages[part],
-                token_weights=weights.token_weights[part],
-                trained=weights.trained[part],
-                factor=weights.factor,
-            )
-            accepted = [advantage != 0 for advantage in of_share.advantages]
-            limit = max(group.limit for group in share)
+            accepted = [weights.advantages[row] != 0 for row in rows]
+            limit = max((group.limit for group in share), default=0)
+            _, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            kept = [row for row in rows if weights.trained[row]]
             found.append(
-                _update(
-                    responses[part],
-                    of_share,
-                    *aggregate(self.settings.aggregation, lengths, accepted, limit),
+                Update(
+                    responses=tuple(responses[row] for row in kept),
+                    token_weights=tuple(weights.token_weights[row] for row in kept),
+                    advantages=tuple(weights.advantages[row] for row in kept),
+                    factor=factor if kept else 0.0,
                 )
             )
         return found
@@ -147,27 +142,12 @@ class MethodRun:
         self.state = self._method.state.model_validate(values)
 
 
-def _update(
-    responses: Sequence[ResponseFacts],
-    weights: Weights,
-    token_weights: Sequence[float],
-    factor: float,
-) -> Update:
-    numbers = [number for number, is_trained in enumerate(weights.trained) if is_trained]
-    return Update(
-        responses=tuple(responses[n] for n in numbers),
-        token_weights=tuple(token_weights[n] for n in numbers),
-        advantages=tuple(weights.advantages[n] for n in numbers),
-        factor=factor if numbers else 0.0,
-    )
-
-
 def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:
     """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
     sizes = [len(group.responses) for group in groups]
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     return {
-        "reward_mean": _mean(weights.rewards),
+        "reward_mean": fmean(weights.rewards),
         "reward_std": _std(weights.rewards),
         "advantage_std": _std(weights.advantages),
         "zero_advantage_groups": sum(
@@ -178,10 +158,6 @@ def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, flo
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def _std(values: Sequence[float]) -> float:
-    mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    mean = fmean(values)
+    return math.sqrt(fmean((value - mean) ** 2 for value in values))

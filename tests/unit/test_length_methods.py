@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from groups import group, weigh
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
@@ -18,7 +19,10 @@ from megatron_opsft.methods.facts import Group, LengthTarget, ReferenceStatistic
 from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
+from megatron_opsft.methods.updates import MethodRun
+from megatron_opsft.records import Outcome, ResponseFacts
 from megatron_opsft.run_input import read_input
+from megatron_opsft.storage.model_paths import resolve_model
 
 ONLINE = [name for name, method in METHODS.items() if not method.settings().has_fixed_data]
 
@@ -300,6 +304,43 @@ def test_linear_by_hand() -> None:
     assert found.advantages == pytest.approx([r - fmean(rewards) for r in rewards])
 
 
+def facts_of(batch: list[Group]) -> list[ResponseFacts]:
+    """Of 10-token prompts, all held by rank 0."""
+    rows = [
+        (place, sample, n) for place, g in enumerate(batch) for sample, n in enumerate(g.lengths)
+    ]
+    return [
+        ResponseFacts(place, sample, 10, length, Outcome.CORRECT, True, False, 0, slot)
+        for slot, (place, sample, length) in enumerate(rows)
+    ]
+
+
+def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() -> None:
+    run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
+    batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
+    updates = run.updates(facts_of(batch), batch, run.weigh(batch))
+    assert [len(update.responses) for update in updates] == [0, 4, 4]
+    assert [update.factor > 0 for update in updates] == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["on_policy_sft", "grpo", "dr_grpo", "l1_exact", "thinkprune"])
+def test_shares_of_a_batch_have_the_token_weights_of_the_whole(name: str) -> None:
+    target = LengthTarget(num_tokens=2000, kind="exact")
+    batch = [group(correct=(1, 0, 1, 0), target=target), group(correct=(1, 1, 1, 0), target=target)]
+    run = MethodRun(
+        settings_of(name, **{} if name == "on_policy_sft" else {"updates_per_batch": 2}), seed=0
+    )
+    weights = run.weigh(batch)
+    updates = run.updates(facts_of(batch), batch, weights)
+    trained = [w for w, kept in zip(weights.token_weights, weights.trained, strict=True) if kept]
+    assert [w for update in updates for w in update.token_weights] == trained
+    if len(updates) == 1:
+        assert updates[0].factor == weights.factor
+    else:
+        alone = [run.weigh([one]) for one in batch]
+        assert [update.factor for update in updates] == [w.factor for w in alone]
+
+
 def test_objectives_of_one_and_of_several_updates() -> None:
     """In the only update of a batch a clip has the gradient of likelihood."""
     assert settings_of("on_policy_sft").objective(0.6).is_weighted_likelihood
@@ -394,4 +435,5 @@ def test_sampled_responses_are_not_taken_for_fixed_data(name: str) -> None:
     given += ["method.form=fixed"] * (name == "o1_pruner")
     given += ["rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
     with pytest.raises(UserError, match=f"method.name={name} trains on fixed data"):
-        read_input(load_config(None, given))
+        model_dir = resolve_model("tiny_reasoner")
+        read_input(load_config(None, given), model_dir, read_model_shape(model_dir))

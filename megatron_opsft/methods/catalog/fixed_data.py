@@ -78,35 +78,35 @@ class OffPolicySftSettings(FixedDataSettings):
     samples: Samples = 8
 
 
-CRST = Method(
-    formula="cross-entropy on the shortest correct of N samples",
-    paper="Self-Training Elicits Concise Reasoning, arXiv 2502.20122",
-    settings=CrstSettings,
-    reward=each_group(stored),
-    advantage=as_rewarded,
-    needs=("fixed data",),
+def _method(formula: str, paper: str, settings: type[FixedDataSettings]) -> Method:
+    """A response counts what its row says; `data` has done the rest."""
+    return Method(
+        formula=formula,
+        paper=paper,
+        settings=settings,
+        reward=each_group(stored),
+        advantage=as_rewarded,
+        needs=("fixed data",),
+    )
+
+
+CRST = _method(
+    "cross-entropy on the shortest correct of N samples",
+    "Self-Training Elicits Concise Reasoning, arXiv 2502.20122",
+    CrstSettings,
 )
-TOKENSKIP = Method(
-    formula="cross-entropy on correct samples without their least important tokens",
-    paper="TokenSkip, arXiv 2502.12067",
-    settings=TokenSkipSettings,
-    reward=each_group(stored),
-    advantage=as_rewarded,
-    needs=("fixed data",),
+TOKENSKIP = _method(
+    "cross-entropy on correct samples without their least important tokens",
+    "TokenSkip, arXiv 2502.12067",
+    TokenSkipSettings,
 )
-STEP_ENTROPY = Method(
-    formula="cross-entropy on correct samples without their 80 % of steps of least entropy",
-    paper="CoT Compression via Step Entropy, arXiv 2508.03346",
-    settings=StepEntropySettings,
-    reward=each_group(stored),
-    advantage=as_rewarded,
-    needs=("fixed data",),
+STEP_ENTROPY = _method(
+    "cross-entropy on correct samples without their 80 % of steps of least entropy",
+    "CoT Compression via Step Entropy, arXiv 2508.03346",
+    StepEntropySettings,
 )
-OFF_POLICY_SFT = Method(
-    formula="on_policy_sft's loss on data of the model of up to 50 steps before, in rounds",
-    paper="On-Policy Supervised Fine-Tuning for Efficient Reasoning",
-    settings=OffPolicySftSettings,
-    reward=each_group(stored),
-    advantage=as_rewarded,
-    needs=("fixed data",),
+OFF_POLICY_SFT = _method(
+    "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds",
+    "On-Policy Supervised Fine-Tuning for Efficient Reasoning",
+    OffPolicySftSettings,
 )
