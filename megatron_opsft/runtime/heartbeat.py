@@ -4,9 +4,8 @@ import logging
 import os
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from megatron_opsft.runtime.phase import current_count, current_phase
 
@@ -21,9 +20,23 @@ def announce(text: str) -> None:
         log.info(text)
 
 
-def heartbeat() -> AbstractContextManager[object]:
-    """A `Heartbeat` on rank 0, nothing elsewhere."""
-    return Heartbeat() if _is_main() else nullcontext()
+@contextmanager
+def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
+    """On rank 0 a line for every so many seconds that a phase lasts.
+
+    The line counts what this rank has done: the others are about as far.
+    """
+    if not _is_main():
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(over, every_seconds), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _is_main() -> bool:
@@ -31,40 +44,16 @@ def _is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-class Heartbeat:
-    """A line for every half minute that a phase lasts, in a `with`.
-
-    The line counts what this rank has done: the others are about as far.
-    """
-
-    def __init__(self, every_seconds: float = EVERY_SECONDS) -> None:
-        self._every_seconds = every_seconds
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        said = time.monotonic()
-        number = current_phase().number
-        while not self._over.wait(min(1.0, self._every_seconds / 4)):
-            phase = current_phase()
-            if phase.number != number:
-                number, said = phase.number, phase.entered
-            if time.monotonic() - said >= self._every_seconds:
-                said = time.monotonic()
-                log.info(describe_progress(said - phase.entered))
+def _watch(over: threading.Event, every_seconds: float) -> None:
+    said = time.monotonic()
+    number = current_phase().number
+    while not over.wait(min(1.0, every_seconds / 4)):
+        phase = current_phase()
+        if phase.number != number:
+            number, said = phase.number, phase.entered
+        if time.monotonic() - said >= every_seconds:
+            said = time.monotonic()
+            log.info(describe_progress(said - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:

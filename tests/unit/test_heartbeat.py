@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from megatron_opsft.runtime.heartbeat import Heartbeat, announce, describe_progress, heartbeat
+from megatron_opsft.runtime.heartbeat import announce, describe_progress, heartbeat
 from megatron_opsft.runtime.phase import count_done, enter_phase, expect
 
 
@@ -23,7 +23,7 @@ def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
 def test_a_long_phase_is_said_again_and_again_and_short_ones_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.INFO), Heartbeat(every_seconds=0.2):
+    with caplog.at_level(logging.INFO), heartbeat(every_seconds=0.2):
         for _ in range(10):
             enter_phase("short", 1)
             time.sleep(0.05)
@@ -40,8 +40,12 @@ def test_only_rank_0_speaks(
     with caplog.at_level(logging.INFO):
         monkeypatch.setenv("RANK", "1")
         announce("a")
-        assert not isinstance(heartbeat(), Heartbeat)
+        with heartbeat(every_seconds=0.01):
+            time.sleep(0.1)
         monkeypatch.setenv("RANK", "0")
         announce("b")
-        assert isinstance(heartbeat(), Heartbeat)
-    assert [record.getMessage() for record in caplog.records] == ["b"]
+        enter_phase("long", 1)
+        with heartbeat(every_seconds=0.05):
+            time.sleep(0.3)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "b" and {line.split(":")[0] for line in said[1:]} == {"step 1, long"}
