@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 COMMON = [
+    "Jinja2>=3.1",
     "datasets>=3",
     "math-verify==0.9.0",
     "matplotlib>=3.8",

@@ -38,7 +38,7 @@ def bare(core: VllmCore, s: Session, problems: Sequence[Problem], step: int) -> 
     inputs: list[Any] = []
     params = []
     for problem in problems:
-        ids = s.sampler.encoder.encode(problem.text)
+        ids = s.sampler.encoder.encode(problem)
         group = s.config.rollout.group_size
         for seed in make_request(problem.id, ids, group, s.config.run.seed, step).seeds:
             inputs.append({"prompt_token_ids": list(ids)})

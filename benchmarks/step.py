@@ -58,7 +58,7 @@ class PlainLoop:
     def step(self, problems: list[Problem]) -> int:
         """One on-policy SFT step; returns the number of sampled tokens."""
         group = self.s.config.rollout.group_size
-        rows = [(p, self.s.sampler.encoder.encode(p.text)) for p in problems for _ in range(group)]
+        rows = [(p, self.s.sampler.encoder.encode(p)) for p in problems for _ in range(group)]
         width = max(len(prompt) for _, prompt in rows)
         ids = torch.tensor([[self.pad] * (width - len(p)) + list(p) for _, p in rows])
         mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for _, p in rows])

@@ -13,6 +13,7 @@ from megatron_opsft.config_section import (
     HomeExpanded,
     JudgeName,
     Section,
+    TemplateName,
     YamlOff,
 )
 from megatron_opsft.methods.catalog import with_class
@@ -96,11 +97,11 @@ class DataConfig(Section):
     )
     problem_field: str | None = Field(
         None,
-        description="Field of the problem text; by default the first of problem, question, prompt.",
+        description="Field of the problem: text, or a list of chat messages; a dotted name reaches into objects. By default the first of problem, question, prompt.",
     )
     answer_field: str | None = Field(
         None,
-        description="Field of the gold answer; by default the first of answer, final_answer, solution.",
+        description="Field of the gold answer, which may be dotted, such as reward_model.ground_truth; by default the first of answer, final_answer, solution.",
     )
     duplicates: Literal["keep", "first", "drop"] = Field(
         "keep",
@@ -116,9 +117,13 @@ class DataConfig(Section):
         ge=1,
         description="Problems with a longer prompt are bad rows: listed and left out. Where it is not set, less if the model has no room for it beside the longest response.",
     )
-    template: Literal["r1", "cod", "chat"] = Field(
+    template: TemplateName = Field(
         "r1",
-        description="r1: step by step; cod: Chain of Draft; chat: the problem alone. All through the model's chat template.",
+        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file that makes the user's message of `problem` and `row` (docs/data.md). All through the model's chat template.",
+    )
+    system_prompt: str = Field(
+        "",
+        description="What the model is told before each problem; rows that are chat messages with a system message keep theirs.",
     )
 
 

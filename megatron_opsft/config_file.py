@@ -209,6 +209,7 @@ _NOT_HASHED = (
 _LATER_KEYS = (
     ("data", "duplicates", "keep"),
     ("data", "responses", None),
+    ("data", "system_prompt", ""),
     ("eval", "holdout", 0),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),

@@ -51,6 +51,20 @@ def _parts(value: Any) -> Any:
 CommaSeparated = BeforeValidator(_parts)
 
 
+SHIPPED_TEMPLATES = ("r1", "cod", "chat")
+
+
+def _template_name(name: str) -> str:
+    if name not in SHIPPED_TEMPLATES and not name.endswith(".jinja"):
+        raise ValueError(
+            f"there is no template {name!r}; write {', '.join(SHIPPED_TEMPLATES)}, or the path of "
+            "a .jinja file; what the model is told before each problem is system_prompt"
+        )
+    return name
+
+
+# A prompt that is shipped, or a file of the user's.
+TemplateName = Annotated[str, HomeExpanded, AfterValidator(_template_name)]
 SHIPPED_JUDGES = ("math", "choice", "exact", "regex")
 _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 

@@ -9,6 +9,10 @@ class PromptError(UserError):
     """A problem text that no prompt can be made of; where rows are read, a bad row."""
 
 
+class RowError(ValueError):
+    """A row of the data that cannot be used; the text says why, in one line."""
+
+
 class NonFiniteError(Exception):
     """A loss, a gradient or logits were not finite, and nothing was made of them. Exits with 3."""
 

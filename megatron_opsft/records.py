@@ -34,16 +34,25 @@ class Outcome(StrEnum):
     UNFINISHED = "unfinished"  # hit L without an end token: rejected without being verified
 
 
+class Message(NamedTuple):
+    """One of a chat. role: system, user or assistant."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One problem: `text` as the user wrote it (no template), `answer` as the gold string.
 
+    before: messages of the chat that `text` ends, where the row has any.
     fields: the row's other columns that JSON can hold; empty where the judge does not ask for them.
     """
 
     id: str
     text: str
     answer: str
+    before: tuple[Message, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 

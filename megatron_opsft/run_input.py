@@ -59,7 +59,11 @@ class RunInput:
 def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     """Errors: `UserError` for a model, tokenizer or data that cannot be trained with."""
     tokenizer = load_tokenizer(model_dir)
-    encoder = PromptEncoder(tokenizer=tokenizer, template=config.data.template)
+    encoder = PromptEncoder(
+        tokenizer=tokenizer,
+        template=config.data.template,
+        system_prompt=config.data.system_prompt,
+    )
     end_tokens = end_token_ids(tokenizer, model_dir)
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
@@ -134,6 +138,7 @@ def _load_problems(config: Config, encode: Encode) -> ProblemSet:
         subset=config.data.subset,
         problem_field=config.data.problem_field,
         answer_field=config.data.answer_field,
+        template=config.data.template,
         with_fields=config.verify.needs_fields,
     )
     usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)

@@ -95,7 +95,7 @@ class Session:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
         change = self.method.prompt_change(problem.id)
         encode = self.sampler.encoder.encode
-        prompt = encode(problem.text, system=change.system, suffix=change.suffix)
+        prompt = encode(problem, system=change.system, suffix=change.suffix)
         limit = self.config.data.max_prompt_tokens
         if len(prompt) > limit:
             raise UserError(
@@ -139,9 +139,9 @@ class Session:
             ]
             samples = [sample for _, sample in sorted(gather_from_all(held), key=itemgetter(0))]
         else:
-            texts = [problem.text for problem in self.problems_of(max(step, 1))[:NUM_PROBES]]
+            problems = self.problems_of(max(step, 1))[:NUM_PROBES]
             encode = self.sampler.encoder.encode
-            samples = [shorten(as_response(encode(text)), room) for text in texts]
+            samples = [shorten(as_response(encode(problem)), room) for problem in problems]
         return [sample for sample in samples if sample.response_ids]
 
 

@@ -4,13 +4,10 @@ import math
 import re
 
 from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.errors import RowError
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 SOLUTION_FIELD = "solution"
-
-
-class AnswerError(ValueError):
-    """A row without a usable answer; the text says why."""
 
 
 def read_answer(value: object, field: str) -> str:
@@ -18,20 +15,20 @@ def read_answer(value: object, field: str) -> str:
 
     Text with `####` gives what follows the last of them; else text with boxes the last box; else
     the text itself, unless the field is a worked `solution`, which must mark its answer. `1,234`
-    becomes `1234`. Numbers become text. Raises AnswerError for anything else: null, booleans,
+    becomes `1234`. Numbers become text. Raises RowError for anything else: null, booleans,
     lists, blank text, NaN.
     """
     if value is None:
-        raise AnswerError(f"no {field}")
+        raise RowError(f"no {field}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise AnswerError(f"{field} is of type {type(value).__name__}, not text or a number")
+        raise RowError(f"{field} is of type {type(value).__name__}, not text or a number")
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise AnswerError(f"{field} is {value}")
+            raise RowError(f"{field} is {value}")
         return str(int(value)) if value.is_integer() else str(value)
     answer = _marked_answer(str(value), field).strip()
     if not answer:
-        raise AnswerError(f"{field} is empty")
+        raise RowError(f"{field} is empty")
     return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
 
 
@@ -42,6 +39,6 @@ def _marked_answer(text: str, field: str) -> str:
     boxes = find_boxes(text)
     if boxes:
         return boxes[-1].content
-    if field == SOLUTION_FIELD and text.strip():
-        raise AnswerError(f"{field} has neither \\boxed{{...}} nor ####")
+    if field.rpartition(".")[2] == SOLUTION_FIELD and text.strip():
+        raise RowError(f"{field} has neither \\boxed{{...}} nor ####")
     return text

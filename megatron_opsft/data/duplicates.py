@@ -8,6 +8,7 @@ from typing import Literal
 
 from megatron_opsft.data.problems import BadRow, ProblemSet
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import Problem
 
 Duplicates = Literal["keep", "first", "drop"]
 
@@ -77,10 +78,16 @@ def describe_duplicates(counts: DuplicateCounts, mode: Duplicates) -> str:
 
 def _group(problem_set: ProblemSet) -> Iterable[list[int]]:
     """Indices of the same problem, in order."""
-    groups: defaultdict[str, list[int]] = defaultdict(list)
+    groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, problem in enumerate(problem_set.problems):
-        groups[" ".join(problem.text.split())].append(index)
+        groups[_key_of(problem)].append(index)
     return groups.values()
+
+
+def _key_of(problem: Problem) -> tuple[str, ...]:
+    """Equal for the same problem."""
+    texts = (*(message.content for message in problem.before), problem.text)
+    return tuple(" ".join(text.split()) for text in texts)
 
 
 def _contradicts(problem_set: ProblemSet, indices: list[int]) -> bool:

@@ -21,10 +21,18 @@ from pathlib import Path
 from typing import TextIO
 
 from megatron_opsft.config import DataConfig
-from megatron_opsft.data.problem_table import StoredPrompts, open_table, stored_set, write_table
+from megatron_opsft.config_section import SHIPPED_TEMPLATES
+from megatron_opsft.data.problem_table import (
+    StoredPrompts,
+    open_table,
+    prompt_key,
+    stored_set,
+    write_table,
+)
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.data.sources import identify
+from megatron_opsft.records import Problem
 
 PATIENCE_SECONDS = 300.0  # with another process that makes the file; it may have been stopped
 _POLL_SECONDS = 0.1
@@ -32,7 +40,9 @@ _TOKENIZER_ENDINGS = (".json", ".jinja", ".txt", ".model")
 _NOT_SHARED = "every rank tokenises the data for itself: %s"
 _log = logging.getLogger(__name__)
 
-Encode = Callable[[str], Sequence[int]]
+_SOME = Problem(id="", text="1", answer="")
+
+Encode = Callable[[Problem], Sequence[int]]
 
 
 def share_problems(
@@ -45,7 +55,7 @@ def share_problems(
 ) -> tuple[ProblemSet, PromptEncoder]:
     """What `read` returns, and an encoder that knows the prompts of its problems.
 
-    read: from `data`, with each problem's text encoded by what it is given; called where the cache
+    read: from `data`, with each problem encoded by what it is given; called where the cache
     has no such set, its errors pass. with_fields: whether it reads other columns too. Called by
     every rank; needs no process group.
     """
@@ -84,7 +94,9 @@ def _key(
     }
     code = [module.read_text(encoding="utf-8") for module in Path(__file__).parent.glob("*.py")]
     libraries = [version(name) for name in ("transformers", "tokenizers")]
-    parts = [settings, with_fields, source, files, sorted(code), libraries, encoder.encode("1")]
+    if data.template not in SHIPPED_TEMPLATES:
+        settings["template"] = Path(data.template).read_text(encoding="utf-8")
+    parts = [settings, with_fields, source, files, sorted(code), libraries, encoder.encode(_SOME)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -118,12 +130,12 @@ def _wait_for(lock: TextIO) -> bool:
 def _read(
     encoder: PromptEncoder, read: Callable[[Encode], ProblemSet]
 ) -> tuple[ProblemSet, dict[str, array]]:
-    """What `read` returns, and the prompt of each text that it has encoded."""
+    """What `read` returns, and the prompt of each problem that it has encoded."""
     prompts: dict[str, array] = {}
 
-    def encode(text: str) -> Sequence[int]:
-        prompts[text] = array("i", encoder.encode(text))
-        return prompts[text]
+    def encode(problem: Problem) -> Sequence[int]:
+        prompts[prompt_key(problem)] = ids = array("i", encoder.encode(problem))
+        return ids
 
     return read(encode), prompts
 

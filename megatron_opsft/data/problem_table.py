@@ -1,6 +1,6 @@
 """Problems and their prompts as an Arrow file that is mapped, not read: columns `id`, `text`,
-`answer`, `fields` (as JSON), `row`, `prompt_ids`, and `sorted_hash` with `sorted_row`, by which a
-text is found.
+`answer`, `before` and `fields` (as JSON), `row`, `prompt_ids`, and `sorted_hash` with `sorted_row`,
+by which a problem's prompt is found.
 """
 
 import hashlib
@@ -15,8 +15,9 @@ import numpy
 import pyarrow
 
 from megatron_opsft.data.problems import BadRow, ProblemSet
-from megatron_opsft.records import Problem
+from megatron_opsft.records import Message, Problem
 
+_COLUMNS = ("id", "text", "answer", "before", "fields")
 _ABOUT = b"problem_set"
 
 
@@ -24,7 +25,7 @@ class StoredProblems(Sequence[Problem]):
     """The problems of a table, each made when it is asked for."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        self._columns = [table.column(name) for name in ("id", "text", "answer", "fields")]
+        self._columns = [table.column(name) for name in _COLUMNS]
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -36,41 +37,54 @@ class StoredProblems(Sequence[Problem]):
     def __getitem__(self, index: int | slice) -> Problem | tuple[Problem, ...]:
         if isinstance(index, slice):
             return tuple(self[n] for n in range(len(self))[index])
-        problem_id, text, answer, fields = (column[index].as_py() for column in self._columns)
-        known = json.loads(fields) if fields else {}
-        return Problem(id=problem_id, text=text, answer=answer, fields=known)
+        problem_id, text, answer, before, fields = (c[index].as_py() for c in self._columns)
+        return Problem(
+            id=problem_id,
+            text=text,
+            answer=answer,
+            before=tuple(Message(*message) for message in json.loads(before)) if before else (),
+            fields=json.loads(fields) if fields else {},
+        )
+
+
+def prompt_key(problem: Problem) -> str:
+    """What decides a problem's prompt."""
+    return json.dumps([*problem.before, problem.text]) if problem.before else problem.text
 
 
 class StoredPrompts:
-    """The prompts of a table, found by a hash of the problem's text."""
+    """The prompts of a table, found by a hash of what decides them."""
 
     def __init__(self, table: pyarrow.Table) -> None:
-        self._texts, self._prompts = table.column("text"), table.column("prompt_ids")
+        self._problems, self._prompts = StoredProblems(table), table.column("prompt_ids")
         self._hashes = table.column("sorted_hash").chunk(0).to_numpy()
         self._rows = table.column("sorted_row")
 
-    def find(self, text: str) -> tuple[int, ...] | None:
-        """The prompt's token ids; None where the text is none of the problems'."""
-        wanted = _hash(text)
+    def find(self, problem: Problem) -> tuple[int, ...] | None:
+        """The prompt's token ids; None where none of the problems has it."""
+        key = prompt_key(problem)
+        wanted = _hash(key)
         place = int(numpy.searchsorted(self._hashes, wanted))
         while place < len(self._hashes) and self._hashes[place] == wanted:
             row = self._rows[place].as_py()
-            if self._texts[row].as_py() == text:
+            if prompt_key(self._problems[row]) == key:
                 return tuple(self._prompts[row].as_py())
             place += 1
         return None
 
 
 def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) -> None:
-    """prompts: by text, at least those of the problems; arrays of type "i".
+    """prompts: by `prompt_key`, at least those of the problems; arrays of type "i".
 
     Whole or not at all; for one writer at a time. Errors: OSError.
     """
     texts = [problem.text for problem in problems.problems]
+    before = [json.dumps(p.before) if p.before else "" for p in problems.problems]
     fields = [json.dumps(p.fields) if p.fields else "" for p in problems.problems]
-    hashes = numpy.array([_hash(text) for text in texts], dtype=numpy.int64)
+    keys = [prompt_key(problem) for problem in problems.problems]
+    hashes = numpy.array([_hash(key) for key in keys], dtype=numpy.int64)
     order = numpy.argsort(hashes, kind="stable")
-    chosen = [prompts[text] for text in texts]
+    chosen = [prompts[key] for key in keys]
     offsets = numpy.cumsum([0, *map(len, chosen)], dtype=numpy.int64)
     values = numpy.concatenate([numpy.frombuffer(ids, dtype=numpy.int32) for ids in chosen])
     about = [problems.name, problems.sha256]
@@ -80,6 +94,7 @@ def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) 
             "id": pyarrow.array([problem.id for problem in problems.problems]),
             "text": pyarrow.array(texts, pyarrow.large_string()),
             "answer": pyarrow.array([problem.answer for problem in problems.problems]),
+            "before": pyarrow.array(before, pyarrow.large_string()),
             "fields": pyarrow.array(fields, pyarrow.large_string()),
             "row": pyarrow.array(problems.rows),
             "prompt_ids": pyarrow.LargeListArray.from_arrays(offsets, values),

@@ -9,20 +9,17 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from megatron_opsft.config import DataConfig, EvalConfig
-from megatron_opsft.data.answers import AnswerError, read_answer
-from megatron_opsft.data.sources import Row, has_split, read_rows
-from megatron_opsft.errors import PromptError, UserError
+from megatron_opsft.data.prompt_file import PromptFile, open_prompt_file
+from megatron_opsft.data.rows import ANSWER_FIELDS, PROBLEM_FIELDS, RowReader, choose_field
+from megatron_opsft.data.sources import has_split, read_rows
+from megatron_opsft.errors import PromptError, RowError, UserError
 from megatron_opsft.records import Problem
 
-PROBLEM_FIELDS = ("problem", "question", "prompt")
-ANSWER_FIELDS = ("answer", "final_answer", "solution")
-ID_FIELDS = ("id", "unique_id")
 ARITHMETIC = "arithmetic"
 
 
@@ -58,6 +55,7 @@ def load_problems(
     problem_field: str | None = None,
     answer_field: str | None = None,
     section: str = "data.",
+    template: str = "chat",
     with_fields: bool = False,
 ) -> ProblemSet:
     """Read all problems of a source: `arithmetic`, a file, a saved data set, or a Hugging Face
@@ -65,31 +63,34 @@ def load_problems(
 
     `split` and `subset` matter to data sets only (and `split` to `arithmetic`). A field that is
     None is found: the most common of PROBLEM_FIELDS and of ANSWER_FIELDS. section: what
-    stands before a key's name in errors. with_fields: problems have the other columns of their
+    stands before a key's name in errors. template: a Jinja file makes the problems' texts, another
+    one changes nothing here. with_fields: problems have the other columns of their
     rows. Raises UserError when the source cannot be read, has no such field, or no usable row.
     """
     if source == ARITHMETIC:
-        return _load_arithmetic(split)
+        return _load_arithmetic(split, open_prompt_file(template))
+    prompt_file = open_prompt_file(template)
     rows = read_rows(source, split=split, subset=subset, section=section)
-    problem_field = _find_field(
-        source, rows, problem_field, PROBLEM_FIELDS, f"{section}problem_field"
+    reader = RowReader(
+        stem=Path(source).name.split(".")[0],
+        problem_field=choose_field(
+            source, rows, problem_field, PROBLEM_FIELDS, f"{section}problem_field"
+        ),
+        answer_field=choose_field(
+            source, rows, answer_field, ANSWER_FIELDS, f"{section}answer_field"
+        ),
+        prompt_file=prompt_file,
+        with_fields=with_fields,
     )
-    answer_field = _find_field(source, rows, answer_field, ANSWER_FIELDS, f"{section}answer_field")
     problems: list[Problem] = []
     numbers: list[int] = []
     bad_rows: list[BadRow] = []
-    taken_ids: set[str] = set()
-    stem = Path(source).name.split(".")[0]
     for row in rows:
-        read = _read_problem(row, problem_field, answer_field)
-        if isinstance(read, str):
-            bad_rows.append(BadRow(source=source, row=row.number, reason=read))
-            continue
-        text, answer = read
-        problem_id = _choose_id(row, stem, taken_ids)
-        fields = _read_fields(row, problem_field) if with_fields else {}
-        problems.append(Problem(id=problem_id, text=text, answer=answer, fields=fields))
-        numbers.append(row.number)
+        try:
+            problems.append(reader.read(row))
+            numbers.append(row.number)
+        except RowError as error:
+            bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
     return _make_set(source, problems, numbers, bad_rows)
 
 
@@ -111,6 +112,7 @@ def load_held_out(
             problem_field=evaluation.problem_field,
             answer_field=evaluation.answer_field,
             section="eval.",
+            template=data.template,
             with_fields=with_fields,
         )
     subset = evaluation.subset or data.subset
@@ -130,12 +132,13 @@ def load_held_out(
         problem_field=evaluation.problem_field or data.problem_field,
         answer_field=evaluation.answer_field or data.answer_field,
         section="eval.",
+        template=data.template,
         with_fields=with_fields,
     )
 
 
 def drop_unusable_prompts(
-    problem_set: ProblemSet, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
+    problem_set: ProblemSet, encode: Callable[[Problem], Sequence[int]], max_prompt_tokens: int
 ) -> ProblemSet:
     """Move to the bad rows the problems whose encoded prompt is longer than the limit, and those
     that `encode` refuses.
@@ -145,7 +148,7 @@ def drop_unusable_prompts(
     bad_rows = list(problem_set.bad_rows)
     for problem, number in zip(problem_set.problems, problem_set.rows, strict=True):
         try:
-            num_tokens = len(encode(problem.text))
+            num_tokens = len(encode(problem))
             reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
         except PromptError as error:
             num_tokens, reason = max_prompt_tokens + 1, str(error)
@@ -177,11 +180,13 @@ def shuffled_subset(problems: Sequence[Problem], num: int, seed: int) -> tuple[P
     return tuple(problems[index] for index in order[:num])
 
 
-def _load_arithmetic(split: str) -> ProblemSet:
+def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
     # Here, not at the top: only runs on the embedded task need it.
     from megatron_opsft.data.arithmetic import Split, load_arithmetic
 
     problems = load_arithmetic(cast(Split, split))  # refuses another split itself
+    if prompt_file is not None:
+        problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
     return _make_set(ARITHMETIC, problems, range(1, len(problems) + 1), [])
 
 
@@ -197,6 +202,8 @@ def _make_set(
     digest = hashlib.sha256()
     for problem in result:
         told = [problem.id, problem.text, problem.answer]
+        if problem.before:
+            told.append(json.dumps(problem.before))
         if problem.fields:
             told.append(json.dumps(problem.fields, sort_keys=True))
         digest.update(json.dumps(told).encode() + b"\n")
@@ -207,73 +214,3 @@ def _make_set(
         bad_rows=tuple(bad_rows),
         sha256=digest.hexdigest(),
     )
-
-
-def _find_field(
-    source: str, rows: list[Row], wanted: str | None, candidates: tuple[str, ...], key: str
-) -> str:
-    """The user's field, else the candidate that most rows have; UserError if no row has it."""
-    names = (wanted,) if wanted is not None else candidates
-    counts = {name: sum(name in row.fields for row in rows) for name in names}
-    best = max(names, key=lambda name: counts[name])
-    if any(row.error is None for row in rows) and not counts[best]:
-        present = sorted({name for row in rows for name in row.fields})
-        raise UserError(
-            f"{key}: {source} has no field {' or '.join(names)}; it has {', '.join(present)}: "
-            f"set {key} to one of them"
-        )
-    return best
-
-
-def _read_problem(row: Row, problem_field: str, answer_field: str) -> tuple[str, str] | str:
-    """(text, answer) of a row, or why it cannot be used."""
-    if row.error is not None:
-        return row.error
-    for name in (problem_field, answer_field, *ID_FIELDS):
-        if _has_lone_surrogate(row.fields.get(name)):
-            return f"{name} is no valid Unicode: half of a surrogate pair"
-    text = row.fields.get(problem_field)
-    if text is None:
-        return f"no {problem_field}"
-    if not isinstance(text, str):
-        return f"{problem_field} is of type {type(text).__name__}, not text"
-    if not text.strip():
-        return f"{problem_field} is empty"
-    try:
-        return text, read_answer(row.fields.get(answer_field), answer_field)
-    except AnswerError as error:
-        return str(error)
-
-
-def _read_fields(row: Row, problem_field: str) -> dict[str, Any]:
-    """The other columns, without those that JSON cannot hold: pictures, dates, NaN."""
-    fields = {}
-    for name, value in row.fields.items():
-        if name == problem_field:
-            continue
-        with suppress(TypeError, ValueError, RecursionError):
-            json.dumps(value, allow_nan=False)
-            fields[name] = value
-    return fields
-
-
-def _has_lone_surrogate(value: object) -> bool:
-    """Whether it is text that JSON can write (`\\ud83d` alone), but no tokenizer takes."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def _choose_id(row: Row, stem: str, taken_ids: set[str]) -> str:
-    """The row's own id, or stem and row number; the row number is added to one that is taken."""
-    given = next((row.fields[name] for name in ID_FIELDS if name in row.fields), None)
-    usable = isinstance(given, str | int) and not isinstance(given, bool) and str(given).strip()
-    problem_id = str(given) if usable else f"{stem}-{row.number}"
-    while problem_id in taken_ids:
-        problem_id = f"{problem_id}-{row.number}"
-    taken_ids.add(problem_id)
-    return problem_id

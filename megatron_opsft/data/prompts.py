@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from megatron_opsft.errors import PromptError, UserError
-
-TemplateName = Literal["r1", "cod", "chat"]
+from megatron_opsft.errors import PromptError, UserError, first_line
+from megatron_opsft.records import Message, Problem
 
 _FINAL = "put your final answer within \\boxed{}."
 _INSTRUCTIONS: dict[str, str] = {
@@ -27,7 +27,6 @@ _INSTRUCTIONS: dict[str, str] = {
         "\nPlease reason step by step, but only keep a minimum draft for each thinking step, "
         f"with 5 words at most, and {_FINAL}"
     ),
-    "chat": "",
 }
 MODEL_OPTION = "model.path"  # what errors call the model of a run
 _PROBE = 'Wait, 12 + 345 = 357.  So "x" is \\boxed{\\frac{1}{2}}.\n\n\tGrüße, 你好!'
@@ -36,14 +35,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEncoder:
-    """Problems to prompts of one model; template: r1 (step by step), cod (draft), chat (bare).
+    """Problems to prompts of one model.
 
-    known: prompts that were encoded before, None for others.
+    template: r1 (step by step), cod (draft); any other adds nothing to a problem's text.
+    system_prompt: told before each problem that has no system message of its own. known: prompts
+    that were encoded before, None for others.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    template: TemplateName
-    known: Callable[[str], tuple[int, ...] | None] = field(default=lambda text: None, repr=False)
+    template: str
+    system_prompt: str = ""
+    known: Callable[[Problem], tuple[int, ...] | None] = field(
+        default=lambda problem: None, repr=False
+    )
     _markers: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -58,28 +62,43 @@ class PromptEncoder:
         )
         return str(text).rstrip().endswith("<think>")
 
-    def encode(self, problem_text: str, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
+    def encode(self, problem: Problem, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
 
-        system: a message before the user's; suffix: the end of the user's. An R1-style chat
-        template ends them with `<think>` and a line break; one that does not is left as it is.
-        Errors: `PromptError` for a text with markers of its own, such as `<|im_end|>`: as tokens
-        they would end the user's part or the thinking.
+        system: the end of the system message; suffix: that of the user's. An R1-style chat template
+        ends them with `<think>` and a line break; one that does not is left as it is. Errors:
+        `PromptError` for a text with markers of its own, such as `<|im_end|>`, which as tokens
+        would end the user's part or the thinking, and for what the chat template refuses.
         """
         changed = bool(system or suffix)
-        if not changed and (prompt := self.known(problem_text)) is not None:
+        if not changed and (prompt := self.known(problem)) is not None:
             return prompt
-        if self._markers and (found := self._markers.search(problem_text)):
-            raise PromptError(
-                f"the problem holds {found[0]!r}, which is a token of the model's own"
+        for text in (*(message.content for message in problem.before), problem.text):
+            if self._markers and (found := self._markers.search(text)):
+                raise PromptError(
+                    f"the problem holds {found[0]!r}, which is a token of the model's own"
+                )
+        try:
+            token_ids = self.tokenizer.apply_chat_template(
+                [message._asdict() for message in self._messages(problem, system, suffix)],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
-        messages = [{"role": "system", "content": system}] if system else []
-        content = problem_text + _INSTRUCTIONS[self.template] + suffix
-        messages.append({"role": "user", "content": content})
-        token_ids = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
+        except TemplateError as error:
+            reason = first_line(error)
+            raise PromptError(f"the model's chat template refuses it ({reason})") from None
         return tuple(token_ids)
+
+    def _messages(self, problem: Problem, system: str, suffix: str) -> list[Message]:
+        """The whole chat."""
+        before, told = list(problem.before), [self.system_prompt]
+        if before and before[0].role == "system":
+            told = [before.pop(0).content]
+        told = [text for text in (*told, system) if text]
+        content = problem.text + _INSTRUCTIONS.get(self.template, "") + suffix
+        first = [Message(role="system", content="\n\n".join(told))] if told else []
+        return [*first, *before, Message(role="user", content=content)]
 
 
 def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:

@@ -88,10 +88,11 @@ def load_benchmark(
     limit: int | None,
     problem_field: str | None = None,
     answer_field: str | None = None,
+    template: str = "chat",
     with_fields: bool = False,
 ) -> Benchmark:
     """Read one benchmark. The fields are those of a file in `data`; None: the usual names.
-    with_fields: problems have the other columns of their rows.
+    template, with_fields: as in `load_problems`.
 
     Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
     """
@@ -105,6 +106,7 @@ def load_benchmark(
                 problem_field=problem_field,
                 answer_field=answer_field,
                 section="",
+                template=template,
                 with_fields=with_fields,
             )
         else:
@@ -114,6 +116,7 @@ def load_benchmark(
                 split=source.split,
                 subset=source.subset,
                 section="",
+                template=template,
                 with_fields=with_fields,
             )
     except UserError as error:

@@ -21,6 +21,7 @@ def comparable_settings(inputs: Inputs) -> dict[str, Any]:
         "method": settings.method,
         **({"deer": deer} if deer else {}),
         "template": settings.template,
+        **({"system_prompt": settings.system_prompt} if settings.system_prompt else {}),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "max_tokens": inputs.max_tokens,

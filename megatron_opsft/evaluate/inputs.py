@@ -84,6 +84,7 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
             limit=settings.limit,
             problem_field=settings.problem_field,
             answer_field=settings.answer_field,
+            template=settings.template,
             with_fields=settings.verify.needs_fields,
         )
         for name in names
@@ -171,13 +172,17 @@ def _check_earlier(baseline: Earlier, benchmarks: Sequence[Benchmark]) -> None:
 def _subject(
     model: EvalModel, settings: EvalSettings, benchmarks: Sequence[Benchmark], out: Path
 ) -> Subject:
-    encoder = PromptEncoder(tokenizer=model.tokenizer, template=settings.template)
+    encoder = PromptEncoder(
+        tokenizer=model.tokenizer,
+        template=settings.template,
+        system_prompt=settings.system_prompt,
+    )
     prompts = {}
     for benchmark in benchmarks:
         for problem in benchmark.problems:
             key = benchmark.key(problem.id)
             try:
-                prompts[key] = encoder.encode(problem.text)
+                prompts[key] = encoder.encode(problem)
             except PromptError as error:
                 raise UserError(f"problem {key}: {error}; change it, or leave it out") from None
     return Subject(model=model, out=out, prompts=prompts)

@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_opsft.config import VerifyConfig
-from megatron_opsft.config_section import CommaSeparated, HomeExpanded, JudgeName, Section
+from megatron_opsft.config_section import (
+    CommaSeparated,
+    HomeExpanded,
+    JudgeName,
+    Section,
+    TemplateName,
+)
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
@@ -33,7 +39,9 @@ class EvalSettings(Section):
         None,
         description="Field of the problem in the files of data; found by itself if it is common.",
     )
-    answer_field: str | None = Field(None, description="Field of the answer, likewise.")
+    answer_field: str | None = Field(
+        None, description="Field of the answer, likewise; either may be dotted."
+    )
     out: Annotated[Path, HomeExpanded] = Field(
         ..., description="Directory to write; the same command continues in it."
     )
@@ -42,9 +50,11 @@ class EvalSettings(Section):
         "sample", description="sample: plain sampling; deer: dynamic early exit."
     )
     deer: DeerSettings = DeerSettings()
-    template: Literal["r1", "cod", "chat"] = Field(
-        "r1", description="r1: step by step; cod: Chain of Draft; chat: the problem alone."
+    template: TemplateName = Field(
+        "r1",
+        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file, as in a run.",
     )
+    system_prompt: str = Field("", description="What the model is told before each problem.")
     temperature: float = Field(0.6, gt=0, description="Sampling temperature.")
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
     max_tokens: int | None = Field(

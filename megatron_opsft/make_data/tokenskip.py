@@ -83,12 +83,12 @@ def tokenskip_rows(draw: Draw, settings: TokenSkipSettings) -> list[StoredRespon
     """The same on every rank; without those whose prompt has no room for the ratio."""
     s, encoder = draw.session, draw.session.sampler.encoder
     samples = draw.samples(select(draw.judged.responses, s.settings.max_response_tokens))
-    texts_of = {problem.id: problem.text for problem in draw.judged.problems}
+    problems = {problem.id: problem for problem in draw.judged.problems}
     rows = []
     for sample, log_probs in zip(samples, scores_of(s, samples), strict=True):
         ratio = settings.ratio or ratio_of(sample.problem_id, s.config.run.seed)
         told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
-        prompt = encoder.encode(texts_of[sample.problem_id], suffix=told)
+        prompt = encoder.encode(problems[sample.problem_id], suffix=told)
         response = shortened(
             sample.response_ids,
             [encoder.tokenizer.decode([token]) for token in sample.response_ids],

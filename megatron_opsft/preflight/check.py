@@ -10,6 +10,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, load_config
 from megatron_opsft.data.problems import ARITHMETIC
+from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
@@ -64,6 +65,7 @@ def check_run(
     for source in (config.data.train, config.eval.data):
         if source is not None and source != ARITHMETIC:
             check_source(source)
+    open_prompt_file(config.data.template)
     check_judge(config.verify)
     _check_wandb(config)
 

@@ -47,7 +47,7 @@ class Sampler:
         A problem that comes twice (a data set smaller than a batch) gets twice as many, all
         different.
         """
-        encode = encode or (lambda problem: self.encoder.encode(problem.text))
+        encode = encode or self.encoder.encode
         requests = [
             make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
             for problem, times in Counter(problems).items()

@@ -532,7 +532,7 @@ def test_tiny_reasoner_needs_fewer_tokens_and_stays_right() -> None:
     encoder = PromptEncoder(tokenizer=tokenizer(), template="r1")
     problems = load_arithmetic("test", num_problems=16)
     gold = {problem.id: problem.answer for problem in problems}
-    requests = [make_request(p.id, encoder.encode(p.text), 2, 0, 0) for p in problems]
+    requests = [make_request(p.id, encoder.encode(p), 2, 0, 0) for p in problems]
     settings = SamplingSettings(
         temperature=0.6,
         top_p=0.95,

@@ -1,6 +1,7 @@
 """Problems and prompts that processes share: what `read` gives, read once, whatever happens."""
 
 import fcntl
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from megatron_opsft.data import problem_cache
 from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
+from megatron_opsft.records import Message, Problem
 
 MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
 LIMIT = 46  # tokens: some of the prompts are longer
@@ -40,7 +42,7 @@ class Reader:
 
     def __call__(self, encode: Encode) -> ProblemSet:
         self.num_reads += 1
-        loaded = load_problems(self.data.train)
+        loaded = load_problems(self.data.train, template=self.data.template)
         return drop_unusable_prompts(loaded, encode, self.data.max_prompt_tokens)
 
     def share(self, encoder: PromptEncoder, model: Path = MODEL) -> tuple[ProblemSet, Encode]:
@@ -67,6 +69,10 @@ def same(shared: ProblemSet, alone: ProblemSet) -> bool:
     )
 
 
+def same_chats(shared: ProblemSet, alone: ProblemSet) -> bool:
+    return [*shared.problems] == [*alone.problems] and shared.sha256 == alone.sha256
+
+
 def test_what_is_shared_is_what_was_read_and_read_once(
     home: Path, reader: Reader, encoder: PromptEncoder
 ) -> None:
@@ -76,9 +82,9 @@ def test_what_is_shared_is_what_was_read_and_read_once(
         problems, encode = reader.share(encoder)
         assert reader.num_reads == 2
         assert same(problems, alone)
-        texts = [problem.text for problem in alone.problems]
-        assert [encode(text) for text in texts] == [encoder.encode(text) for text in texts]
-        assert encode("another one") == encoder.encode("another one")
+        assert [encode(p) for p in alone.problems] == [encoder.encode(p) for p in alone.problems]
+        another = Problem(id="x", text="another one", answer="1")
+        assert encode(another) == encoder.encode(another)
     assert {file.suffix for file in home.iterdir()} == {".arrow", ".lock"}
 
 
@@ -138,6 +144,39 @@ def test_other_data_tokenizer_or_settings_are_another_set(
     assert reader.num_reads == len(changes) + 2
 
 
+def test_the_same_last_message_behind_others_is_another_prompt(
+    home: Path, encoder: PromptEncoder, tmp_path: Path
+) -> None:
+    chats = [
+        [{"role": "user", "content": "1+1?"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}],
+    ]
+    rows = [{"prompt": chat, "answer": 2} for chat in chats]
+    source = tmp_path / "chats.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    reader = Reader(source)
+    alone = reader(encoder.encode)
+    assert [p.before for p in alone.problems] == [(), (Message("system", "Be brief."),)]
+    problems, encode = reader.share(encoder)
+    assert same_chats(problems, alone)
+    first, second = (encode(problem) for problem in problems.problems)
+    assert first != second
+    assert [first, second] == [encoder.encode(problem) for problem in alone.problems]
+
+
+def test_a_changed_template_file_is_another_set(
+    home: Path, reader: Reader, encoder: PromptEncoder, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompt.jinja"
+    reader.data = reader.data.model_copy(update={"template": str(file)})
+    for number, text in enumerate(("{{ problem }} Answer:", "{{ problem }} = ?"), start=1):
+        file.write_text(text)
+        for _ in range(2):
+            problems, _ = reader.share(encoder)
+            assert problems.problems[0].text.endswith(text[-4:])
+        assert reader.num_reads == number
+
+
 def test_of_many_at_once_one_reads(home: Path, reader: Reader, encoder: PromptEncoder) -> None:
     together = threading.Barrier(6)
 
@@ -178,7 +217,7 @@ def test_where_nothing_can_be_written_each_reads_for_itself(
     monkeypatch.setenv("HF_HOME", "/dev/null")
     problems, encode = reader.share(encoder)
     assert same(problems, alone) and reader.num_reads == 2
-    assert encode(alone.problems[0].text) == encoder.encode(alone.problems[0].text)
+    assert encode(alone.problems[0]) == encoder.encode(alone.problems[0])
     assert "every rank tokenises the data for itself" in caplog.text
 
 

@@ -257,14 +257,16 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
 def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
     rows = [{"problem": "x" * n, "answer": "1"} for n in (3, 10, 4)]
     read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
-    kept = drop_unusable_prompts(read, lambda text: range(len(text)), max_prompt_tokens=4)
+    kept = drop_unusable_prompts(
+        read, lambda problem: range(len(problem.text)), max_prompt_tokens=4
+    )
     assert kept.rows == (1, 3)
     assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
         (2, "prompt of 10 tokens, more than data.max_prompt_tokens")
     ]
     assert kept.sha256 != read.sha256
     with pytest.raises(UserError, match="no usable row"):
-        drop_unusable_prompts(read, lambda text: range(len(text)), max_prompt_tokens=2)
+        drop_unusable_prompts(read, lambda problem: range(len(problem.text)), max_prompt_tokens=2)
 
 
 def test_arithmetic_splits_and_subsets() -> None:

@@ -8,13 +8,15 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from megatron_opsft.data.problems import drop_unusable_prompts, load_problems
-from megatron_opsft.data.prompts import PromptEncoder, TemplateName, end_token_ids, load_tokenizer
+from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import Problem
 
 R1_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|User|>{{ m['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
 )
+ONE = Problem(id="1", text="1+1?", answer="2")
 SPECIAL = ["<|end|>", "<|begin|>", "<|User|>", "<|Assistant|>", "<think>", "</think>"]
 
 
@@ -54,11 +56,9 @@ def write_model_dir(path: Path, *, words: tuple[str, ...] = (), **config: Any) -
         ("chat", ""),
     ],
 )
-def test_prompt_text_is_the_papers(
-    tmp_path: Path, template: TemplateName, instruction: str
-) -> None:
+def test_prompt_text_is_the_papers(tmp_path: Path, template: str, instruction: str) -> None:
     tokenizer = load_tokenizer(write_model_dir(tmp_path))
-    prompt = PromptEncoder(tokenizer=tokenizer, template=template).encode("1+1?")
+    prompt = PromptEncoder(tokenizer=tokenizer, template=template).encode(ONE)
     expected = f"<|begin|><|User|>1+1?{instruction}<|Assistant|><think>\n"
     assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
     special = [tokenizer.convert_tokens_to_ids(token) for token in SPECIAL]
@@ -84,7 +84,7 @@ def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, mar
 def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
     template = R1_TEMPLATE.replace("<think>\n", "")
     tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=template))
-    prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode("1+1?")
+    prompt = PromptEncoder(tokenizer=tokenizer, template="r1").encode(ONE)
     assert tokenizer.decode(prompt, skip_special_tokens=False).endswith("\\boxed{}.<|Assistant|>")
     assert not PromptEncoder(tokenizer=tokenizer, template="r1").opens_think
     r1 = load_tokenizer(write_model_dir(tmp_path / "r1"))

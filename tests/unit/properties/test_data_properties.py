@@ -7,10 +7,11 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from megatron_opsft.data.answers import AnswerError, read_answer
+from megatron_opsft.data.answers import read_answer
 from megatron_opsft.data.boxed import find_boxes
-from megatron_opsft.data.problems import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS, load_problems
-from megatron_opsft.errors import UserError
+from megatron_opsft.data.problems import load_problems
+from megatron_opsft.data.rows import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS
+from megatron_opsft.errors import RowError, UserError
 
 TEXT = st.text(st.characters(), max_size=12)  # lone surrogates as well
 LATEX = st.lists(
@@ -71,7 +72,7 @@ def test_a_file_without_a_usable_row_is_one_line(lines: list[bytes]) -> None:
 def test_an_answer_is_text_that_stays_itself(value: object) -> None:
     try:
         answer = read_answer(value, "answer")
-    except AnswerError as error:
+    except RowError as error:
         assert "\n" not in str(error)
         return
     assert answer and answer == answer.strip()

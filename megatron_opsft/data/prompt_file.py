@@ -1,0 +1,56 @@
+"""A user's own prompt: a Jinja file that makes the user's message of each row."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.errors import RowError, UserError, first_line
+
+_VARIABLES = ("problem", "row")
+
+
+class PromptFile:
+    """problem: the problem's text; row: all columns of its row, such as `row.options`.
+
+    Errors: `UserError` for a file that is missing, no Jinja, or names anything else.
+    """
+
+    def __init__(self, path: str, *, option: str = "data.template") -> None:
+        # Here, not at the top: what is checked before a run needs no Jinja.
+        from jinja2 import StrictUndefined, TemplateError, meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+        try:
+            source = Path(path).read_text(encoding="utf-8")
+            names = meta.find_undeclared_variables(environment.parse(source))
+            self._template = environment.from_string(source)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{option}={path} cannot be read ({reason})") from None
+        except TemplateError as error:
+            raise UserError(f"{option}={path} is no Jinja template: {error}") from None
+        if wrong := sorted(names.difference(_VARIABLES)):
+            raise UserError(
+                f"{option}={path} names {wrong[0]}; there are problem (its text) and row (its "
+                f"columns): write row.{wrong[0]} for a column"
+            )
+        if not names:
+            raise UserError(
+                f"{option}={path} names neither problem nor row: write {{{{ problem }}}}"
+            )
+
+    def render(self, problem: str, row: Mapping[str, Any]) -> str:
+        """Errors: `RowError` for a column that is missing, and for an empty text."""
+        try:
+            text = self._template.render(problem=problem, row=row)
+        except Exception as error:  # of whatever the file computes
+            raise RowError(f"data.template: {first_line(error)}") from None
+        if not text.strip():
+            raise RowError("data.template makes an empty prompt of it")
+        return text
+
+
+def open_prompt_file(template: str, *, option: str = "data.template") -> PromptFile | None:
+    """None for a shipped template. option: what errors call it. Errors: `UserError`."""
+    return PromptFile(template, option=option) if template.endswith(".jinja") else None
