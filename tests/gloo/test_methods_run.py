@@ -1,145 +1,240 @@
-"""Every method trains the tiny reasoner: its rewards are the formula's, and killed runs resume."""
+"""Every method trains the tiny reasoner: its rewards and advantages are those of the formulas, and
+a run that is killed resumes to the last bit.
+"""
 
 import gzip
 import json
-import math
-from collections.abc import Callable
-from itertools import groupby
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
+from method_formulas import (
+    ACCURACY_WANTED,
+    REFERENCE_ACCURACY,
+    REFERENCE_TOKENS,
+    TARGET,
+    TOLERANCE,
+    Group,
+    State,
+    choose_targets,
+    group_of,
+    weigh,
+)
 from small_run import QUICKSTART, SMALL_RUN
 
+from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.report.differences import compare_runs
 
-LIMIT = 64
-# What a run of this size needs; lengths here are some dozens of tokens, not thousands.
-TARGETS = ["method.lowest_target=16", "method.highest_target=64", "method.target_step=16"]
-MONITOR = [*TARGETS, "method.monitor_problems=3", "method.monitor_every=2"]
-KEYS: dict[str, list[str]] = {
-    "on_policy_sft": [],
-    "grpo": ["method.beta=0.04", "method.updates_per_batch=2"],
-    "dr_grpo": [],
-    "thinkprune": ["method.limits=64,40", "method.stage_steps=1", "method.beta=0.04"],
-    "o1_pruner": [],
-    "l1_exact": ["method.lowest_target=8", "method.highest_target=60"],
-    "l1_max": ["method.lowest_target=8", "method.highest_target=60"],
-    "er_rl": [],
-    "laser": ["method.target=40"],
-    "laser_d": MONITOR,
-    "laser_de": MONITOR,
-    "kimi": ["method.updates_per_batch=2"],
-    "mastery_gated": [],
-    "dler": ["method.max_refills=2"],
-    "gdpo": ["method.target=40"],
-    "ddca": [],
-    "short_rl": [],
-    "a_dlp": ["method.reference_accuracy=0.5"],
-    "smart_thinker": [],
-    "linear": [],
-}
-KILLED = ["thinkprune", "laser_d", "a_dlp"]  # a reference that is replaced, and two kinds of state
-STEPS = [
+RUN = [
     *SMALL_RUN,
-    "run.steps=3",
+    "run.steps=2",
     "data.prompts_per_step=2",
     "eval.num_problems=1",
+    "eval.max_response_tokens=8",
     "checkpoint.every=1",
     "checkpoint.asynchronous=false",
 ]
-DIE_AFTER_STEP_2 = """
-import os, signal
+# What a run of this size needs; lengths here are some dozens of tokens, not thousands.
+ASKED = ["method.lowest_target=8", "method.highest_target=60"]
+CANDIDATES = range(16, 65, 16)
+MONITOR = ["lowest_target=16", "highest_target=64", "target_step=16"]
+MONITOR = [f"method.{key}" for key in (*MONITOR, "monitor_problems=3", "monitor_samples=4")]
+SAMPLING: dict[str, list[str]] = {
+    "on_policy_sft": [],
+    "grpo": ["method.beta=0.04", "method.updates_per_batch=2"],
+    "dr_grpo": ["method.updates_per_batch=2"],
+    "thinkprune": ["method.limits=64,50", "method.stage_steps=1", "method.beta=0.04"],
+    "o1_pruner": [],
+    "l1_exact": ASKED,
+    "l1_max": ASKED,
+    "er_rl": [],
+    "laser": [f"method.target={TARGET}"],
+    "laser_d": MONITOR,
+    "laser_de": [*MONITOR, "method.updates_per_batch=2"],
+    "kimi": ["method.updates_per_batch=2", "method.warmup_steps=1"],
+    "mastery_gated": [],
+    "dler": ["method.max_refills=2", "rollout.max_response_tokens=50"],
+    "gdpo": [f"method.target={TARGET}"],
+    "ddca": [],
+    "short_rl": [f"method.length_tolerance={TOLERANCE}"],
+    "a_dlp": [f"method.reference_accuracy={ACCURACY_WANTED}"],
+    "smart_thinker": [],
+    "linear": [],
+}
+FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
+# A stage is to have begun, so one step more.
+LENGTHENED = {"thinkprune": ["run.steps=3"]}
+KILLED_AFTER = {"thinkprune": 2}
+# In the run's process: what its prompts say, what its monitor sees, and its directory as it is
+# when a kill after so many steps would leave it.
+WATCH = """
+import json, shutil
+from pathlib import Path
+from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.run.recorder import RunRecorder
-save = RunRecorder.checkpoint
-def checkpoint(self, step, **how):
-    save(self, step, **how)
-    if step == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-RunRecorder.checkpoint = checkpoint
+from megatron_opsft.session import Session
+
+run_dir, killed_after = Path({run_dir!r}), {killed_after}
+prompt_of, observe, checkpoint = Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint
+
+def note(**noted):
+    with run_dir.with_name("notes.jsonl").open("a") as file:
+        print(json.dumps(noted), file=file)
+
+def noted_prompt(self, problem):
+    prompt = prompt_of(self, problem)
+    note(problem=problem.id, prompt=self.sampler.encoder.tokenizer.decode(prompt))
+    return prompt
+
+def noted_monitor(self, groups):
+    note(step=self.state.step, monitor=[
+        dict(n=g.lengths, c=[int(r.correct) for r in g.responses]) for g in groups
+    ])
+    observe(self, groups)
+
+def copied(self, step, **how):
+    checkpoint(self, step, **how)
+    if step == killed_after:
+        shutil.copytree(run_dir, run_dir.with_name("killed"))
+
+Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
 """
 
 
-def command(name: str, run_dir: Path) -> list[str]:
-    keys = [f"method.name={name}", *KEYS[name], f"run.dir={run_dir}"]
-    if name == "o1_pruner":
-        problems = (ROOT / "tests/data/train.jsonl").read_text().splitlines()
-        lines = [
-            {"problem_id": json.loads(p)["id"], "mean_tokens": 50, "accuracy": 0.75}
-            for p in problems
-        ]
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        file = run_dir.parent / "references.jsonl"
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        keys.append(f"method.references={file}")
-    return ["train", QUICKSTART, *STEPS, *keys]
+def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -> Path:
+    """The directory of a run, which one that was killed on the way and resumed is equal to."""
+    run_dir, after = tmp_path / "whole", KILLED_AFTER.get(name, 1)
+    words = ["train", QUICKSTART, *RUN, *LENGTHENED.get(name, []), f"method.name={name}", *keys]
+    watch = WATCH.format(run_dir=str(run_dir), killed_after=after)
+    ended = cli.run([*words, f"run.dir={run_dir}"], watch)
+    assert ended.exit_code == 0, ended.stderr
+    killed = tmp_path / "killed"
+    assert max(path.name for path in killed.glob("checkpoints/*")) == f"step_{after:06d}"
+    assert not (killed / "hf").exists()
+    ended = cli.run([*words, f"run.dir={killed}", "--resume"])
+    assert ended.exit_code == 0, ended.stderr
+    assert f"{after} of {after + 1} steps are done" in ended.stdout
+    assert compare_runs(run_dir, killed) == []
+    return run_dir
 
 
-def groups_of_step(run_dir: Path, step: int) -> list[list[dict[str, Any]]]:
-    text = gzip.decompress((run_dir / f"rollouts/step_{step:06d}.jsonl.gz").read_bytes()).decode()
-    rows = [json.loads(line) for line in text.splitlines()]
-    return [list(rows) for _, rows in groupby(rows, key=lambda row: row["problem_id"])]
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    return [json.loads(line) for line in text.splitlines()]
 
 
-def sigmoid(x: float) -> float:
-    return 1 / (1 + math.exp(-x))
+def rows_of_step(run_dir: Path, step: int) -> list[list[dict[str, Any]]]:
+    """A list for each problem that was drawn."""
+    rows = read_lines(run_dir / f"rollouts/step_{step:06d}.jsonl.gz")
+    return [rows[first : first + 4] for first in range(0, len(rows), 4)]
 
 
-def er_rl(n: list[int], c: list[int]) -> list[float]:
-    correct = [length for length, right in zip(n, c, strict=True) if right] or [0]
-    mean, std = fmean(correct), pstdev(correct) + 1e-7
-    return [r * (1 - 0.1 * sigmoid((x - mean) / std)) for x, r in zip(n, c, strict=True)]
+def asked_of(notes: list[dict[str, Any]]) -> dict[str, tuple[int, bool]]:
+    """The length that each problem's prompt asks for, and whether exactly."""
+    found = {}
+    for note in notes:
+        if asked := re.search(r" Think for (maximum )?(\d+) tokens\.", note.get("prompt", "")):
+            found[note["problem"]] = (int(asked[2]), asked[1] is None)
+    return found
 
 
-def kimi(n: list[int], c: list[int]) -> list[float]:
-    if max(n) == min(n):
-        return [float(r) for r in c]
-    scores = [0.5 - (x - min(n)) / (max(n) - min(n)) for x in n]
-    return [1 + s if r else min(0.0, s) for s, r in zip(scores, c, strict=True)]
+def monitored(note: Mapping[str, Any]) -> list[Group]:
+    return [
+        Group(n=np.array(g["n"]), c=np.array(g["c"]), finished=None, answered=None, asked=None)
+        for g in note["monitor"]
+    ]
 
 
-# (lengths, verdicts) of a group -> rewards; what is cut off has no verdict, and is wrong.
-BY_FORMULA: dict[str, Callable[[list[int], list[int]], list[float]]] = {
-    "on_policy_sft": lambda n, c: [float(r) for r in c],
-    "grpo": lambda n, c: [float(r) for r in c],
-    "dr_grpo": lambda n, c: [float(r) for r in c],
-    "thinkprune": lambda n, c: [float(r) for r in c],
-    "o1_pruner": lambda n, c: [50 / x - 1 + 2 * (r - 0.75) for x, r in zip(n, c, strict=True)],
-    "er_rl": er_rl,
-    "kimi": kimi,
-    "linear": lambda n, c: [r - 0.25 * fmean(c) * x / max(n) for x, r in zip(n, c, strict=True)],
-}
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of O1-Pruner: the same for every problem."""
+    file = tmp_path_factory.mktemp("references") / "references.jsonl"
+    known = {"mean_tokens": REFERENCE_TOKENS, "accuracy": REFERENCE_ACCURACY}
+    ids = [problem["id"] for problem in read_lines(ROOT / "tests/data/train.jsonl")]
+    file.write_text("".join(json.dumps({"problem_id": i, **known}) + "\n" for i in ids))
+    return file
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_every_method_trains_and_is_rewarded_by_its_formula(
+@pytest.mark.parametrize("name", SAMPLING)
+def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
+    cli: ForkedCli, tmp_path: Path, references: Path, name: str
+) -> None:
+    own = [f"method.references={references}"] if name == "o1_pruner" else SAMPLING[name]
+    run_dir = run_and_resume(cli, tmp_path, name, own)
+    notes = read_lines(tmp_path / "notes.jsonl")
+    asked, state = asked_of(notes), State()
+    for line in read_lines(run_dir / "metrics.jsonl"):
+        for note in notes:
+            if note.get("step") == line["step"]:
+                state.targets = choose_targets(monitored(note), CANDIDATES)
+        step_rows = rows_of_step(run_dir, line["step"])
+        groups = [group_of(rows, asked.get(rows[0]["problem_id"])) for rows in step_rows]
+        rewards, advantages = weigh(name, groups, state)
+        for rows, reward, advantage in zip(step_rows, rewards, advantages, strict=True):
+            assert [row["reward"] for row in rows] == pytest.approx(reward, abs=1e-9)
+            assert [row["advantage"] for row in rows] == pytest.approx(advantage, abs=1e-9)
+        found = (line["reward_mean"], line["reward_std"], line["advantage_std"])
+        expected = (np.mean(rewards), np.std(rewards), np.std(advantages))
+        assert found == pytest.approx(expected, abs=1e-9)
+        assert line["zero_advantage_groups"] == sum(not a.any() for a in advantages)
+        if line["step"] == KILLED_AFTER.get(name, 1):
+            check_state(name, tmp_path / "killed", state)
+
+
+def check_state(name: str, killed: Path, state: State) -> None:
+    """What the killed run had in its checkpoint, where its method keeps something: not what a run
+    begins with.
+    """
+    (checkpoint,) = killed.glob(f"checkpoints/step_{state.step - 1:06d}")
+    kept = json.loads((checkpoint / "complete.json").read_text())["method_state"]
+    assert kept["step"] == state.step
+    if name == "dler":
+        assert kept["refills"] > 0
+    elif name == "thinkprune":
+        assert b"reference." in (checkpoint / ".metadata").read_bytes()
+    elif name == "a_dlp":
+        assert kept["price"] == pytest.approx(state.price) != 1e-3
+    elif name == "short_rl":
+        assert kept["best_accuracy"] == state.best_accuracy > 0
+    elif name in ("laser_d", "laser_de"):
+        assert kept["targets"] == state.targets
+        assert any(target is not None for target in state.targets.values())
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
     cli: ForkedCli, tmp_path: Path, name: str
 ) -> None:
-    run_dir = tmp_path / "whole"
-    ended = cli.run(command(name, run_dir))
-    assert ended.exit_code == 0, ended.stderr
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 3
-    groups = groups_of_step(run_dir, 1)
-    rewards = [row["reward"] for group in groups for row in group]
-    assert lines[0]["reward_mean"] == pytest.approx(fmean(rewards), abs=1e-12)
-    assert lines[0]["reward_std"] == pytest.approx(pstdev(rewards), abs=1e-9)
-    for group in groups if name in BY_FORMULA else []:
-        lengths = [row["num_tokens"] for row in group]
-        correct = [int(row["outcome"] == "correct") for row in group]
-        by_formula = BY_FORMULA[name](lengths, correct)
-        assert [row["reward"] for row in group] == pytest.approx(by_formula, abs=1e-9)
-    if name in KILLED:
-        killed = tmp_path / "killed"
-        assert cli.start(command(name, killed), DIE_AFTER_STEP_2).wait().exit_code == -9
-        ended = cli.run([*command(name, killed), "--resume"])
-        assert ended.exit_code == 0, ended.stderr
-        assert compare_runs(run_dir, killed) == []
+    """Two steps take the file's 16 rows."""
+    draw = np.random.default_rng(0)
+    rows = [
+        StoredResponse(
+            problem_id=f"p{number}",
+            prompt_ids=tuple(draw.integers(300, size=9).tolist()),
+            response_ids=tuple(draw.integers(300, size=length).tolist()),
+            advantage=float(draw.normal()) if name == "o1_pruner" else 1.0,
+            log_probs=tuple((-draw.random(length)).tolist()) if name == "o1_pruner" else None,
+        )
+        for number, length in enumerate(draw.integers(5, 30, size=16).tolist())
+    ]
+    data = tmp_path / "data.parquet"
+    write_stored_responses(data, rows, {})
+    form = ["method.form=fixed"] if name == "o1_pruner" else []
+    run_dir = run_and_resume(cli, tmp_path, name, [f"data.responses={data}", *form])
+    lines = read_lines(run_dir / "metrics.jsonl")
+    stored = np.array([row.advantage for row in rows])
+    means = [line["reward_mean"] for line in lines]
+    squares = [line["reward_std"] ** 2 + line["reward_mean"] ** 2 for line in lines]
+    assert np.mean(means) == pytest.approx(stored.mean(), abs=1e-9)
+    assert np.mean(squares) == pytest.approx((stored**2).mean(), abs=1e-9)
+    assert sum(line["trained_tokens"] for line in lines) == sum(len(r.response_ids) for r in rows)
 
 
-def test_every_method_that_samples_is_here() -> None:
-    fixed = {"crst", "tokenskip", "step_entropy", "off_policy_sft"}
-    assert set(KEYS) == set(METHODS) - fixed
+def test_every_method_is_here() -> None:
+    assert set(SAMPLING) | set(FIXED) == set(METHODS)

@@ -103,6 +103,7 @@ class ForkedCli:
 
 def _serve() -> None:
     sys.path.insert(0, str(ROOT))
+    import pandas  # noqa: F401  # pyarrow does, when it first sees a list
     from transformers import Qwen2ForCausalLM  # noqa: F401
 
     import megatron_opsft.evaluate.run
