@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -196,7 +196,9 @@ def run(commands: typer.Typer) -> None:
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(message)s", handlers=[_ToStderr()]
+    )
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
         commands()
@@ -218,6 +220,15 @@ def run(commands: typer.Typer) -> None:
             raise
         lines = str(error).splitlines() or [""]
         _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
+
+
+class _ToStderr(logging.StreamHandler[Any]):
+    """Writes to what is `sys.stderr` at the moment: a bar on the terminal takes its place."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line above the bar, if there is one."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @contextmanager

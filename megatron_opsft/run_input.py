@@ -31,6 +31,7 @@ from megatron_opsft.methods.facts import ReferenceStatistics
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checks import check_layout
+from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
 from megatron_opsft.runtime.versions import untested_versions
@@ -92,18 +93,9 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
 
 def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | None:
     """Errors: `UserError` where method and data.responses do not fit, or a row is too long."""
-    path, method = config.data.responses, config.method.name
-    if not config.method.has_fixed_data:
-        if path is not None:
-            raise UserError(
-                f"data.responses={path}: method.name={method} samples its own; leave it out"
-            )
+    check_responses(config)
+    if (path := config.data.responses) is None:
         return None
-    if path is None:
-        raise UserError(
-            f"method.name={method} trains on fixed data: set data.responses to a file that "
-            f"`megatron-opsft data {method}` wrote"
-        )
     stored = read_stored_responses(path)
     for number in range(len(stored)):
         length = stored.num_prompt_tokens(number) + stored.num_response_tokens(number)

@@ -29,8 +29,13 @@ from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import NO_RANK, Problem, ResponseFacts, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import FileReader, SamplingSettings
-from megatron_opsft.rollout.limits import fit_prompts, max_engine_tokens
-from megatron_opsft.rollout.open_engine import check_engine, check_gpus, open_engine, reads_files
+from megatron_opsft.rollout.limits import (
+    check_engine,
+    fit_prompts,
+    max_engine_tokens,
+    reads_files,
+)
+from megatron_opsft.rollout.open_engine import check_gpus, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run_input import RunInput, evaluation_of, open_method, read_input, warn_of

@@ -148,6 +148,7 @@ def _convert(
     as_json: bool,
     workers: int,
 ) -> None:
+    _check_paths(directory, out, overwrite)
     import torch
 
     from megatron_opsft.convert.progress import in_words
@@ -183,9 +184,22 @@ def _convert(
         )
 
 
+def _check_paths(directory: Path, out: Path, overwrite: bool) -> None:
+    """What needs no torch. Errors: `UserError` for no source, and for an output that is there and
+    was not made by a conversion.
+    """
+    from megatron_opsft.storage.known_files import RECORD_NAME
+    from megatron_opsft.storage.replacing import check_out
+
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    if not (out / RECORD_NAME).is_file():
+        check_out(out, [directory], overwrite=overwrite)
+
+
 def _directory_of(name: str) -> Path:
     """A checkpoint, or what `resolve_model` makes of the name. Errors: `UserError`."""
-    from megatron_opsft.storage.dist_metadata import is_dist_checkpoint
+    from megatron_opsft.storage.known_files import is_dist_checkpoint
     from megatron_opsft.storage.model_paths import resolve_model
 
     path = Path(name)

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from megatron_opsft.convert.archive import Archive, archive_of
 from megatron_opsft.storage.direct_io import ALIGNMENT
-from megatron_opsft.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.storage.file_layout import FileLayout, PlannedFile, Target
+from megatron_opsft.storage.known_files import METADATA_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Place,

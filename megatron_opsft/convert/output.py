@@ -20,8 +20,8 @@ from typing import Self
 from megatron_opsft.convert.progress import in_words
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import write_bytes
-from megatron_opsft.storage.dist_metadata import RECORD_NAME
 from megatron_opsft.storage.file_layout import FileLayout, Target
+from megatron_opsft.storage.known_files import RECORD_NAME
 from megatron_opsft.storage.partial import PartialDir
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

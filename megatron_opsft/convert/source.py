@@ -10,9 +10,9 @@ from torch import Tensor
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import METADATA_NAME, is_dist_checkpoint
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
 from megatron_opsft.storage.hf_writer import side_files
+from megatron_opsft.storage.known_files import METADATA_NAME, is_dist_checkpoint
 from megatron_opsft.storage.model_paths import model_of_checkpoint, resolve_model
 from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable

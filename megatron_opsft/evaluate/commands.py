@@ -9,6 +9,7 @@ from typer.core import TyperCommand
 
 from megatron_opsft.command_line import RunByDefault, examples
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.heartbeat import announce
 
 # Options of earlier versions whose names are not those of settings.
 _FORMER = {"deer-threshold": "deer.threshold", "deer-words": "deer.transition_words"}
@@ -117,9 +118,10 @@ def run(
         [word for word in words or [] if "=" in word],
         {key: value for key, value in options.items() if value is not None},
     )
-    from megatron_opsft.verify.verifier import check_judge
+    from megatron_opsft.evaluate.early_checks import check_settings
 
-    check_judge(settings.verify)
+    check_settings(settings)
+    announce("loading libraries: PyTorch, Megatron-Core, transformers")
     from megatron_opsft.evaluate.run import evaluate
 
     if table := evaluate(settings, overwrite=overwrite):

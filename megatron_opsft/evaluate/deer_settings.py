@@ -3,13 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
-from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.config_section import CommaSeparated, Section
 from megatron_opsft.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
 _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
@@ -54,7 +56,7 @@ class DeerTokens:
     exit_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase) -> "DeerTokens":
+    def read(cls, settings: DeerSettings, tokenizer: "PreTrainedTokenizerBase") -> "DeerTokens":
         """Errors: `UserError` for a transition word or an end of thinking that is no single token,
         and for texts without what they must have.
         """
@@ -81,7 +83,7 @@ class DeerTokens:
         )
 
 
-def _transition_ids(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _transition_ids(words: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
     """All tokens that spell one of the words, with whatever spaces and punctuation around it.
 
     Upper and lower case are different words. A word that only several tokens spell together would
@@ -109,7 +111,7 @@ def _transition_ids(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     return frozenset(token_id for ids in found.values() for token_id in ids)
 
 
-def _think_end_id(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+def _think_end_id(text: str, tokenizer: "PreTrainedTokenizerBase") -> int:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
         raise UserError(

@@ -4,9 +4,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.rollout.limits import (
-    check_colocated,
+    check_engine_ranks,
     check_lengths,
-    check_separate,
 )
 from megatron_opsft.rollout.traits import check_engine_settings
 from megatron_opsft.runtime.world_size import check_world
@@ -44,10 +43,7 @@ def _check_engines(job: TrainingJob) -> None:
             f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
             "experts"
         )
-    if rollout.placement == "separate":
-        check_separate(rollout.num_engines, job.world_size)
-    else:
-        check_colocated(rollout.tp, job.world_size)
+    check_engine_ranks(rollout, job.world_size)
 
 
 def notes_of(job: TrainingJob) -> list[str]:

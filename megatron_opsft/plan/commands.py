@@ -87,15 +87,17 @@ def run(
     Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
     """
     from megatron_opsft.config_file import load_config
-    from megatron_opsft.plan.job import TrainingJob
     from megatron_opsft.rollout.limits import fit_prompts
 
     loaded = load_config(config, overrides or [])
     shape = load_shape(loaded.model.path)
+    device = load_device(gpu, hardware, gpus_per_node, node_cores)
+    from megatron_opsft.plan.job import TrainingJob
+
     job = TrainingJob(
         config=fit_prompts(loaded, shape.max_position_embeddings),
         shape=shape,
-        hardware=load_device(gpu, hardware, gpus_per_node, node_cores),
+        hardware=device,
         world_size=nodes * gpus_per_node,
     )
     num_steps = steps or loaded.run.steps

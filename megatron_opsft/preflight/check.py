@@ -16,7 +16,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.entries import check_free, entries_of
 from megatron_opsft.preflight.lock import check_unlocked, locked
-from megatron_opsft.rollout.limits import check_lengths, fit_prompts
+from megatron_opsft.rollout.limits import (
+    check_engine,
+    check_engine_ranks,
+    check_lengths,
+    fit_prompts,
+)
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
@@ -66,6 +71,9 @@ def check_run(
         if source is not None and source != ARITHMETIC:
             check_source(source)
     open_prompt_file(config.data.template)
+    check_engine(config)
+    check_engine_ranks(config.rollout, world_size)
+    check_responses(config)
     check_judge(config.verify)
     _check_wandb(config)
 
@@ -78,6 +86,25 @@ def _check_model(config: Config) -> None:
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings
     check_lengths(fit_prompts(config, positions), positions)
+
+
+def check_responses(config: Config) -> None:
+    """Errors: `UserError` where method and data.responses do not fit, or the file is missing."""
+    path, method = config.data.responses, config.method.name
+    if path is not None and not config.method.has_fixed_data:
+        raise UserError(
+            f"data.responses={path}: method.name={method} samples its own; leave it out"
+        )
+    if path is None and config.method.has_fixed_data:
+        raise UserError(
+            f"method.name={method} trains on fixed data: set data.responses to a file that "
+            f"`megatron-opsft data {method}` wrote"
+        )
+    if path is not None and not path.is_file():
+        raise UserError(
+            f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
+            f"{method} ... --out {path}`"
+        )
 
 
 def is_finished(config: Config) -> bool:

@@ -2,8 +2,34 @@
 none.
 """
 
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, RolloutConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
+
+
+def check_engine(config: Config) -> None:
+    """Errors: `UserError` for settings that contradict each other and for a missing engine."""
+    rollout = config.rollout
+    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
+    if config.model.load == "engine" and not reads_files(rollout):
+        raise UserError(
+            "model.load=engine: weights come from vLLM inside the training ranks alone; set "
+            "rollout.engine=vllm and rollout.placement=colocated, or model.load=disk"
+        )
+    check_installed(rollout.engine)
+
+
+def reads_files(rollout: RolloutConfig) -> bool:
+    """Whether the run's engine is a `FileReader`."""
+    return engine_traits(rollout.engine).reads_files and rollout.placement == "colocated"
+
+
+def check_engine_ranks(rollout: RolloutConfig, world_size: int) -> None:
+    """Errors: `UserError` where so many ranks cannot be shared out among the engines."""
+    if rollout.placement == "separate":
+        check_separate(rollout.num_engines, world_size)
+    else:
+        check_colocated(rollout.tp, world_size)
 
 
 def check_colocated(tp: int, world_size: int) -> None:

@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import torch
 
-from megatron_opsft.config import Config, RolloutConfig
-from megatron_opsft.errors import UserError
+from megatron_opsft.config import Config
 from megatron_opsft.rollout.engine import (
     EngineSettings,
     Replica,
@@ -22,7 +21,6 @@ from megatron_opsft.rollout.limits import check_separate, max_engine_tokens
 from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
 from megatron_opsft.rollout.responses import Decoder
-from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device, num_gpus
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
@@ -64,23 +62,6 @@ def open_colocated(
         case "vllm":
             return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
     raise ValueError(f"there is no engine {name}")
-
-
-def check_engine(config: Config) -> None:
-    """Errors: `UserError` for settings that contradict each other and for a missing engine."""
-    rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
-    if config.model.load == "engine" and not reads_files(rollout):
-        raise UserError(
-            "model.load=engine: weights come from vLLM inside the training ranks alone; set "
-            "rollout.engine=vllm and rollout.placement=colocated, or model.load=disk"
-        )
-    check_installed(rollout.engine)
-
-
-def reads_files(rollout: RolloutConfig) -> bool:
-    """Whether the run's engine is a `FileReader`."""
-    return engine_traits(rollout.engine).reads_files and rollout.placement == "colocated"
 
 
 def check_gpus(config: Config, device: Device) -> None:

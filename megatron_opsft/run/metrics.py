@@ -11,12 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.run.advice import describe_rejected
 from megatron_opsft.run.directory import RunDir
+from megatron_opsft.run.progress import StepBars
 from megatron_opsft.runtime.durable import (
     FullDiskError,
     append_line,
@@ -41,20 +41,10 @@ class MetricsLog:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
         if config.wandb != "off":
             self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
-        self._progress: Progress | None = None
+        self._progress: StepBars | None = None
         if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[rate]} s/step, left"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
+            self._progress = StepBars(self._console, steps=config.steps, done=first_step)
             self._progress.start()
-            self._task = self._progress.add_task(
-                "train", total=config.steps, completed=first_step, rate="-"
-            )
 
     def step(self, metrics: Values) -> None:
         """One finished training step."""
@@ -70,7 +60,7 @@ class MetricsLog:
             f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s"
         )
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, rate=f"{seconds:.2f}")
+            self._progress.finish_step(step, seconds)
         else:
             left = (self._num_steps - step) * seconds
             line += f"  about {left:.0f} s left"

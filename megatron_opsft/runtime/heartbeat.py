@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line for every so many seconds that a phase lasts.
+    """On rank 0 a line for every so many seconds of a phase; none where a terminal has a bar.
 
     The line counts what this rank has done: the others are about as far.
     """
@@ -53,7 +54,8 @@ def _watch(over: threading.Event, every_seconds: float) -> None:
             number, said = phase.number, phase.entered
         if time.monotonic() - said >= every_seconds:
             said = time.monotonic()
-            log.info(describe_progress(said - phase.entered))
+            if not (sys.stdout.isatty() and current_count().total):
+                log.info(describe_progress(said - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:

@@ -17,10 +17,9 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.storage.known_files import METADATA_NAME, RECORD_NAME
 from megatron_opsft.storage.regions import FileSlice, Region, data_offset, load_without_data, opened
 
-METADATA_NAME = ".metadata"
-RECORD_NAME = "conversion.json"  # of a converted checkpoint: how it was made, and SHA-256s
 _MODULES = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed.checkpoint.planner",
@@ -63,11 +62,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
-
-
-def is_dist_checkpoint(directory: Path) -> bool:
-    """Whether a directory looks like Megatron's torch_dist format."""
-    return (directory / METADATA_NAME).is_file() and (directory / "metadata.json").is_file()
 
 
 def read_metadata(directory: Path) -> dict[str, StoredTensor]:

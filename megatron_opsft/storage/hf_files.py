@@ -9,18 +9,11 @@ from torch import Tensor
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_shards import read_regions
-from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
+from megatron_opsft.storage.known_files import WEIGHT_NAMES
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
-# In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
-WEIGHT_NAMES = (
-    SINGLE_NAME,
-    INDEX_NAME,
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 NAMED_WEIGHTS = "transformers_weights"  # key of config.json that comes before them
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from megatron_opsft.storage.dist_metadata import is_dist_checkpoint
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.storage.known_files import is_dist_checkpoint
 from megatron_opsft.storage.megatron_files import MegatronTensors
 from megatron_opsft.weights.rules import WeightTable
 

@@ -16,7 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
 from megatron_opsft.rollout.engine import make_request
-from megatron_opsft.rollout.open_engine import check_engine
+from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.probes import (
     MAX_PROBE_TOKENS,
     NUM_PROBES,

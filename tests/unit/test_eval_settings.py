@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from megatron_opsft.evaluate import commands, run
+from megatron_opsft.evaluate import commands, early_checks, run
 from megatron_opsft.evaluate.settings import EvalSettings
 
 
@@ -19,6 +19,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> EvalSettings:
         return ""
 
     monkeypatch.setattr(run, "evaluate", evaluate)
+    monkeypatch.setattr(early_checks, "check_settings", lambda settings: None)
     app = typer.Typer()
     app.add_typer(commands.app, name="eval")
     ended = CliRunner().invoke(app, ["eval", "--out", "o", *words], catch_exceptions=False)

@@ -196,12 +196,75 @@ def test_what_cannot_succeed_is_one_line(
     assert os.listdir() == ["EMPTY.jsonl"]
 
 
-def test_nothing_heavy_is_imported_before_these_errors(tmp_path: Path) -> None:
+HEAVY = ("torch", "transformers", "megatron.core", "datasets", "numpy", "pyarrow")
+TRAIN, SHIPPED, OUT = "train", str(QUICKSTART), "run.dir=free"
+
+
+@pytest.fixture(scope="module")
+def light() -> Iterator["subprocess.Popen[str]"]:
+    """Calls commands, of which nothing heavy is imported before their errors; forks for each."""
     program = (
-        "import sys, megatron_opsft.cli\n"
-        "from megatron_opsft.preflight.check import opened_run\n"
-        "heavy = {'torch', 'transformers', 'megatron.core', 'datasets', 'numpy'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
+        "import sys, os, json, megatron_opsft.cli as cli\n"
+        "for line in sys.stdin:\n"
+        "    if not (pid := os.fork()):\n"
+        "        directory, words = json.loads(line)\n"
+        "        os.chdir(directory); sys.argv[1:] = words\n"
+        "        try: cli.app(standalone_mode=False); error = 'no error'\n"
+        "        except BaseException as found: error = str(found)\n"
+        f"        heavy = [name for name in {HEAVY} if name in sys.modules]\n"
+        "        print(json.dumps([error, heavy]), flush=True)\n"
+        "        os._exit(0)\n"
+        "    os.waitpid(pid, 0)"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert found.stdout == "[]\n", found.stderr
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], text=True, **pipes) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((TRAIN, "no.yaml"), "config file no.yaml does not exist"),
+        ((TRAIN, SHIPPED, "optimizer.lrr=1"), "did you mean optimizer.lr"),
+        ((TRAIN, SHIPPED, "run.dir=run"), "holds a run already"),
+        ((TRAIN, SHIPPED, "run.dir=run", "--resume", "optimizer.lr=1"), "started with optimizer"),
+        ((TRAIN, SHIPPED, OUT, "--resume"), "holds no run to continue"),
+        ((TRAIN, SHIPPED, "run.dir=/proc/run"), "cannot be written"),
+        ((TRAIN, SHIPPED, OUT, "data.train=no.jsonl"), "there is no file no.jsonl"),
+        ((TRAIN, SHIPPED, OUT, "model.path=./no"), "is no directory"),
+        ((TRAIN, SHIPPED, OUT, "parallel.tp=2"), "world size 1 is not a multiple"),
+        ((TRAIN, SHIPPED, OUT, "rollout.engine=sglang"), "no such engine"),
+        ((TRAIN, SHIPPED, OUT, "rollout.placement=separate"), "is vLLM's"),
+        ((TRAIN, SHIPPED, OUT, "method.name=crst"), "trains on fixed data"),
+        ((TRAIN, SHIPPED, OUT, "method.name=crst", "data.responses=absent"), "no such file"),
+        ((TRAIN, SHIPPED, OUT, "data.responses=absent"), "samples its own"),
+        (("launch", "local", SHIPPED, "run.dir=run"), "holds a run already"),
+        (("launch", "local", SHIPPED, "parallel.tp=2", "--ranks", "3"), "not a multiple"),
+        (("eval", "--model", "./no", "--out", "free"), "--model=./no is no directory"),
+        (("eval", "--model", "tiny_reasoner", "--out", "run"), "something else than an eval"),
+        (("eval", "--model", "tiny_reasoner", "--out", "a", "--data", "m=no.jsonl"), "no file no"),
+        (("eval", "no.yaml"), "config file no.yaml does not exist"),
+        (("plan", "no.yaml"), "config file no.yaml does not exist"),
+        (("plan", SHIPPED, "--gpu", "no"), "--gpu=no is not in"),
+        (("report", "no"), "no run there"),
+        (("convert", "to-hf", "--megatron", "no", "--out", "a"), "no is not a directory"),
+        (("convert", "to-megatron", "--hf", "tiny_reasoner", "--out", "run"), "already exists"),
+        (("data", "crst", SHIPPED, "--out", "run"), "is there already"),
+    ],
+    ids=lambda value: " ".join(value[:4]).replace(SHIPPED, "") if type(value) is tuple else "",
+)
+def test_errors_that_need_nothing_heavy_import_nothing_heavy(
+    tmp_path: Path, light: "subprocess.Popen[str]", words: tuple[str, ...], error: str
+) -> None:
+    (tmp_path / "run/checkpoints/step_000001").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/step_000001/complete.json").touch()
+    (tmp_path / "run/config.yaml").write_text(to_yaml(config_of(Path("run"))))
+    (tmp_path / "run/manifest.json").write_text('{"versions": {}}')
+    assert light.stdin is not None and light.stdout is not None
+    light.stdin.write(json.dumps([str(tmp_path), words]) + "\n")
+    light.stdin.flush()
+    said, heavy = json.loads(light.stdout.readline())
+    assert error in said
+    assert heavy == []
