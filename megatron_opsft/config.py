@@ -12,10 +12,13 @@ from megatron_opsft.config_section import (
     SHIPPED_JUDGES,
     HomeExpanded,
     JudgeName,
+    MixturePart,
     Section,
+    Sources,
     TemplateName,
     YamlOff,
 )
+from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings, RunSize
@@ -87,9 +90,9 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: Annotated[str, HomeExpanded] = Field(
+    train: Sources = Field(
         ...,
-        description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name.",
+        description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md).",
     )
     split: str = Field("train", description="Split of a Hugging Face data set.")
     subset: str | None = Field(
@@ -106,6 +109,13 @@ class DataConfig(Section):
     duplicates: Literal["keep", "first", "drop"] = Field(
         "keep",
         description="Rows with the same problem. first: all but the first are bad rows; drop: problems whose rows have different answers too.",
+    )
+    pass_rate: tuple[float, float] | None = Field(
+        None,
+        description="Train only on problems that were solved in so large a share of an evaluation's responses, such as [0.1, 0.9], both included; the others are bad rows.",
+    )
+    pass_rate_from: Annotated[Path | None, HomeExpanded] = Field(
+        None, description="Directory of that evaluation, which must be of the same problems."
     )
     responses: Annotated[Path | None, HomeExpanded] = Field(
         None,
@@ -125,6 +135,35 @@ class DataConfig(Section):
         "",
         description="What the model is told before each problem; rows that are chat messages with a system message keep theirs.",
     )
+
+    @property
+    def parts(self) -> tuple[MixturePart, ...]:
+        """The sources of `train`, with what they do not say themselves."""
+        given = (MixturePart(path=self.train),) if isinstance(self.train, str) else self.train
+        own = ("split", "subset", "problem_field", "answer_field")
+        return tuple(
+            part.model_copy(update={key: getattr(part, key) or getattr(self, key) for key in own})
+            for part in given
+        )
+
+    @property
+    def name(self) -> str:
+        """What `train` is called in messages."""
+        return " + ".join(part.path for part in self.parts)
+
+    @model_validator(mode="after")
+    def _pass_rate_is_whole(self) -> Self:
+        """Errors: `UserError` for bounds without an evaluation, and the other way round."""
+        if (self.pass_rate is None) != (self.pass_rate_from is None):
+            raise UserError(
+                "data.pass_rate and data.pass_rate_from (the directory of an evaluation) go "
+                "together; set both"
+            )
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(
+                f"data.pass_rate={list(self.pass_rate)}: write [LOW, HIGH], both from 0 to 1"
+            )
+        return self
 
 
 class RolloutConfig(Section):

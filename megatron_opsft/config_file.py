@@ -208,6 +208,8 @@ _NOT_HASHED = (
 
 _LATER_KEYS = (
     ("data", "duplicates", "keep"),
+    ("data", "pass_rate", None),
+    ("data", "pass_rate_from", None),
     ("data", "responses", None),
     ("data", "system_prompt", ""),
     ("eval", "holdout", 0),

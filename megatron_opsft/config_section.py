@@ -9,6 +9,8 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
@@ -51,6 +53,39 @@ def _parts(value: Any) -> Any:
 CommaSeparated = BeforeValidator(_parts)
 
 
+class MixturePart(Section):
+    """A source of a mixture; what it does not say is as in `data`."""
+
+    path: Annotated[str, HomeExpanded]
+    weight: float = Field(1.0, gt=0)
+    split: str | None = None
+    subset: str | None = None
+    problem_field: str | None = None
+    answer_field: str | None = None
+
+
+def _sources(value: Any) -> Any:
+    """Errors: `ValueError` that names the entry."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("write a source, or a list of {path: ..., weight: ...}")
+    parts = []
+    for number, item in enumerate(value, start=1):
+        try:
+            parts.append(MixturePart.model_validate(item))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            keys = ", ".join(MixturePart.model_fields)
+            raise ValueError(
+                f"entry {number}{key and ': ' + key}: {first['msg']} (an entry has {keys})"
+            ) from None
+    return tuple(parts)
+
+
+# One source, or several with weights.
+Sources = Annotated[str | tuple[MixturePart, ...], BeforeValidator(_sources)]
 SHIPPED_TEMPLATES = ("r1", "cod", "chat")
 
 

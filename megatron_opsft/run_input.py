@@ -8,14 +8,15 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.mixture import load_training
 from megatron_opsft.data.notes import describe_data
+from megatron_opsft.data.pass_rates import keep_by_pass_rate
 from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
     drop_unusable_prompts,
     load_held_out,
-    load_problems,
     shuffled_subset,
 )
 from megatron_opsft.data.prompts import (
@@ -27,6 +28,7 @@ from megatron_opsft.data.prompts import (
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
+from megatron_opsft.evaluate.pass_rates import read_pass_rates
 from megatron_opsft.methods.facts import ReferenceStatistics
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun
@@ -78,6 +80,9 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     )
     problems = leave_out_duplicates(problems, config.data.duplicates)
     problems, held_out = _choose_held_out(config, problems, encoder)
+    if config.data.pass_rate and config.data.pass_rate_from:
+        rates = read_pass_rates(config.data.pass_rate_from)
+        problems = keep_by_pass_rate(problems, rates, config.data.pass_rate)
     for judged in (problems, held_out):
         if judged is not None:
             check_row_judges(config.verify, judged.problems)
@@ -124,19 +129,11 @@ def open_method(config: Config, given: RunInput, held_out: HeldOut | None) -> Me
 
 
 def _load_problems(config: Config, encode: Encode) -> ProblemSet:
-    loaded = load_problems(
-        config.data.train,
-        split=config.data.split,
-        subset=config.data.subset,
-        problem_field=config.data.problem_field,
-        answer_field=config.data.answer_field,
-        template=config.data.template,
-        with_fields=config.verify.needs_fields,
-    )
+    loaded = load_training(config.data, with_fields=config.verify.needs_fields)
     usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)
     if not usable.problems:
         raise UserError(
-            f"{config.data.train}: every prompt is longer than data.max_prompt_tokens="
+            f"{config.data.name}: every prompt is longer than data.max_prompt_tokens="
             f"{config.data.max_prompt_tokens}; raise it"
         )
     return usable

@@ -16,8 +16,9 @@ import torch
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
 from megatron_opsft.config import Config
+from megatron_opsft.data.mixture import order_of
 from megatron_opsft.data.problems import BadRow, ProblemSet
-from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
@@ -74,7 +75,7 @@ class Session:
     layout: Layout
     model_dir: Path
     problems: ProblemSet
-    order: ProblemSampler
+    order: ProblemSampler | MixtureSampler
     stored: StoredResponses | None
     settings: SamplingSettings
     held_out: HeldOut | None
@@ -234,11 +235,7 @@ def _build(
         layout=layout,
         model_dir=given.model_dir,
         problems=given.problems,
-        order=ProblemSampler(
-            num_problems=len(given.problems.problems),
-            batch_size=config.data.prompts_per_step,
-            seed=config.run.seed,
-        ),
+        order=order_of(given.problems, config.data, config.run.seed),
         stored=given.stored,
         settings=SamplingSettings(
             temperature=config.rollout.temperature,

@@ -41,11 +41,11 @@ def leave_out_duplicates(problem_set: ProblemSet, mode: Duplicates) -> ProblemSe
         return problem_set
     reasons: dict[int, str] = {}
     for indices in _group(problem_set):
-        first = problem_set.rows[indices[0]]
+        first = _place_of(problem_set, indices[0])
         contradicts = mode == "drop" and _contradicts(problem_set, indices)
         for index in indices if contradicts else indices[1:]:
             what = "rows of this problem have different answers" if contradicts else "repeats"
-            reasons[index] = f"{what}: row {first} has the same problem"
+            reasons[index] = f"{what}: {first} has the same problem"
     kept = [index for index in range(len(problem_set.problems)) if index not in reasons]
     if not kept:
         raise UserError(
@@ -53,16 +53,12 @@ def leave_out_duplicates(problem_set: ProblemSet, mode: Duplicates) -> ProblemSe
         )
     digest = hashlib.sha256(f"{problem_set.sha256} {kept}".encode())
     left_out = tuple(
-        BadRow(source=problem_set.name, row=problem_set.rows[index], reason=reason)
+        BadRow(source=problem_set.source_of(index), row=problem_set.rows[index], reason=reason)
         for index, reason in sorted(reasons.items())
     )
-    return replace(
-        problem_set,
-        problems=tuple(problem_set.problems[index] for index in kept),
-        rows=tuple(problem_set.rows[index] for index in kept),
-        bad_rows=problem_set.bad_rows + left_out,
-        sha256=digest.hexdigest() if reasons else problem_set.sha256,
-    )
+    sha256 = digest.hexdigest() if reasons else problem_set.sha256
+    chosen = problem_set.pick(kept, sha256=sha256)
+    return replace(chosen, bad_rows=problem_set.bad_rows + left_out)
 
 
 def describe_duplicates(counts: DuplicateCounts, mode: Duplicates) -> str:
@@ -82,6 +78,11 @@ def _group(problem_set: ProblemSet) -> Iterable[list[int]]:
     for index, problem in enumerate(problem_set.problems):
         groups[_key_of(problem)].append(index)
     return groups.values()
+
+
+def _place_of(problem_set: ProblemSet, index: int) -> str:
+    row = f"row {problem_set.rows[index]}"
+    return f"{row} of {problem_set.source_of(index)}" if problem_set.parts else row
 
 
 def _key_of(problem: Problem) -> tuple[str, ...]:

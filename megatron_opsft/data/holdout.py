@@ -29,9 +29,4 @@ def take_held_out(problem_set: ProblemSet, num: int, seed: int) -> tuple[Problem
 
 def _pick(problem_set: ProblemSet, indices: Sequence[int], how: str) -> ProblemSet:
     described = f"{problem_set.sha256} {how} {list(indices)}".encode()
-    return replace(
-        problem_set,
-        problems=tuple(problem_set.problems[index] for index in indices),
-        rows=tuple(problem_set.rows[index] for index in indices),
-        sha256=hashlib.sha256(described).hexdigest(),
-    )
+    return problem_set.pick(indices, sha256=hashlib.sha256(described).hexdigest())

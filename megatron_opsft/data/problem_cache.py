@@ -59,8 +59,11 @@ def share_problems(
     has no such set, its errors pass. with_fields: whether it reads other columns too. Called by
     every rank; needs no process group.
     """
-    source = "" if data.train == ARITHMETIC else identify(data.train, data.split, data.subset)
-    key = _key(data, source, encoder, model_dir, with_fields=with_fields)
+    sources = [
+        "" if part.path == ARITHMETIC else identify(part.path, str(part.split), part.subset)
+        for part in data.parts
+    ]
+    key = _key(data, sources, encoder, model_dir, with_fields=with_fields)
     path = _directory() / f"{key}.arrow"
     if (table := open_table(path)) is None:
         with _turn(path) as may_write:
@@ -83,7 +86,12 @@ def _directory() -> Path:
 
 
 def _key(
-    data: DataConfig, source: str, encoder: PromptEncoder, model_dir: Path, *, with_fields: bool
+    data: DataConfig,
+    sources: list[str],
+    encoder: PromptEncoder,
+    model_dir: Path,
+    *,
+    with_fields: bool,
 ) -> str:
     """Of all that problems and prompts depend on; some templates put the date into a prompt."""
     settings = data.model_dump(mode="json", exclude={"prompts_per_step"})
@@ -96,7 +104,7 @@ def _key(
     libraries = [version(name) for name in ("transformers", "tokenizers")]
     if data.template not in SHIPPED_TEMPLATES:
         settings["template"] = Path(data.template).read_text(encoding="utf-8")
-    parts = [settings, with_fields, source, files, sorted(code), libraries, encoder.encode(_SOME)]
+    parts = [settings, with_fields, sources, files, sorted(code), libraries, encoder.encode(_SOME)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

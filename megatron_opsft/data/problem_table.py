@@ -1,6 +1,6 @@
 """Problems and their prompts as an Arrow file that is mapped, not read: columns `id`, `text`,
-`answer`, `before` and `fields` (as JSON), `row`, `prompt_ids`, and `sorted_hash` with `sorted_row`,
-by which a problem's prompt is found.
+`answer`, `before` and `fields` (as JSON), `row`, `part`, `prompt_ids`, and `sorted_hash` with
+`sorted_row`, by which a problem's prompt is found.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) 
     chosen = [prompts[key] for key in keys]
     offsets = numpy.cumsum([0, *map(len, chosen)], dtype=numpy.int64)
     values = numpy.concatenate([numpy.frombuffer(ids, dtype=numpy.int32) for ids in chosen])
-    about = [problems.name, problems.sha256]
+    about = [problems.name, problems.sha256, problems.sources]
     bad_rows = [[bad.source, bad.row, bad.reason] for bad in problems.bad_rows]
     table = pyarrow.table(
         {
@@ -97,6 +97,7 @@ def write_table(path: Path, problems: ProblemSet, prompts: Mapping[str, array]) 
             "before": pyarrow.array(before, pyarrow.large_string()),
             "fields": pyarrow.array(fields, pyarrow.large_string()),
             "row": pyarrow.array(problems.rows),
+            "part": pyarrow.array(problems.parts or [None] * len(texts), pyarrow.int32()),
             "prompt_ids": pyarrow.LargeListArray.from_arrays(offsets, values),
             "sorted_hash": pyarrow.array(hashes[order]),
             "sorted_row": pyarrow.array(order),
@@ -126,13 +127,15 @@ def open_table(path: Path) -> pyarrow.Table | None:
 
 def stored_set(table: pyarrow.Table) -> ProblemSet:
     """What was written."""
-    name, sha256, bad_rows = json.loads(table.schema.metadata[_ABOUT])
+    name, sha256, sources, bad_rows = json.loads(table.schema.metadata[_ABOUT])
     return ProblemSet(
         name=name,
         problems=StoredProblems(table),
         rows=tuple(table.column("row").to_pylist()),
         bad_rows=tuple(BadRow(source=s, row=row, reason=reason) for s, row, reason in bad_rows),
         sha256=sha256,
+        sources=tuple(sources),
+        parts=tuple(table.column("part").to_pylist()) if sources else (),
     )
 
 

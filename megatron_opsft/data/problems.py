@@ -37,7 +37,8 @@ class ProblemSet:
     """What was read from one source.
 
     rows: the row number of each problem; sha256: of the ids, texts, answers and fields in order, so
-    that a resumed run can tell whether its data changed.
+    that a resumed run can tell whether its data changed. sources, parts: of a mixture the names of
+    what it was read from, and which of them each problem is from.
     """
 
     name: str
@@ -45,6 +46,22 @@ class ProblemSet:
     rows: tuple[int, ...]
     bad_rows: tuple[BadRow, ...]
     sha256: str
+    sources: tuple[str, ...] = ()
+    parts: tuple[int, ...] = ()
+
+    def source_of(self, index: int) -> str:
+        """What a problem was read from."""
+        return self.sources[self.parts[index]] if self.parts else self.name
+
+    def pick(self, indices: Sequence[int], *, sha256: str) -> "ProblemSet":
+        """Some of the problems, with all bad rows."""
+        return replace(
+            self,
+            problems=tuple(self.problems[index] for index in indices),
+            rows=tuple(self.rows[index] for index in indices),
+            parts=tuple(self.parts[index] for index in indices) if self.parts else (),
+            sha256=sha256,
+        )
 
 
 def load_problems(
@@ -91,14 +108,14 @@ def load_problems(
             numbers.append(row.number)
         except RowError as error:
             bad_rows.append(BadRow(source=source, row=row.number, reason=str(error)))
-    return _make_set(source, problems, numbers, bad_rows)
+    return make_set(source, problems, numbers, bad_rows)
 
 
 def load_held_out(
     data: DataConfig, evaluation: EvalConfig, *, with_fields: bool = False
 ) -> ProblemSet | None:
-    """Problems for evaluation: eval.data where it is set, else the test split of data.train, read
-    with what `data` says of its subset and fields.
+    """Problems for evaluation: eval.data where it is set, else the test split of data.train, if
+    that is one source, read with what `data` says of its subset and fields.
 
     None when neither exists. Errors: UserError as of `load_problems`, and for keys of `eval` that
     are set though there is nothing to read with them.
@@ -115,18 +132,20 @@ def load_held_out(
             template=data.template,
             with_fields=with_fields,
         )
-    subset = evaluation.subset or data.subset
-    if data.train != ARITHMETIC and not has_split(data.train, split, subset, section="eval."):
+    subset, train = evaluation.subset or data.subset, data.train
+    if not isinstance(train, str) or (
+        train != ARITHMETIC and not has_split(train, split, subset, section="eval.")
+    ):
         keys = ("split", "subset", "problem_field", "answer_field")
         unused = [key for key in keys if getattr(evaluation, key) is not None]
         if unused:
             raise UserError(
-                f"eval.{unused[0]}={getattr(evaluation, unused[0])}: {data.train} has no split "
+                f"eval.{unused[0]}={getattr(evaluation, unused[0])}: {data.name} has no split "
                 f"{split!r} to evaluate on; set eval.data, or name a split it has as eval.split"
             )
         return None
     return load_problems(
-        data.train,
+        train,
         split=split,
         subset=subset,
         problem_field=evaluation.problem_field or data.problem_field,
@@ -143,21 +162,27 @@ def drop_unusable_prompts(
     """Move to the bad rows the problems whose encoded prompt is longer than the limit, and those
     that `encode` refuses.
     """
-    problems: list[Problem] = []
-    numbers: list[int] = []
+    kept: list[int] = []
     bad_rows = list(problem_set.bad_rows)
-    for problem, number in zip(problem_set.problems, problem_set.rows, strict=True):
+    for index, problem in enumerate(problem_set.problems):
         try:
             num_tokens = len(encode(problem))
             reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
         except PromptError as error:
             num_tokens, reason = max_prompt_tokens + 1, str(error)
         if num_tokens <= max_prompt_tokens:
-            problems.append(problem)
-            numbers.append(number)
+            kept.append(index)
         else:
-            bad_rows.append(BadRow(source=problem_set.name, row=number, reason=reason))
-    return _make_set(problem_set.name, problems, numbers, bad_rows)
+            source, row = problem_set.source_of(index), problem_set.rows[index]
+            bad_rows.append(BadRow(source=source, row=row, reason=reason))
+    return make_set(
+        problem_set.name,
+        (problem_set.problems[index] for index in kept),
+        (problem_set.rows[index] for index in kept),
+        bad_rows,
+        sources=problem_set.sources,
+        parts=tuple(problem_set.parts[index] for index in kept) if problem_set.parts else (),
+    )
 
 
 def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
@@ -187,12 +212,21 @@ def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
     problems = load_arithmetic(cast(Split, split))  # refuses another split itself
     if prompt_file is not None:
         problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
-    return _make_set(ARITHMETIC, problems, range(1, len(problems) + 1), [])
+    return make_set(ARITHMETIC, problems, range(1, len(problems) + 1), [])
 
 
-def _make_set(
-    name: str, problems: Iterable[Problem], numbers: Iterable[int], bad_rows: list[BadRow]
+def make_set(
+    name: str,
+    problems: Iterable[Problem],
+    numbers: Iterable[int],
+    bad_rows: list[BadRow],
+    *,
+    sources: tuple[str, ...] = (),
+    parts: tuple[int, ...] = (),
 ) -> ProblemSet:
+    """The set with its hash; arguments as in `ProblemSet`. Errors: `UserError` without a
+    problem.
+    """
     result = tuple(problems)
     if not result and not bad_rows:
         raise UserError(f"data: {name} is empty: it holds no row")
@@ -213,4 +247,6 @@ def _make_set(
         rows=tuple(numbers),
         bad_rows=tuple(bad_rows),
         sha256=digest.hexdigest(),
+        sources=sources,
+        parts=parts,
     )

@@ -2,7 +2,9 @@
 
 import random
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from math import floor
 
 from megatron_opsft.errors import UserError
 
@@ -28,15 +30,56 @@ class ProblemSampler:
     def indices(self, step: int) -> list[int]:
         """The `batch_size` problem indices of a step, counted from 0, in order."""
         first = step * self.batch_size
-        drawn = []
-        for position in range(first, first + self.batch_size):
-            epoch, offset = divmod(position, self.num_problems)
-            drawn.append(_permutation(self.seed, epoch, self.num_problems)[offset])
-        return drawn
+        return [
+            _drawn(f"{self.seed}", position, self.num_problems)
+            for position in range(first, first + self.batch_size)
+        ]
 
 
-@lru_cache(maxsize=4)
-def _permutation(seed: int, epoch: int, num_problems: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSampler:
+    """Several sources in turn, each by its weight and epoch after epoch in an order of its own.
+
+    members: the problem indices of each source, at least one. Stateless: among the first n draws
+    of a run are n times a source's share of the weights, give or take fewer draws than there are
+    sources, whatever the batch size.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    weights: tuple[float, ...]
+    batch_size: int
+    seed: int
+
+    def indices(self, step: int) -> list[int]:
+        """The `batch_size` problem indices of a step, counted from 0, in order."""
+        first = step * self.batch_size
+        return [self._at(position) for position in range(first, first + self.batch_size)]
+
+    def _at(self, position: int) -> int:
+        """What is drawn at a position of the run, from 0.
+
+        The first source takes those positions at which the whole part of position x share grows;
+        of the others, counted anew, the second takes its own, and so on. Fractions, so that it is
+        the same everywhere.
+        """
+        weights = [Fraction(str(weight)) for weight in self.weights]
+        for number, members in enumerate(self.members):
+            share = weights[number] / sum(weights[number:])
+            before = floor(position * share)
+            if floor((position + 1) * share) > before:
+                return members[_drawn(f"{self.seed}:{number}", before, len(members))]
+            position -= before
+        raise AssertionError("the last source has the whole share")
+
+
+def _drawn(name: str, position: int, num_problems: int) -> int:
+    """The `position`-th index of the epochs that go by a name."""
+    epoch, offset = divmod(position, num_problems)
+    return _permutation(name, epoch, num_problems)[offset]
+
+
+@lru_cache(maxsize=32)
+def _permutation(name: str, epoch: int, num_problems: int) -> tuple[int, ...]:
     order = list(range(num_problems))
-    random.Random(f"epoch:{seed}:{epoch}").shuffle(order)  # a generator of its own, seeded by text
+    random.Random(f"epoch:{name}:{epoch}").shuffle(order)  # a generator of its own, seeded by text
     return tuple(order)

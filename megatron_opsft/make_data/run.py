@@ -119,7 +119,7 @@ def manifest_of(config: Config, recipe: Recipe, num_problems: int) -> dict[str, 
     return {
         "method": config.method.model_dump(mode="json"),
         "model": config.model.path,
-        "problems": config.data.train,
+        "problems": config.data.name,
         "num_problems": num_problems,
         "template": config.data.template,
         "system_prompt": config.data.system_prompt,

@@ -67,7 +67,7 @@ def check_run(
         )
     _check_model(config)
     check_world(world_size, config.parallel)
-    for source in (config.data.train, config.eval.data):
+    for source in (*(part.path for part in config.data.parts), config.eval.data):
         if source is not None and source != ARITHMETIC:
             check_source(source)
     open_prompt_file(config.data.template)

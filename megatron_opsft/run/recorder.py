@@ -245,9 +245,8 @@ def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterato
     config = session.config
     run_dir = RunDir(config.run.dir)
     if session.layout.is_main:
-        run_dir.open(
-            resume=resume, overwrite=overwrite, needed=[session.model_dir, Path(config.data.train)]
-        )
+        sources = [Path(part.path) for part in config.data.parts]
+        run_dir.open(resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources])
     last_step = 0
     if resume and list_checkpoints(session.checkpointer.directory):
         _check_same_run(session, run_dir.path)

@@ -1,0 +1,248 @@
+"""Mixtures of sources, and problems chosen by how often a model solved them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked_cli import ROOT
+
+from megatron_opsft.config import Config, DataConfig
+from megatron_opsft.config_file import config_hash, load_config, to_yaml
+from megatron_opsft.data.duplicates import leave_out_duplicates
+from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.mixture import load_training, order_of
+from megatron_opsft.data.notes import describe_data
+from megatron_opsft.data.pass_rates import PassRate, keep_by_pass_rate
+from megatron_opsft.data.problem_cache import Encode, share_problems
+from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load_problems
+from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
+from megatron_opsft.data.sampler import MixtureSampler
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.pass_rates import read_pass_rates
+from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
+from megatron_opsft.records import FinishReason, Outcome
+
+MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
+
+
+def write_rows(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def config_of(train: object, *overrides: str) -> Config:
+    keys = ["model.path=m", f"data.train={json.dumps(train)}", *overrides]
+    return load_config(None, keys)
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> DataConfig:
+    """Six problems of a, asked for as `q`, and three of b, one of which a has too."""
+    a = [{"id": n, "q": f"a{n}", "answer": n} for n in range(6)]
+    b = [{"id": n, "problem": f"b{n}", "answer": n} for n in range(2)]
+    bad = {"problem": "b", "answer": None}
+    twice = {"id": 9, "problem": "a0", "answer": 0}
+    parts = [
+        {"path": write_rows(tmp_path / "a.jsonl", *a), "weight": 3, "problem_field": "q"},
+        {"path": write_rows(tmp_path / "b.jsonl", *b, bad, twice)},
+    ]
+    return config_of(parts).data
+
+
+def texts(problems: ProblemSet) -> list[str]:
+    return [problem.text for problem in problems.problems]
+
+
+def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataConfig) -> None:
+    read = load_training(mixed, with_fields=False)
+    assert texts(read) == [*(f"a{n}" for n in range(6)), "b0", "b1", "a0"]
+    assert [problem.id for problem in read.problems] == [*"012345", "0@2", "1@2", "9"]
+    assert read.parts == (0, 0, 0, 0, 0, 0, 1, 1, 1)
+    a, b = read.sources
+    assert read.name == f"{a} + {b}" == mixed.name
+    assert [(bad.source, bad.row) for bad in read.bad_rows] == [(b, 3)]
+    (repeated,) = leave_out_duplicates(read, "first").bad_rows[1:]
+    assert (repeated.source, repeated.row) == (b, 4)
+    assert repeated.reason == f"repeats: row 1 of {a} has the same problem"
+
+
+def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> None:
+    read = load_training(mixed, with_fields=False)
+    short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
+    train, held = take_held_out(leave_out_duplicates(short, "first"), 2, seed=0)
+    assert len(train.problems) + len(held.problems) == 7
+    for chosen in (short, train):
+        sources = [Path(chosen.source_of(n)).name for n in range(len(chosen.problems))]
+        ids = [problem.id for problem in chosen.problems]
+        assert sources == ["b.jsonl" if "@" in i or i == "9" else "a.jsonl" for i in ids]
+
+
+def test_it_is_shared_as_it_was_read(
+    mixed: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    encoder = PromptEncoder(tokenizer=load_tokenizer(MODEL), template="r1")
+
+    def read(encode: Encode) -> ProblemSet:
+        return drop_unusable_prompts(load_training(mixed, with_fields=False), encode, 1024)
+
+    alone = read(encoder.encode)
+    for _ in range(2):
+        shared, _ = share_problems(mixed, encoder, MODEL, read)
+        assert replace(shared, problems=tuple(shared.problems)) == alone
+
+
+def drawn(order: MixtureSampler, num: int) -> list[int]:
+    return [index for step in range(num) for index in order.indices(step)]
+
+
+def mixture(weights: Sequence[float], sizes: Sequence[int], batch_size: int = 8) -> MixtureSampler:
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    members = [tuple(range(a, a + size)) for a, size in zip(starts, sizes, strict=True)]
+    return MixtureSampler(
+        members=tuple(members), weights=tuple(weights), batch_size=batch_size, seed=5
+    )
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 1, 1), (0.1, 0.2, 0.7), (5, 0.01), (1, 2, 3, 4)])
+def test_draws_follow_the_weights_at_every_moment(weights: tuple[float, ...]) -> None:
+    sizes = [7, 100, 13, 50][: len(weights)]
+    order = mixture(weights, sizes)
+    ends = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+    counts = [0] * len(weights)
+    for n, index in enumerate(drawn(order, 150), start=1):
+        counts[next(place for place, end in enumerate(ends) if index < end)] += 1
+        wanted = [n * weight / sum(weights) for weight in weights]
+        assert max(abs(c - w) for c, w in zip(counts, wanted, strict=True)) < len(weights)
+
+
+def test_each_source_goes_through_epochs_of_its_own() -> None:
+    order = mixture((3, 1), (12, 5))
+    indices = drawn(order, 40)
+    for members in order.members:
+        own = [index for index in indices if index in members]
+        size = len(members)
+        epochs = [own[n : n + size] for n in range(0, len(own) - size + 1, size)]
+        assert len(epochs) > 10
+        assert all(sorted(epoch) == list(members) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) > 10
+
+
+def test_draws_depend_on_seed_and_position_alone() -> None:
+    order = mixture((3, 1), (12, 5))
+    assert drawn(order, 12) == drawn(mixture((3, 1), (12, 5), batch_size=12), 8)
+    assert drawn(order, 8)[56:] == mixture((3, 1), (12, 5)).indices(7)
+    assert drawn(order, 4) != drawn(replace(order, seed=6), 4)
+
+
+def test_the_order_is_the_same_in_every_release() -> None:
+    assert mixture((3, 1), (12, 5)).indices(0) == [14, 2, 9, 10, 15, 7, 5, 3]
+
+
+def test_a_part_of_which_nothing_is_left_is_a_user_error(mixed: DataConfig) -> None:
+    read = load_training(mixed, with_fields=False)
+    assert isinstance(order_of(read, mixed, 0), MixtureSampler)
+    with pytest.raises(UserError, match=r"no problem of .*b\.jsonl is left"):
+        order_of(read.pick(range(6), sha256="x"), mixed, 0)
+
+
+def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> None:
+    config = load_config(None, ["model.path=m", "data.train=x", "run.steps=2"])
+    config = config.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
+    read = load_training(mixed, with_fields=False)
+    said = describe_data(config, read.pick(range(7), sha256="x"), read)
+    through = [line for line in said if "go through" in line]
+    assert through == [
+        f"2 steps of 1 problems go through the 1 problems of {read.sources[1]} 2.0 times"
+    ]
+
+
+def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
+    config = config_of([{"path": "a", "weight": 2}, {"path": "~/b"}])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    assert load_config(file) == config
+    assert config.data.parts[1].path == str(Path.home() / "b")
+    hashes = [config_hash(c) for c in (config_of("a"), config_of([{"path": "a"}]), config)]
+    assert len(set(hashes)) == 3
+
+
+@pytest.mark.parametrize(
+    ("train", "reason"),
+    [
+        ([], r"a list of \{path: ..., weight: ...\}"),
+        (5, r"a list of \{path: ..., weight: ...\}"),
+        ([{"path": "a"}, {"path": "b", "weight": 0}], "entry 2: weight: Input should be greater"),
+        ([{"path": "a", "wieght": 1}], r"entry 1: wieght: .*an entry has path, weight, split"),
+        (["a"], "entry 1: Input should be a valid dictionary"),
+    ],
+)
+def test_a_wrong_mixture_is_one_line(train: object, reason: str) -> None:
+    with pytest.raises(UserError, match=f"config key data.train=.*{reason}") as caught:
+        config_of(train)
+    assert "\n" not in str(caught.value)
+
+
+def evaluated(directory: Path, *solved: int) -> Path:
+    """Samples of the arithmetic's first problems: of four responses so many are correct."""
+    problems = load_problems("arithmetic", split="train").problems
+    files = SampleFiles(directory)
+    for problem, num in zip(problems, solved, strict=False):
+        files.append(
+            "mine",
+            [
+                StoredSample(
+                    problem_id=problem.id,
+                    sample_index=index,
+                    outcome=Outcome.CORRECT if index < num else Outcome.WRONG,
+                    answer="",
+                    gold=problem.answer,
+                    finish_reason=FinishReason.STOP,
+                    num_tokens=1,
+                    extra_tokens=0,
+                    text="",
+                )
+                for index in range(4)
+            ],
+        )
+    files.close()
+    return directory
+
+
+def test_problems_are_kept_by_their_pass_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Results:
+        benchmarks = {"mine": None}
+
+    directory = evaluated(tmp_path, 0, 1, 2, 4)
+    monkeypatch.setattr("megatron_opsft.evaluate.pass_rates.read_results", lambda _: Results)
+    rates = read_pass_rates(directory)
+    problems = load_problems("arithmetic", split="train")
+    assert [rates[p.id].rate for p in problems.problems[:4]] == [0, 0.25, 0.5, 1]
+    kept = keep_by_pass_rate(problems, rates, (0.25, 0.5))
+    assert kept.rows == (2, 3)
+    assert [(bad.row, bad.reason) for bad in kept.bad_rows[:3]] == [
+        (1, "its pass rate is 0; data.pass_rate=0.25 to 0.5"),
+        (4, "its pass rate is 1; data.pass_rate=0.25 to 0.5"),
+        (5, "its pass rate was not evaluated; data.pass_rate=0.25 to 0.5"),
+    ]
+    assert len(kept.bad_rows) == len(problems.problems) - 2
+    assert kept.sha256 != problems.sha256 != keep_by_pass_rate(problems, rates, (0, 1)).sha256
+    with pytest.raises(UserError, match=r"0.6 to 0.9: none of the 8192 problems of arithmetic"):
+        keep_by_pass_rate(problems, rates, (0.6, 0.9))
+    other = {problems.problems[0].id: PassRate(rate=0.5, gold="77")}
+    with pytest.raises(UserError, match=r"of other problems: the answer of .* is '77' there"):
+        keep_by_pass_rate(problems, other, (0, 1))
+
+
+def test_keys_of_the_pass_rate_go_together(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="go together; set both"):
+        config_of("a", "data.pass_rate=[0.1,0.9]")
+    with pytest.raises(UserError, match=r"write \[LOW, HIGH\]"):
+        config_of("a", "data.pass_rate=[0.9,0.1]", "data.pass_rate_from=x")
+    with pytest.raises(UserError, match=r"data.pass_rate_from=.*results.json: not found"):
+        read_pass_rates(tmp_path)
