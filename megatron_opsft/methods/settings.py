@@ -106,6 +106,11 @@ class MethodSettings(Section):
         return False
 
     @property
+    def learns_from_rejected(self) -> bool:
+        """Whether wrong, cut and long responses are trained on too."""
+        return False
+
+    @property
     def has_fixed_data(self) -> bool:
         """Whether nothing is sampled: responses and their advantages come from a file."""
         return False
@@ -141,6 +146,10 @@ class PolicySettings(MethodSettings):
 
     @property
     def compares_group(self) -> bool:
+        return True
+
+    @property
+    def learns_from_rejected(self) -> bool:
         return True
 
     @property

@@ -1,6 +1,8 @@
 """Everything that can be wrong with a run before a device is there: the checks of the trainer."""
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.rollout.limits import (
@@ -46,6 +48,23 @@ def _check_engines(job: TrainingJob) -> None:
     check_engine_ranks(rollout, job.world_size)
 
 
+def _uncounted(settings: MethodSettings) -> list[str]:
+    method = METHODS[settings.name]
+    notes = []
+    if method.refill is not None:
+        notes.append(
+            f"{settings.name} draws problems again, up to {method.refill.at_most(settings)} times "
+            "a step, where groups teach nothing: one draw is counted"
+        )
+    if method.monitor is not None:
+        problems, samples = method.monitor.size(settings)
+        notes.append(
+            f"{settings.name} samples {samples} responses to each of {problems} monitor problems "
+            "from time to time: they are not counted"
+        )
+    return notes
+
+
 def notes_of(job: TrainingJob) -> list[str]:
     """What is allowed but wasteful or unwise: one line each."""
     config, hardware = job.config, job.hardware
@@ -68,8 +87,10 @@ def notes_of(job: TrainingJob) -> list[str]:
             f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
             "fillers"
         )
-    if config.rollout.temperature != 1.0:
-        notes.append(f"rollout.temperature={config.rollout.temperature} is not on-policy; use 1.0")
+    temperature = config.rollout.temperature
+    if config.method.objective(temperature).temperature != temperature:
+        notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
+    notes += _uncounted(config.method)
     if config.rollout.placement == "separate":
         notes.append(
             "separate engines never sleep: each is counted on the device of the rank that asks it"

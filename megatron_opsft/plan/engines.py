@@ -100,8 +100,15 @@ class RolloutEstimate:
     slots: int
 
 
+NOTHING_SAMPLED = RolloutEstimate(
+    prefill=0.0, decode=0.0, decode_overhead=0.0, verify=0.0, tail=0.0, slots=0
+)
+
+
 def estimate_rollout(job: TrainingJob, workload: Workload) -> RolloutEstimate:
-    """All engines decode, then all ranks verify."""
+    """All engines decode, then all ranks verify; with fixed data there is nothing to do."""
+    if not workload.lengths:
+        return NOTHING_SAMPLED
     # The trainer's layout plays no part: a search meets the same few rollouts again and again.
     trainer = {"parallel": ParallelConfig(), "train": TrainConfig()}
     return _estimate(replace(job, config=job.config.model_copy(update=trainer)), workload)

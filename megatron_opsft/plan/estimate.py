@@ -13,6 +13,7 @@ from megatron_opsft.plan.memory import (
     kv_bytes_per_token,
     rank_memory,
 )
+from megatron_opsft.plan.reference import reference_host_bytes, with_reference
 from megatron_opsft.plan.step import StepEstimate, estimate_step
 from megatron_opsft.plan.training import training_flops
 
@@ -25,7 +26,8 @@ class RunEstimate:
     """All that is said about a job. memory: of every pipeline stage.
 
     tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
-    products over the whole step. kv_tokens: that one engine's cache holds.
+    products over the whole step. kv_tokens: that one engine's cache holds. reference_host_bytes: of
+    the reference model, in a node's CPU memory.
     """
 
     job: TrainingJob
@@ -36,6 +38,7 @@ class RunEstimate:
     checkpoint: CheckpointEstimate
     num_steps: int
     problems: list[str]
+    reference_host_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -82,7 +85,7 @@ class RunEstimate:
     def bottleneck(self) -> str:
         """The longest phase, and what takes it longest."""
         step = self.step
-        phases = ("rollout", "verify", "train", "push")
+        phases = ("rollout", "verify", "reference", "old_logprob", "train", "push")
         name = max(phases, key=lambda phase: float(getattr(step, phase)))
         share = getattr(step, name) / step.total
         return f"{name}, {share:.0%} of a step: {self._reason(name)}"
@@ -106,6 +109,8 @@ class RunEstimate:
             return f"products, at {self.mfu:.0%} of peak"
         if phase == "verify":
             return "too few CPU cores for the answers"
+        if phase in ("reference", "old_logprob"):
+            return "passes that score all responses"
         return "weights between trainer and engines"
 
 
@@ -114,7 +119,10 @@ def estimate_run(
 ) -> RunEstimate:
     """stages: of `ranks.build_stages`, or of `stages.count_stages`."""
     step = estimate_step(job, workload, stages)
-    memory = [rank_memory(job, stage, max(1, step.num_microbatches)) for stage in stages]
+    num_microbatches = -(-step.num_microbatches // job.config.method.num_updates)
+    memory = [
+        with_reference(job, rank_memory(job, stage, max(1, num_microbatches))) for stage in stages
+    ]
     kv_tokens = int(max(0.0, memory[0].kv_cache) / kv_bytes_per_token(job))
     return RunEstimate(
         job=job,
@@ -125,6 +133,7 @@ def estimate_run(
         checkpoint=estimate_checkpoint(job, stages),
         num_steps=num_steps,
         problems=_problems(job, memory, kv_tokens),
+        reference_host_bytes=reference_host_bytes(job, stages),
     )
 
 
@@ -132,11 +141,14 @@ def host_notes(run: RunEstimate) -> list[str]:
     """What the nodes' CPU memory is too small for: one line each. Devices decide whether a run
     fits, since how much CPU memory a node has is not theirs to say.
     """
-    needed, there = run.checkpoint.saved_bytes, run.job.host_bytes_per_node
+    there = run.job.host_bytes_per_node
+    needed = run.checkpoint.saved_bytes + run.reference_host_bytes
     if needed <= there:
         return []
+    with_reference = run.reference_host_bytes > 0
+    what = "a checkpoint and the reference model need" if with_reference else "a checkpoint needs"
     return [
-        f"a checkpoint needs {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
+        f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
         f"{there / 1e9:,.0f}; use more nodes"
     ]
 
@@ -207,6 +219,9 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "steps": run.num_steps,
         "device_hours": run.device_hours,
         "price": run.price,
-        "mean_response_tokens": run.workload.sampled_tokens / len(run.workload.lengths),
+        "mean_response_tokens": run.workload.mean_tokens,
         "num_accepted": len(run.workload.accepted),
+        "method": job.config.method.name,
+        "num_updates": job.config.method.num_updates,
+        "reference_host_bytes": run.reference_host_bytes,
     }

@@ -89,6 +89,17 @@ class TrainingJob:
         return self.config.data.prompts_per_step * self.config.rollout.group_size
 
     @property
+    def keeps_reference(self) -> bool:
+        """Whether there is a reference model."""
+        return self.config.method.objective(self.config.rollout.temperature).beta > 0
+
+    @property
+    def scores_before(self) -> bool:
+        """Whether the policy that sampled is scored before the first update."""
+        method = self.config.method
+        return method.num_updates > 1 and not method.has_fixed_data
+
+    @property
     def engine_tp(self) -> int:
         """Ranks of one rollout engine."""
         return self.config.rollout.tp

@@ -21,7 +21,8 @@ class Workload:
     """The responses of one step of all ranks.
 
     lengths: sampled tokens, in the order in which they are asked for. accepted: those of the
-    responses trained on. prompt_tokens: mean of a prompt; limit: of a response.
+    responses trained on, which may not be accepted at all (`plan.learning`). prompt_tokens: mean of
+    a prompt; limit: of a response.
     """
 
     lengths: tuple[int, ...]
@@ -32,6 +33,11 @@ class Workload:
     @property
     def sampled_tokens(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a sampled response; 0 where none is sampled."""
+        return self.sampled_tokens / len(self.lengths) if self.lengths else 0.0
 
     @property
     def trained_tokens(self) -> int:

@@ -13,6 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.learning import learned_by
 from megatron_opsft.plan.lengths import Workload, mean_before_the_cut, quantiles, shuffled
 from megatron_opsft.plan.traces import read_step, replay
 from megatron_opsft.report.lines import read_json_lines
@@ -96,7 +97,7 @@ def _measured_step(
         workload = _from_means(line, job, prompt_tokens, sigma)
     return MeasuredStep(
         step=int(line["step"]),
-        workload=workload,
+        workload=learned_by(job.config, workload),
         seconds={phase: line[f"{key}_seconds"] for phase, key in PHASES.items()},
         total=line["step_seconds"],
     )

@@ -59,6 +59,7 @@ class Stage:
 class RankMemory:
     """Bytes on one rank of a stage. kv_cache: what is left for keys and values; engine_extra:
     graphs and profiled activations of the engine; loss and recompute exist one after the other.
+    reference: of a reference model on the device, which `plan.reference` adds.
     """
 
     stage: Stage
@@ -74,6 +75,7 @@ class RankMemory:
     train: float
     push: float
     limit: float
+    reference: float = 0.0
 
     @property
     def peak(self) -> float:

@@ -36,7 +36,12 @@ MeanTokens = Annotated[
 Sigma = Annotated[
     float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
 ]
-Acceptance = Annotated[float, typer.Option(min=0, max=1, help="Share of responses trained on.")]
+Acceptance = Annotated[
+    float,
+    typer.Option(
+        min=0, max=1, help="Share of responses that are correct and finished: on_policy_sft's."
+    ),
+]
 PromptTokens = Annotated[
     int, typer.Option(min=1, help="Mean tokens of a prompt, where nothing else says.")
 ]
@@ -57,13 +62,14 @@ class ResponseOptions:
 
     def workload(self, job: "TrainingJob", seed: int | None = None) -> "Workload":
         """One step of a job. seed: of the draws; None: quantiles of the log-normal, no chance."""
+        from megatron_opsft.plan.learning import learned_by
         from megatron_opsft.plan.lengths import make_workload, usual_mean_tokens
         from megatron_opsft.plan.traces import draw_from_trace
 
         limit = job.config.rollout.max_response_tokens
         prompt_tokens = min(self.prompt_tokens, job.config.data.max_prompt_tokens)
         if self.trace is not None:
-            return draw_from_trace(
+            workload = draw_from_trace(
                 self.trace,
                 num_prompts=job.config.data.prompts_per_step,
                 group_size=job.config.rollout.group_size,
@@ -71,15 +77,17 @@ class ResponseOptions:
                 prompt_tokens=prompt_tokens,
                 seed=seed or 0,
             )
-        return make_workload(
-            job.num_responses,
-            mean_tokens=self.mean_tokens or usual_mean_tokens(limit),
-            sigma=self.sigma,
-            limit=limit,
-            acceptance=self.acceptance,
-            prompt_tokens=prompt_tokens,
-            seed=seed,
-        )
+        else:
+            workload = make_workload(
+                job.num_responses,
+                mean_tokens=self.mean_tokens or usual_mean_tokens(limit),
+                sigma=self.sigma,
+                limit=limit,
+                acceptance=self.acceptance,
+                prompt_tokens=prompt_tokens,
+                seed=seed,
+            )
+        return learned_by(job.config, workload)
 
 
 def load_device(

@@ -1,4 +1,5 @@
-"""What `plan` says of a shipped configuration, as comments at its head; pure but for reading files.
+"""What `plan` says of a shipped configuration, as comments at its head, and of all methods', as a
+table; pure but for reading files.
 
 A block of comments names the commands, `megatron-opsft plan FILE --nodes N --gpu DEVICE`; what
 follows each is written here, from the plan that the command makes.
@@ -32,6 +33,8 @@ FIRST_LINE = (
     "# What these commands predict (tools/update_presets.py writes it; nothing is measured yet):"
 )
 LAST_LINE = "# End of the prediction."
+TABLE_BEGINS = "<!-- tools/update_presets.py writes this -->\n"
+TABLE_ENDS = "<!-- end -->\n"
 _COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes (\d+) --gpu (\w+)$", re.MULTILINE)
 _WIDTH = 100
 
@@ -65,6 +68,32 @@ def with_figures(path: Path) -> str:
         )
         written += [command[0], *_comment(_sentences(now, start))]
     return before + "\n".join([FIRST_LINE, *written, LAST_LINE, ""]) + after
+
+
+def methods_table(folder: Path) -> str:
+    """Markdown of what a plan says of every method's preset with the paper's settings, on a node of
+    8 H100.
+    """
+    names = ("rollout", "old log-probs", "reference", "train", "push", "step")
+    columns = ("method", "trained responses", *(f"{name} s" for name in names), "GB free")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for path in sorted(folder.glob("*_paper.yaml")):
+        config = load_config(path)
+        plan = estimate_preset(config, 1, "h100", at_start=False)
+        step = plan.step
+        seconds = (step.rollout, step.old_logprob, step.reference, step.train, step.push)
+        cells = [f"`{config.method.name}`", str(len(plan.workload.accepted))]
+        cells += [f"{each:.1f}" if each else "-" for each in (*seconds, step.total)]
+        lines.append("| " + " | ".join([*cells, _gb(plan.worst.margin)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def with_methods_table(page: str, folder: Path) -> str:
+    """The page with the table as it is now, between its marks."""
+    before, _, rest = page.partition(TABLE_BEGINS)
+    _, end, after = rest.partition(TABLE_ENDS)
+    assert end, "the page has no marks for the table"
+    return before + TABLE_BEGINS + methods_table(folder) + TABLE_ENDS + after
 
 
 def estimate_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> RunEstimate:

@@ -11,6 +11,7 @@ from megatron_opsft.plan.engines import estimate_rollout
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import Stage, engine_elements
+from megatron_opsft.plan.reference import exchange_seconds
 from megatron_opsft.plan.seconds import push_seconds
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.training import estimate_training, gather_in_push_seconds
@@ -26,7 +27,9 @@ class StepEstimate:
 
     Seconds that a rank waits, means over all ranks: rollout_tail for the slowest engine and
     verification, pipeline_bubble inside of its own pipeline, slowest_rank for another pipeline.
-    slots: responses that an engine decodes at once; num_microbatches: of each data-parallel rank.
+    slots: responses that an engine decodes at once; num_microbatches: of each data-parallel rank,
+    of all updates. reference, old_logprob: passes of the reference model and of the policy that
+    sampled, where the method asks for them.
     """
 
     prefill: float
@@ -43,6 +46,8 @@ class StepEstimate:
     slowest_rank: float
     slots: int
     num_microbatches: int
+    reference: float = 0.0
+    old_logprob: float = 0.0
 
     @property
     def rollout(self) -> float:
@@ -50,7 +55,8 @@ class StepEstimate:
 
     @property
     def total(self) -> float:
-        return self.rollout + self.verify + self.train + self.push
+        scored = self.reference + self.old_logprob
+        return self.rollout + self.verify + scored + self.train + self.push
 
     @property
     def waiting(self) -> float:
@@ -83,7 +89,16 @@ def estimate_step(
         slowest_rank=training.slowest_rank,
         slots=rollout.slots,
         num_microbatches=training.num_microbatches,
+        reference=_reference_seconds(job, stages, training.score),
+        old_logprob=training.score if job.scores_before else 0.0,
     )
+
+
+def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) -> float:
+    """Its weights change places with the model's for each update's micro-batches."""
+    if not (job.keeps_reference and score):
+        return 0.0
+    return score + job.config.method.num_updates * exchange_seconds(job, stages)
 
 
 def push_bytes(job: TrainingJob) -> tuple[float, float]:

@@ -77,6 +77,7 @@ def _memory_table(run: RunEstimate) -> Table:
         ("activations", lambda r: r.activations),
         ("backward pass, recomputation", lambda r: r.recompute),
         ("loss", lambda r: r.loss),
+        ("reference model", lambda r: r.reference),
         ("push buckets", lambda r: r.push_buckets),
         ("engine weights", lambda r: r.engine_weights),
         ("engine, other", lambda r: r.engine_extra),
@@ -97,7 +98,14 @@ def _checkpoint(run: RunEstimate) -> str:
         f"checkpoint: {_gb(saved.total_bytes)} GB; a node writes {_gb(saved.saved_bytes)} GB from "
         f"as much host memory (of {_gb(there)}) in {saved.save_seconds:,.1f} s behind the next "
         f"steps, and reads {_gb(saved.resume_bytes)} GB in {saved.resume_seconds:,.1f} s to resume"
+        + _reference(run)
     )
+
+
+def _reference(run: RunEstimate) -> str:
+    if not run.reference_host_bytes:
+        return ""
+    return f"; the reference model is in {_gb(run.reference_host_bytes)} GB of a node's host memory"
 
 
 def _gb(num_bytes: float) -> str:
@@ -110,30 +118,39 @@ def _step_table(run: RunEstimate) -> Table:
     for column, justify in (("phase", "left"), ("seconds", "right"), ("share", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     table.add_column("of which")
-    mean = work.sampled_tokens / len(work.lengths)
-    rows = (
+    method = job.config.method
+    trained = "sampled" if method.learns_from_rejected else "accepted"
+    sampled = (
+        f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, {step.slots} "
+        f"at once in an engine (its cache holds {run.kv_tokens:,} tokens)"
+    )
+    if method.has_fixed_data:
+        trained, sampled = "stored", "nothing is sampled"
+    rows: list[tuple[str, float, str]] = [
         (
             "rollout",
             step.rollout,
-            f"{len(work.lengths)} responses of {mean:.0f} tokens on average, {step.slots} at once "
-            f"in an engine (its cache holds {run.kv_tokens:,} tokens)",
+            sampled,
         ),
         (
             "verify",
             step.verify,
             f"on {job.cores_per_rank * job.world_size:.0f} CPU cores",
         ),
+        ("old log-probs", step.old_logprob, "of the policy that sampled, before several updates"),
+        ("reference", step.reference, "log-probs of the reference model, in the model's place"),
         (
             "train",
             step.train,
-            f"{len(work.accepted)} accepted responses, {step.num_microbatches} micro-batches a "
-            f"rank; bubbles {step.bubble:.0%}, exchange {step.exchange:.2f} s, update "
-            f"{step.update:.2f} s; MFU {run.mfu:.1%}",
+            f"{len(work.accepted)} {trained} responses, updates: {method.num_updates}, "
+            f"{step.num_microbatches} micro-batches a rank; bubbles {step.bubble:.0%}, exchange "
+            f"{step.exchange:.2f} s, update {step.update:.2f} s; MFU {run.mfu:.1%}",
         ),
         ("push", step.push, "updated weights into the engines, with proof"),
-    )
-    for name, seconds, what in rows:
-        table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", what)
+    ]
+    for name, seconds, about in rows:
+        if seconds or name not in ("old log-probs", "reference"):
+            table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", about)
     table.add_section()
     table.add_row(
         "step",

@@ -7,7 +7,7 @@ the same time.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ from megatron_opsft.architectures.flops import forward_flops, quadratic_at
 from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.plan.cores import shared_ends
 from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.learning import updates_of
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.plan.pipeline import pipeline_ends
@@ -37,7 +38,8 @@ class TrainingEstimate:
     """Seconds; total: from the exchange of the accepted samples to the end of the update.
 
     exchange: of samples, gradients and weights, as far as no pass hides it. Means over the ranks:
-    passes; bubble: waiting inside of a rank's own pipeline; slowest_rank: for another one.
+    passes; bubble: waiting inside of a rank's own pipeline; slowest_rank: for another one. All are
+    sums over the updates of the batch. score: the forward passes of all, which are not in `total`.
     """
 
     total: float = 0.0
@@ -47,14 +49,34 @@ class TrainingEstimate:
     bubble: float = 0.0
     slowest_rank: float = 0.0
     num_microbatches: int = 0
+    score: float = 0.0
 
 
 def estimate_training(
     job: TrainingJob, stages: Sequence[Stage], workload: Workload
 ) -> TrainingEstimate:
     """One step on all ranks; nothing accepted takes no time."""
-    if not workload.accepted:
+    updates = [
+        _estimate_update(job, stages, part)
+        for part in updates_of(job.config, workload)
+        if part.accepted
+    ]
+    if not updates:
         return TrainingEstimate()
+    summed = {
+        each.name: sum(getattr(update, each.name) for update in updates)
+        for each in fields(TrainingEstimate)
+    }
+    samples = sample_exchange_seconds(job, workload)
+    summed["total"] += samples
+    summed["exchange"] += samples
+    return TrainingEstimate(**summed)
+
+
+def _estimate_update(
+    job: TrainingJob, stages: Sequence[Stage], workload: Workload
+) -> TrainingEstimate:
+    """One optimizer step, its samples being there."""
     forward, backward = _passes(job, stages, workload)
     passes = (forward + backward).sum(axis=(1, 3))
     ends = pipeline_ends(forward, backward)
@@ -69,18 +91,24 @@ def estimate_training(
     update = np.array([optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages])
     update *= crowd
     gathered = update + [gather_in_train_seconds(job, stage) for stage in stages]
-    samples = sample_exchange_seconds(job, workload)
     after = gathered.max()
     waits_for_others = (reduced - pipelines - reduce[:, None]).clip(0) + (after - gathered)[:, None]
     return TrainingEstimate(
-        total=float(samples + reduced + after),
-        exchange=float(samples + reduced - ends.max() + after - update.max()),
+        total=float(reduced + after),
+        exchange=float(reduced - ends.max() + after - update.max()),
         update=float(update.max()),
         passes=float(passes.mean()),
         bubble=float((pipelines - passes).clip(0).mean()),
         slowest_rank=float(waits_for_others.mean()),
         num_microbatches=forward.shape[3],
+        score=_score_seconds(job, forward),
     )
+
+
+def _score_seconds(job: TrainingJob, forward: Any) -> float:
+    """The forward passes alone, until the slowest pipeline is through."""
+    ends = pipeline_ends(forward, np.zeros_like(forward))
+    return float((ends * _crowding(job, forward.sum(axis=(1, 3)), ends)).max())
 
 
 def _passes(job: TrainingJob, stages: Sequence[Stage], workload: Workload) -> tuple[Any, Any]:

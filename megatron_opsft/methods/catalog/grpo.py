@@ -52,6 +52,10 @@ class GrpoSettings(GroupNormalizedSettings):
     def compares_group(self) -> bool:
         return self.advantage != "identity"
 
+    @property
+    def learns_from_rejected(self) -> bool:
+        return self.compares_group or self.beta > 0
+
 
 class DrGrpoSettings(PolicySettings):
     """No standard deviation, no length of the response, no divergence."""
