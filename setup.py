@@ -59,7 +59,9 @@ setup(
         "wandb": ["wandb"],
         "test": [
             "hypothesis>=6.100",
+            "ipykernel>=6",
             "mypy>=1.13",
+            "nbclient>=0.10",
             "pytest>=8",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",

@@ -1,3 +1,32 @@
-"""megatron_opsft: on-policy SFT for shorter reasoning, on Megatron-Core."""
+"""megatron_opsft: on-policy SFT for shorter reasoning, on Megatron-Core.
 
+The functions are imported when they are asked for: `import megatron_opsft` costs nothing.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from megatron_opsft.api import Callback, TrainedRun, convert, evaluate, load_config, train
+
+__all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
 __version__ = "0.1.0"
+
+
+class _Package(ModuleType):
+    """Some of the functions have the name of a module, which an import would put in their place."""
+
+    def __getattr__(self, name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from megatron_opsft import api
+
+        return getattr(api, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in __all__:
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

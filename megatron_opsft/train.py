@@ -7,7 +7,9 @@ does alone is in the called functions.
 """
 
 import logging
+from collections.abc import Sequence
 
+from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.fixed_batch import stored_batch
@@ -30,18 +32,24 @@ from megatron_opsft.step_batch import (
 log = logging.getLogger("megatron_opsft")
 
 
-def train(config: Config, *, resume: bool = False, overwrite: bool = False) -> int:
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> int:
     """Run `config.run.steps` steps; returns the process's exit code.
 
     0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
     with `resume`. Called by every rank. Errors: `UserError` before anything is computed,
-    `NonFiniteError` with the batch saved.
+    `NonFiniteError` with the batch saved. callbacks: hear of it on rank 0.
     """
     stop = StopSignal(config.run.max_minutes)
     with (
         heartbeat(),
         open_session(config, resume=resume) as s,
-        open_recorder(s, resume=resume, overwrite=overwrite) as recorder,
+        open_recorder(s, resume=resume, overwrite=overwrite, callbacks=callbacks) as recorder,
     ):
         announce("giving the weights to the rollout engine, and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))

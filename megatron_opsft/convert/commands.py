@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -74,9 +74,9 @@ def to_megatron(
 
     It loads at any TP x PP x VPP (x EP). The same command continues a killed conversion.
     """
-    from megatron_opsft.storage.model_paths import resolve_model
+    from megatron_opsft.convert.paths import find_source
 
-    model = resolve_model(hf, option="--hf")
+    model = find_source(hf, "megatron")
     _convert(model, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
 
 
@@ -106,9 +106,9 @@ def to_hf(
     The checkpoint may be one of a training run, at any parallel layout. The same command continues
     a killed conversion.
     """
-    from megatron_opsft.storage.model_paths import newest_checkpoint
+    from megatron_opsft.convert.paths import find_source
 
-    checkpoint = newest_checkpoint(megatron)
+    checkpoint = find_source(str(megatron), "hf")
     _convert(
         checkpoint, config_from, out, "hf", dtype, shard_size, overwrite, verify, as_json, workers
     )
@@ -140,7 +140,7 @@ def _convert(
     directory: Path,
     config_from: Path | None,
     out: Path,
-    to: str,
+    to: Literal["hf", "megatron"],
     dtype: DtypeName | None,
     shard_size: str,
     overwrite: bool,
@@ -148,30 +148,23 @@ def _convert(
     as_json: bool,
     workers: int,
 ) -> None:
-    _check_paths(directory, out, overwrite)
-    import torch
+    from megatron_opsft.convert.paths import check_paths
 
+    check_paths(directory, out, overwrite=overwrite)
+    from megatron_opsft.convert.model import convert_model
     from megatron_opsft.convert.progress import in_words
-    from megatron_opsft.convert.run import Settings, convert
 
-    source = _open(directory, config_from)
-    if source.is_megatron == (to == "megatron"):
-        kind = "Megatron checkpoint" if source.is_megatron else "Hugging Face directory"
-        raise UserError(f"{directory} is a {kind} already; convert it the other way")
-    settings = Settings(
-        dtype=getattr(torch, dtype.value) if dtype else None,
+    figures = convert_model(
+        directory,
+        out,
+        to,
+        config_from=config_from,
+        dtype=dtype.value if dtype else None,
         max_shard_bytes=parse_size(shard_size),
-        workers=workers,
         overwrite=overwrite,
+        verify=verify,
+        workers=workers,
     )
-    figures = convert(source, out, "hf" if to == "hf" else "megatron", settings)
-    if verify:
-        from megatron_opsft.convert.compare import differing_tensors
-
-        wanted = settings.dtype or source.only_dtype()
-        if lines := differing_tensors(source, _open(out, None), dtype=wanted, workers=workers):
-            raise UserError(f"{out} differs from {directory}: {'; '.join(lines[:4])}")
-        figures = dataclasses.replace(figures, verified=True)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(figures)))
     elif figures.already_complete:
@@ -182,19 +175,6 @@ def _convert(
             f"wrote {out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
             f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
         )
-
-
-def _check_paths(directory: Path, out: Path, overwrite: bool) -> None:
-    """What needs no torch. Errors: `UserError` for no source, and for an output that is there and
-    was not made by a conversion.
-    """
-    from megatron_opsft.storage.known_files import RECORD_NAME
-    from megatron_opsft.storage.replacing import check_out
-
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a directory")
-    if not (out / RECORD_NAME).is_file():
-        check_out(out, [directory], overwrite=overwrite)
 
 
 def _directory_of(name: str) -> Path:

@@ -23,6 +23,7 @@ from megatron_opsft.storage.replacing import check_out
 from megatron_opsft.weights.rectangles import Rect
 
 Format = Literal["megatron", "hf"]
+MAX_SHARD_BYTES = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Settings:
     """How to write: dtype None keeps the source's; bytes of a file; threads."""
 
     dtype: torch.dtype | None = None
-    max_shard_bytes: int = 5_000_000_000
+    max_shard_bytes: int = MAX_SHARD_BYTES
     workers: int = 1
     overwrite: bool = False
 

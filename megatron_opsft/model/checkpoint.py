@@ -62,6 +62,7 @@ class Checkpointer:
         self._optimizer = optimizer
         self._keep = keep
         self._reference = reference
+        self.published: tuple[int, Path] | None = None  # on rank 0: the last that appeared
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
     def _state(self) -> dict[str, Any]:
@@ -143,6 +144,7 @@ class Checkpointer:
             os.rename(final, before)
         os.rename(partial, final)
         sync_path(self.directory)
+        self.published = (step, final)
         shutil.rmtree(before, ignore_errors=True)
         for old in list_checkpoints(self.directory)[: -self._keep]:
             # The manifest first: a half-deleted checkpoint must not look whole.

@@ -1,12 +1,13 @@
 """What a run writes down, and how it finds its place again."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
+from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
@@ -35,8 +36,16 @@ from megatron_opsft.storage.hf_writer import write_hf_model
 class RunRecorder:
     """The records of one run. Methods are called by every rank; rank 0 writes."""
 
-    def __init__(self, session: Session, run_dir: RunDir, last_step: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        run_dir: RunDir,
+        last_step: int,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self._s = session
+        self._callbacks = callbacks
+        self._told: tuple[int, Path] | None = None
         self._dir = run_dir
         self._acceptance = AcceptanceNotes(run_dir.path, session.config.rollout.max_response_tokens)
         self._last_words = ""
@@ -91,6 +100,8 @@ class RunRecorder:
         }
         self._log.step(metrics)
         self._acceptance.note(metrics)
+        for callback in self._callbacks:
+            callback.on_step(metrics)
 
     def say_stopped(self, step: int) -> None:
         """The last line of a run that was asked to stop, its checkpoint written."""
@@ -128,15 +139,16 @@ class RunRecorder:
         announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
         result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
         if self._log is not None:
-            self._log.evaluation(
-                {
-                    "step": step,
-                    "eval_accuracy": result.accuracy,
-                    "eval_mean_response_tokens": result.mean_response_tokens,
-                    "eval_samples": result.num_samples,
-                    **lengths_for_notes(result.correct_lengths),
-                }
-            )
+            metrics = {
+                "step": step,
+                "eval_accuracy": result.accuracy,
+                "eval_mean_response_tokens": result.mean_response_tokens,
+                "eval_samples": result.num_samples,
+                **lengths_for_notes(result.correct_lengths),
+            }
+            self._log.evaluation(metrics)
+            for callback in self._callbacks:
+                callback.on_evaluation(metrics)
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -152,9 +164,11 @@ class RunRecorder:
         with self._watch.phase("checkpoint"):
             if leaving:
                 checkpointer.save(step, about)
+                self._tell_checkpoint()
                 return
             in_background = self._s.config.checkpoint.asynchronous
             checkpointer.start(step, about, in_background=in_background)
+        self._tell_checkpoint()
         if not in_background:
             self._settle_checkpoint(wait=True)
 
@@ -164,6 +178,15 @@ class RunRecorder:
             failure = self._s.checkpointer.finish(wait=wait)
         if failure and self._log is not None:
             log.warning("%s; the older checkpoints stay, and the run continues", failure)
+        self._tell_checkpoint()
+
+    def _tell_checkpoint(self) -> None:
+        """Callbacks hear of a checkpoint that has appeared; on rank 0."""
+        if (published := self._s.checkpointer.published) is None or published == self._told:
+            return
+        self._told = published
+        for callback in self._callbacks:
+            callback.on_checkpoint(*published)
 
     def save_failed_batch(self, step: int, batch: JudgedBatch) -> None:
         """Keep the batch of a step whose loss was not finite, for whoever looks into it.
@@ -236,7 +259,9 @@ def _differences(pushed: SyncResult) -> dict[str, float]:
 
 
 @contextmanager
-def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterator[RunRecorder]:
+def open_recorder(
+    session: Session, *, resume: bool, overwrite: bool, callbacks: Sequence[Callback] = ()
+) -> Iterator[RunRecorder]:
     """Create the run directory, or load its newest checkpoint. Called by every rank.
 
     Errors: `UserError` for a directory that holds a run already, or a resume that would not be the
@@ -263,7 +288,7 @@ def open_recorder(session: Session, *, resume: bool, overwrite: bool) -> Iterato
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
         write_json(run_dir.path / "manifest.json", _manifest(session))
-    recorder = RunRecorder(session, run_dir, last_step)
+    recorder = RunRecorder(session, run_dir, last_step, callbacks)
     if resume:
         recorder.say_resumed()
     try:

@@ -22,7 +22,7 @@ from tiny_models import SHAPES, weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import megatron_opsft.convert.output as output_module
+from megatron_opsft.convert import output as output_module
 from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
 from megatron_opsft.convert.progress import in_words

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
 # lower lines alone; those of one line do not know each other.
 LAYERS: list[list[str]] = [
     ["config_section", "config_yaml"],
-    ["records", "errors"],
+    ["records", "errors", "callbacks"],
     ["methods"],
     ["config"],
     ["command_line", "config_file", "runtime", "architectures", "report"],
@@ -26,6 +26,7 @@ LAYERS: list[list[str]] = [
     ["fixed_batch", "make_data"],
     ["run"],
     ["train"],
+    ["api"],
     ["cli"],
     ["__main__"],
 ]

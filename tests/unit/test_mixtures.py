@@ -21,6 +21,7 @@ from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.data.sampler import MixtureSampler
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate import pass_rates
 from megatron_opsft.evaluate.pass_rates import read_pass_rates
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import FinishReason, Outcome
@@ -219,7 +220,7 @@ def test_problems_are_kept_by_their_pass_rate(
         benchmarks = {"mine": None}
 
     directory = evaluated(tmp_path, 0, 1, 2, 4)
-    monkeypatch.setattr("megatron_opsft.evaluate.pass_rates.read_results", lambda _: Results)
+    monkeypatch.setattr(pass_rates, "read_results", lambda _: Results)
     rates = read_pass_rates(directory)
     problems = load_problems("arithmetic", split="train")
     assert [rates[p.id].rate for p in problems.problems[:4]] == [0, 0.25, 0.5, 1]

@@ -1,0 +1,174 @@
+"""The commands as functions: `from megatron_opsft import load_config, train, evaluate, convert`.
+
+Errors of all of them: `megatron_opsft.errors.UserError`, one line, for what the caller can mend. In
+a script of several ranks, under torchrun, every rank calls the same.
+"""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from megatron_opsft import config_file
+from megatron_opsft.callbacks import Callback
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.launcher import usual_variables
+from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
+
+if TYPE_CHECKING:
+    from megatron_opsft.convert.run import Figures
+    from megatron_opsft.evaluate.results import Results
+
+__all__ = ["Callback", "TrainedRun", "convert", "evaluate", "load_config", "train"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRun:
+    """A run that ended in good order.
+
+    finished: false where it was asked to stop and left a checkpoint to resume from.
+    """
+
+    directory: Path
+    finished: bool
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a Hugging Face directory; of a finished run."""
+        return self.directory / "hf"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json of a finished run: accuracy and length before and after."""
+        read: dict[str, Any] = json.loads((self.directory / "summary.json").read_text("utf-8"))
+        return read
+
+
+def load_config(
+    path: str | Path | None = None, overrides: Mapping[str, object] | Sequence[str] = ()
+) -> Config:
+    """The configuration of a run, every key checked.
+
+    overrides: `{"optimizer.lr": 1e-6}`, or as on the command line `["optimizer.lr=1e-6"]`.
+    """
+    if isinstance(overrides, Mapping):
+        overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
+    return config_file.load_config(Path(path) if path is not None else None, overrides)
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> TrainedRun:
+    """Train as `megatron-opsft train` does.
+
+    resume: continue from the newest checkpoint; "auto": or start anew where there is no run.
+    overwrite: delete what the run's directory holds. Ctrl-C, SIGTERM and `run.max_minutes` make it
+    checkpoint after the step and return. Called in the main thread. Errors: also
+    `NonFiniteError` and `SyncError` (megatron_opsft.errors).
+    """
+    from megatron_opsft.preflight.check import opened_run
+
+    if resume and overwrite:
+        raise UserError("train: resume and overwrite exclude each other; give one of them")
+    directory = config.run.dir
+    _set_ranks()
+    with opened_run(
+        config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True
+    ) as something_is_left:
+        if not something_is_left:
+            return TrainedRun(directory=directory, finished=True)
+        with _own_signals():
+            announce("loading libraries: PyTorch, Megatron-Core, transformers")
+            from megatron_opsft.train import train as run
+
+            code = run(config, resume=bool(resume), overwrite=overwrite, callbacks=callbacks)
+    return TrainedRun(directory=directory, finished=code == 0)
+
+
+def evaluate(
+    settings: str | Path | None = None, *, overwrite: bool = False, **keys: object
+) -> "Results | None":
+    """Evaluate as `megatron-opsft eval` does; `results.model_dump()` is results.json.
+
+    settings: a YAML file; keys: settings on top of it, such as `model=`, `out=`, `limit=`, and
+    `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
+    `out`. None elsewhere than on rank 0.
+    """
+    from megatron_opsft.evaluate.settings import EvalSettings
+
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
+    loaded = config_file.load(
+        EvalSettings, Path(settings) if settings is not None else None, (), given
+    )
+    from megatron_opsft.verify.verifier import check_judge
+
+    check_judge(loaded.verify)
+    _set_ranks()
+    from megatron_opsft.evaluate.results import read_results
+    from megatron_opsft.evaluate.run import evaluate as run
+
+    return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    to: Literal["hf", "megatron"],
+    config_from: str | Path | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    overwrite: bool = False,
+    verify: bool = False,
+    workers: int = 1,
+) -> "Figures":
+    """Convert a model as `megatron-opsft convert` does.
+
+    source: what is meant by `--hf` and `--megatron` there. config_from: a Hugging Face directory,
+    where a checkpoint does not know its model. dtype: of the output, the source's by default.
+    verify: read it back and compare. workers: threads.
+    """
+    from megatron_opsft.convert.paths import check_paths, find_source
+
+    directory = find_source(str(source), to)
+    check_paths(directory, Path(out), overwrite=overwrite)
+    from megatron_opsft.convert.model import convert_model
+
+    return convert_model(
+        directory,
+        Path(out),
+        to,
+        config_from=Path(config_from) if config_from is not None else None,
+        dtype=dtype,
+        overwrite=overwrite,
+        verify=verify,
+        workers=workers,
+    )
+
+
+def _set_ranks() -> None:
+    """Let srun's and mpirun's names of ranks be torchrun's, as the command line does."""
+    os.environ.update(usual_variables(os.environ))
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Signals mean again what they meant before, when the run is over. Errors: `UserError`."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("train: signals reach the main thread alone; call it there")
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

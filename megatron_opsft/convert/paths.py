@@ -1,0 +1,27 @@
+"""What a conversion reads and writes; needs no torch."""
+
+from pathlib import Path
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.known_files import RECORD_NAME
+from megatron_opsft.storage.model_paths import newest_checkpoint, resolve_model
+from megatron_opsft.storage.replacing import check_out
+
+
+def find_source(name: str, to: str) -> Path:
+    """The directory of a model in the other format than `to`: hf or megatron. Errors:
+    `UserError`.
+    """
+    if to == "megatron":
+        return resolve_model(name, option="--hf")
+    return newest_checkpoint(Path(name).expanduser())
+
+
+def check_paths(directory: Path, out: Path, *, overwrite: bool) -> None:
+    """Errors: `UserError` for no source, and for an output that is there and was not made by a
+    conversion.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    if not (out / RECORD_NAME).is_file():
+        check_out(out, [directory], overwrite=overwrite)
