@@ -225,10 +225,12 @@ def _build(
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    if not resumes or trainer.objective.beta:  # the reference model is what the run began with
+    if (
+        not resumes or trainer.objective.needs_reference
+    ):  # the reference model is what the run began with
         by_engine = config.model.load != "disk" and reads_files(config.rollout)
         load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
-    reference = ReferenceModel(trainer, device) if trainer.objective.beta else None
+    reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
     return Session(
         config=config,
         device=device,

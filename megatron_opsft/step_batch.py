@@ -15,6 +15,7 @@ from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.updates import Update
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
+from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Problem, ResponseFacts, Rollout, StepResult, Verdict
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -179,14 +180,16 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     """The optimizer steps on a batch, ready for the trainer. Called by every rank.
 
     With several updates the micro-batches carry the log-probs of the policy that sampled; with a
-    divergence in the loss, those of the reference model.
+    divergence in the loss, those of the reference model; with one in the rewards, both.
     """
+    objective = s.trainer.objective
     with watch.phase("train"):
         updates = [
             pack_update(s, update, batch.fetcher(update.responses))
             for update in s.method.updates(batch.responses, batch.groups, batch.weights)
         ]
-    if len(updates) > 1 and s.stored is None:  # fixed data bring their own, where they matter
+    needs_old = len(updates) > 1 or objective.reward_beta > 0
+    if needs_old and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
             updates = [
                 replace(
@@ -203,6 +206,12 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
                 replace(update, microbatches=s.reference.with_log_probs(update.microbatches))
                 for update in updates
             ]
+    if objective.reward_beta:
+        paid = with_token_rewards([u.microbatches for u in updates], objective, s.layout)
+        updates = [
+            replace(update, microbatches=microbatches)
+            for update, microbatches in zip(updates, paid, strict=True)
+        ]
     return updates
 
 

@@ -90,7 +90,7 @@ class ObjectiveLosses:
         none = log_probs_R.new_zeros(())
         return (
             self._clipped(log_probs_R).sum() if self.objective.clips else none,
-            self._divergence(log_probs_R, _ALL).sum() if self.objective.beta else none,
+            self._divergence(log_probs_R, _ALL).sum() if self.objective.needs_reference else none,
         )
 
     def _surrogate(self, log_probs_C: Tensor, part: slice) -> Tensor:
@@ -118,7 +118,9 @@ class ObjectiveLosses:
 
     def _divergence(self, log_probs_C: Tensor, part: slice) -> Tensor:
         reference_R = self.batch.reference_log_probs_R
-        assert reference_R is not None, "with beta > 0 a batch carries the reference's log-probs"
+        assert reference_R is not None, (
+            "with a divergence a batch carries the reference's log-probs"
+        )
         return surrogates.kl_estimate(self.objective.kl, log_probs_C, reference_R[part])
 
     def _clipped(self, log_probs_R: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Method:
         accepted = [advantage != 0 for advantage in flat]
         limit = max(group.limit for group in batch)
         token_weights, factor = aggregate(settings.aggregation, lengths, accepted, limit)
-        diverges = settings.objective(1.0).beta > 0
+        diverges = settings.objective(1.0).needs_reference
         trained = tuple(kept or diverges for kept in accepted)
         return Weights(
             rewards=tuple(chain.from_iterable(rewards)),

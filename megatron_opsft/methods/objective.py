@@ -56,17 +56,27 @@ Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio
 class Objective:
     """beta, kl: factor and estimator of the divergence from the reference model; temperature: all
     log-probabilities are those of softmax(logits / temperature).
+
+    reward_beta: factor of a divergence that is each token's reward instead, as k1; A_t is then of
+    the token, whitened over the tokens of the batch if `whitens_tokens` (`model.token_rewards`).
     """
 
     surrogate: Surrogate = field(default_factory=Likelihood)
     beta: float = 0.0
     kl: KlEstimator = "k3"
     temperature: float = 1.0
+    reward_beta: float = 0.0
+    whitens_tokens: bool = False
 
     @property
     def is_weighted_likelihood(self) -> bool:
         """Whether the advantage can go into a token's weight, and nothing else is needed."""
-        return isinstance(self.surrogate, Likelihood) and self.beta == 0
+        return isinstance(self.surrogate, Likelihood) and not self.needs_reference
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a divergence from the reference model counts, so that every response does."""
+        return self.beta > 0 or self.reward_beta > 0
 
     @property
     def clips(self) -> bool:

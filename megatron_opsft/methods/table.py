@@ -32,7 +32,7 @@ def describe_methods() -> list[dict[str, Any]]:
 
 def _needs(method: Method) -> list[str]:
     """By its default settings."""
-    diverges = method.settings().objective(1.0).beta > 0
+    diverges = method.settings().objective(1.0).needs_reference
     return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
 
 

@@ -130,7 +130,7 @@ class Trainer:
             loss=factor * loss,
             trained_tokens=int(tokens),
             clip_share=clipped / tokens if self.objective.clips else None,
-            kl_mean=divergence / tokens if self.objective.beta else None,
+            kl_mean=divergence / tokens if self.objective.needs_reference else None,
         )
 
     def score(

@@ -91,13 +91,14 @@ class TrainingJob:
     @property
     def keeps_reference(self) -> bool:
         """Whether there is a reference model."""
-        return self.config.method.objective(self.config.rollout.temperature).beta > 0
+        return self.config.method.objective(1.0).needs_reference
 
     @property
     def scores_before(self) -> bool:
         """Whether the policy that sampled is scored before the first update."""
         method = self.config.method
-        return method.num_updates > 1 and not method.has_fixed_data
+        several = method.num_updates > 1 or method.objective(1.0).reward_beta > 0
+        return several and not method.has_fixed_data
 
     @property
     def engine_tp(self) -> int:

@@ -52,7 +52,7 @@ SAMPLING: dict[str, list[str]] = {
     "o1_pruner": [],
     "l1_exact": ASKED,
     "l1_max": ASKED,
-    "er_rl": [],
+    "er_rl": ["method.beta=0.01", "method.whiten=tokens"],
     "laser": [f"method.target={TARGET}"],
     "laser_d": MONITOR,
     "laser_de": [*MONITOR, "method.updates_per_batch=2"],

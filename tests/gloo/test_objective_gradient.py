@@ -59,12 +59,28 @@ OBJECTIVES = [
     Objective(surrogate=SequenceClip(low=0.02, high=0.02)),
     Objective(surrogate=SquaredLogRatio(tau=0.1)),
     Objective(beta=0.2, kl="k2"),
+    Objective(reward_beta=0.3, kl="k1"),
 ]
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_gradient_matches_hf_for_objective(world: World, objective: Objective) -> None:
     check(world, replace(BASE, dp=2, objective=objective))
+
+
+REWARDED = Objective(
+    surrogate=TokenClip(low=0.1, high=0.15), reward_beta=0.3, kl="k1", whitens_tokens=True
+)
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 1, 2), (2, 2, 1)])
+def test_gradient_with_a_divergence_in_each_token_s_reward_matches_hf(
+    world: World, tp: int, pp: int, dp: int
+) -> None:
+    """ER-RL's: of the tokens of all ranks together."""
+    case = replace(BASE, model="qwen2_tied", objective=REWARDED, tp=tp, pp=pp, dp=dp)
+    expected = check(world, case)
+    assert min(expected.too_low, expected.too_high) > 5
 
 
 def test_gradient_of_megatron_s_loss_matches_hf(world: World) -> None:

@@ -55,8 +55,23 @@ def token_log_probs(model: PreTrainedModel, sample: Sample, temperature: float) 
     return log_probs.gather(1, ids[0, 1:, None])[-len(sample.response_ids) :, 0]
 
 
+def token_advantages(
+    objective: Objective, advantages: tuple[float, ...], old: list[Tensor], ref: list[Tensor]
+) -> list[Tensor]:
+    """Of every token: the response's, less beta times the divergence from here to its end."""
+    found = [
+        torch.tensor([a - objective.reward_beta * float((o - r)[t:].sum()) for t in range(len(o))])
+        for a, o, r in zip(advantages, old, ref, strict=True)
+    ]
+    if not objective.whitens_tokens:
+        return found
+    flat = torch.cat(found).double()
+    std = (flat.var(correction=0) + 1e-8).sqrt()
+    return [((values - flat.mean()) / std).float() for values in found]
+
+
 def response_loss(
-    objective: Objective, advantage: float, now: Tensor, old: Tensor, ref: Tensor
+    objective: Objective, advantage: Tensor, now: Tensor, old: Tensor, ref: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(sum over the response's tokens of the loss, ratios that the clip sees, sum of the KL)."""
     ratio = (now - old).exp()
@@ -64,18 +79,18 @@ def response_loss(
         case TokenClip(low=low, high=high, dual=dual):
             kept = torch.clip(ratio, 1 - low, 1 + high)
             value = torch.min(ratio * advantage, kept * advantage)
-            if dual is not None and advantage < 0:
-                value = torch.max(value, torch.tensor(dual * advantage))
+            if dual is not None:
+                value = torch.where(advantage < 0, torch.max(value, dual * advantage), value)
             surrogate = value.sum()
         case SequenceClip(low=low, high=high):
             ratio = (now.mean() - old.mean()).exp()
             kept = torch.clip(ratio, 1 - low, 1 + high)
-            surrogate = torch.min(ratio * advantage, kept * advantage)
+            surrogate = torch.min(ratio * advantage, kept * advantage).mean()
         case SquaredLogRatio(tau=tau):
             log_ratio = now.sum() - old.sum()
-            surrogate = advantage * now.sum() - tau / 2 * log_ratio**2
+            surrogate = (advantage * now).sum() - tau / 2 * log_ratio**2
         case _:
-            surrogate = advantage * now.sum()
+            surrogate = (advantage * now).sum()
     d = ref - now
     kl = {"k1": now - ref, "k2": d * d / 2, "k3": torch.exp(d) - d - 1}[objective.kl].sum()
     return objective.beta * kl - surrogate, ratio.detach(), kl.detach()
@@ -98,19 +113,26 @@ def hf_objective(
     clip = objective.surrogate if objective.clips else TokenClip(low=1e9, high=1e9)
     assert isinstance(clip, TokenClip | SequenceClip)
     batch = samples(len(divisors))
-    for sample, advantage, divisor in zip(batch, advantages, divisors, strict=True):
-        log_probs = [token_log_probs(model, sample, objective.temperature) for model in models]
-        log_probs[1:] = [values.detach() for values in log_probs[1:]]
-        loss, ratio, kl = response_loss(objective, advantage, *log_probs)
+    with torch.no_grad():
+        fixed = [
+            [token_log_probs(model, s, objective.temperature) for s in batch]
+            for model in models[1:]
+        ]
+    of_tokens = token_advantages(objective, advantages, *fixed)
+    for number, (sample, divisor) in enumerate(zip(batch, divisors, strict=True)):
+        advantage = of_tokens[number]
+        log_probs = token_log_probs(models[0], sample, objective.temperature)
+        loss, ratio, kl = response_loss(
+            objective, advantage, log_probs, *(values[number] for values in fixed)
+        )
         (loss / divisor).backward()
-        total += float(loss) / divisor
+        total += float(loss.detach()) / divisor
         kl_sum += float(kl)
-        tokens = len(sample.response_ids)
-        num_tokens += tokens
-        count = tokens if isinstance(clip, SequenceClip) else 1  # of one ratio
-        too_low += int((ratio < 1 - clip.low).sum()) * count * (advantage < 0)
-        highest = 1 + clip.high if advantage > 0 else getattr(clip, "dual", None)
-        too_high += int((ratio > (highest or math.inf)).sum()) * count * (advantage != 0)
+        num_tokens += len(sample.response_ids)
+        too_low += int(((ratio < 1 - clip.low) & (advantage < 0)).sum())
+        dual = getattr(clip, "dual", None) or math.inf
+        highest = torch.where(advantage > 0, 1 + clip.high, dual)
+        too_high += int(((ratio > highest) & (advantage != 0)).sum())
     return Expected(
         loss=total,
         gradient=hf_weights(models[0], gradients=True),
@@ -143,7 +165,7 @@ def compare(case: Case, found: Found) -> Expected:
     assert found.loss == pytest.approx(expected.loss, rel=LIMIT)
     clipped = (expected.too_low + expected.too_high) / expected.num_tokens
     assert found.clip_share == (clipped if case.objective.clips else None)
-    if case.objective.beta:
+    if case.objective.needs_reference:
         assert found.kl_mean == pytest.approx(expected.kl / expected.num_tokens, rel=LIMIT)
     else:
         assert found.kl_mean is None

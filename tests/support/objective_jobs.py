@@ -16,6 +16,7 @@ from jobs import (
 
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.score import with_old_log_probs
+from megatron_opsft.model.token_rewards import with_token_rewards
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 
@@ -49,11 +50,13 @@ def objective_gradient(case: Case, updates: int) -> Found:
     trainer.step(reference.with_log_probs(drift), factor, lr=DRIFT)
     sampled_from = as_arrays(exported(built))
     batches, factor = batches_of(case, built.layout)
-    if case.objective.beta:
+    if case.objective.needs_reference:
         batches = reference.with_log_probs(batches)
         same_weights(built, sampled_from)
-    if updates > 1:
+    if updates > 1 or case.objective.reward_beta:
         batches = with_old_log_probs(batches, trainer.score_batches(batches))
+    if case.objective.reward_beta:
+        (batches,) = with_token_rewards([batches], case.objective, built.layout)
     for _ in range(updates - 1):
         trainer.step(batches, factor, lr=DRIFT)
     now = as_arrays(exported(built))

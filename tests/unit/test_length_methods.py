@@ -378,7 +378,7 @@ def test_objectives_of_one_and_of_several_updates() -> None:
         (["name=laser", "target=8192"], "method.target=8192 is more than a response can have"),
         (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
         (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
-        (["name=er_rl", "beta=0.1"], "config key method.beta=0.1: er_rl has a divergence for each"),
+        (["name=er_rl", "kl=k3"], "config key method.kl='k3'"),
         (["name=o1_pruner"], "method.references is missing: o1_pruner needs a file with each"),
     ],
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.loss import surrogates
 from megatron_opsft.loss.token_losses import ObjectiveLosses, WeightedLikelihood, token_losses
+from megatron_opsft.methods.catalog.er_rl import ErRlSettings
 from megatron_opsft.methods.objective import (
     LIKELIHOOD,
     KlEstimator,
@@ -18,9 +19,14 @@ from megatron_opsft.methods.objective import (
     SquaredLogRatio,
     TokenClip,
 )
+from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.distributed import Layout
 
 CPU = torch.device("cpu")
+LAYOUT = Layout(
+    rank=0, world_size=1, tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, dp_rank=0, dp_size=1
+)
 # p / old by hand: below, at and above every border of clip(r, 0.8, 1.3) and of a dual clip of 3.
 RATIOS = [0.5, 0.79, 0.9, 1.0, 1.2, 1.31, 2.0, 5.0]
 
@@ -188,3 +194,23 @@ def test_statistics_count_clipped_tokens_and_sum_the_divergence() -> None:
         losses = token_losses(Objective(surrogate=surrogate, beta=0.1, kl="k2"), batch)
         clipped, divergence = losses.statistics(log_probs)
         assert (float(clipped), float(divergence)) == (num_clipped, pytest.approx(8 * 0.125))
+
+
+def test_a_divergence_in_the_rewards_costs_a_token_and_all_before_it() -> None:
+    """Two responses, beta 0.5; by hand."""
+    batch = replace(
+        batch_of([3, 2], [1.0, -1.0], [1.0, 1.0]),
+        old_log_probs_R=torch.tensor([-1.0, -2.0, -3.0, -1.0, -1.0]),
+        reference_log_probs_R=torch.tensor([-1.5, -1.0, -3.0, -2.0, -0.5]),
+    )
+    settings = ErRlSettings(beta=0.5, whiten="tokens")
+    objective = settings.objective(1.0)
+    assert objective.needs_reference and not objective.is_weighted_likelihood
+    assert (objective.beta, objective.reward_beta) == (0.0, 0.5)
+    plain = replace(objective, whitens_tokens=False)
+    ((paid,),) = with_token_rewards([[batch]], plain, LAYOUT)
+    # log old - log ref is 0.5, -1, 0 and 1, -0.5; from each token on -0.5, -1, 0 and 0.5, -0.5.
+    assert paid.advantages_R is not None
+    assert paid.advantages_R.tolist() == [1.25, 1.5, 1.0, -1.25, -0.75]
+    unscored = batch_of([3], [1.0], [1.0])  # of a stage without output
+    assert with_token_rewards([[unscored]], plain, LAYOUT) == [[unscored]]

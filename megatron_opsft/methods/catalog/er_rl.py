@@ -2,34 +2,35 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, pstdev
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, leave_one_out, per_group, whiten
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.method import Method, each_group
+from megatron_opsft.methods.objective import Objective
 from megatron_opsft.methods.settings import AggregationKey, Beta, MethodState, PolicySettings
 
 
 class ErRlSettings(PolicySettings):
-    """Its divergence is inside the rewards of tokens, which `beta` here is not."""
+    """Its divergence is in the reward of each token, and not in the loss."""
 
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
     beta: Beta = 0.0
+    kl: Literal["k1"] = Field("k1", description="Its estimator: log p - log ref.")
     alpha: float = Field(0.1, ge=0, lt=1, description="Reward that length can cost.")
     whiten: Literal["none", "tokens"] = Field(
         "none", description="tokens: advantages whitened over the batch's tokens, as in the code."
     )
 
-    @field_validator("beta")
-    @classmethod
-    def _has_no_divergence(cls, value: float) -> float:
-        if value:
-            raise ValueError("er_rl has a divergence for each token's reward only: leave it at 0")
-        return value
+    def objective(self, sampling_temperature: float) -> Objective:
+        plain = super().objective(sampling_temperature)
+        whitens = self.whiten == "tokens" and self.beta > 0
+        return replace(plain, beta=0.0, reward_beta=self.beta, whitens_tokens=whitens)
 
 
 def sigmoid_of_length(group: Group, lengths: Sequence[int]) -> list[float]:
@@ -48,9 +49,10 @@ def er_rl_reward(group: Group, settings: ErRlSettings, state: MethodState) -> li
 
 
 def er_rl_advantage(batch: Sequence[Group], rewards: Values, settings: ErRlSettings) -> Values:
-    """Leave one out, then perhaps whitened."""
+    """Leave one out, then perhaps whitened: with a divergence the tokens' own are, later."""
+    whitening = "none" if settings.beta else settings.whiten
     lengths = [group.lengths for group in batch]
-    return whiten(per_group(leave_one_out, rewards), lengths, settings.whiten, count_less=0)
+    return whiten(per_group(leave_one_out, rewards), lengths, whitening, count_less=0)
 
 
 ER_RL = Method(
