@@ -138,6 +138,8 @@ def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTraine
             f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
             "(or the chat_template of tokenizer_config.json) of the model"
         )
+    # Lengths are checked against the model, and said in the user's terms.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 

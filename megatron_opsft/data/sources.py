@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -58,6 +59,7 @@ def has_split(source: str, split: str, subset: str | None, section: str = "data.
         return split in _saved_splits(path)
     if path.exists():
         return False
+    prepare_hub()
     import datasets
 
     try:
@@ -151,6 +153,7 @@ def _saved_splits(path: Path) -> list[str]:
 
 
 def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
+    prepare_hub()
     import datasets
 
     try:
@@ -161,6 +164,11 @@ def _open_hub(source: str, split: str, subset: str | None, section: str) -> Any:
 
 def _hub_error(source: str, subset: str | None, section: str, error: Exception) -> UserError:
     name = f"{source} ({subset})" if subset else source
+    if is_offline():
+        return UserError(
+            f"data: {name} is no file here and no data set in the Hugging Face cache, and "
+            f"{describe_offline()}; load it where there is a network, or give a file"
+        )
     return UserError(
         f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
         f"{_first_line(error)} (check the name, {section}split and {section}subset, and the "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
 from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -89,6 +90,7 @@ def newest_checkpoint(directory: Path) -> Path:
 
 def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     """The cached snapshot of a hub name, with the files that fit the patterns."""
+    prepare_hub()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -104,6 +106,11 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
             directory = fetch([*patterns, "*.bin"])
         return directory
     except (OSError, HfHubHTTPError, HFValidationError) as error:
+        if is_offline():
+            raise UserError(
+                f"{option}={name} is no local directory and not in the Hugging Face cache, and "
+                f"{describe_offline()}; download it where there is a network and give its directory"
+            ) from None
         reason = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UserError(
             f"{option}={name} is no local directory and could not be fetched from the Hugging "

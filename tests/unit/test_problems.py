@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from megatron_opsft.config import DataConfig, EvalConfig
+from megatron_opsft.data import sources
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     ProblemSet,
@@ -250,6 +251,8 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
         raise ConnectionError("Couldn't reach 'nobody/nothing' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
+    monkeypatch.setattr(sources, "prepare_hub", lambda: False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with pytest.raises(UserError, match=r"nobody/nothing \(main\) is no file here.*Couldn't reach"):
         load_problems("nobody/nothing", subset="main")
 

@@ -107,6 +107,17 @@ def test_loaded_tokenizer_equals_tokenizer_json(
         assert loaded.decode(ids, skip_special_tokens=False) == text
 
 
+def test_a_long_text_is_encoded_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Too long a prompt is a bad row; transformers would speak of indexing errors."""
+    tokenizer = load_tokenizer(write_model_dir(tmp_path, model_max_length=16))
+    problem = Problem(id="1", text="1+" * 40 + "1?", answer="41")
+    assert len(PromptEncoder(tokenizer=tokenizer, template="chat").encode(problem)) > 16
+    assert tokenizer.model_max_length == 16
+    assert capfd.readouterr() == ("", "")
+
+
 def test_missing_files_and_template_are_user_errors(tmp_path: Path) -> None:
     path = write_model_dir(tmp_path / "model")
     (path / "tokenizer.json").rename(path / "elsewhere")
