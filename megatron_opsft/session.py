@@ -22,6 +22,7 @@ from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
+from megatron_opsft.methods.facts import PromptChange
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
@@ -99,8 +100,16 @@ class Session:
 
     def prompt_of(self, problem: Problem) -> tuple[int, ...]:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
-        change = self.method.prompt_change(problem.id)
+        return self._prompt(problem, self.method.prompt_change(problem.id))
+
+    def evaluation_prompt_of(self, problem: Problem) -> tuple[int, ...]:
+        """The same of a held-out problem."""
+        return self._prompt(problem, self.method.evaluation_prompt_change(problem.id))
+
+    def _prompt(self, problem: Problem, change: PromptChange) -> tuple[int, ...]:
         encode = self.sampler.encoder.encode
+        if not (change.system or change.suffix):
+            return encode(problem)
         prompt = encode(problem, system=change.system, suffix=change.suffix)
         limit = self.config.data.max_prompt_tokens
         if len(prompt) > limit:

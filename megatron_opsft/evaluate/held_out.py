@@ -1,6 +1,6 @@
 """Accuracy and length on held-out problems during a run, by sampling (never greedy)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from megatron_opsft.errors import UserError
@@ -33,10 +33,19 @@ class HeldOut:
     settings: SamplingSettings
     samples_per_problem: int
 
-    def evaluate(self, sampler: Sampler, verifier: Verifier) -> EvalResult:
-        """Collective over all ranks; every rank gets the result."""
+    def evaluate(
+        self,
+        sampler: Sampler,
+        verifier: Verifier,
+        encode: Callable[[Problem], tuple[int, ...]] | None = None,
+    ) -> EvalResult:
+        """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`."""
         rollouts = sampler.sample(
-            self.problems, self.settings, num_samples=self.samples_per_problem, step=EVAL_STEP
+            self.problems,
+            self.settings,
+            num_samples=self.samples_per_problem,
+            step=EVAL_STEP,
+            encode=encode,
         )
         verdicts = verifier.score(rollouts, {problem.id: problem for problem in self.problems})
         mine = [

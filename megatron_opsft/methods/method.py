@@ -98,8 +98,8 @@ class Method:
     of the batch).
     limit: (settings, state) -> the longest response in this step, None for the run's own;
     starts_stage: (settings, state) -> whether optimizer and reference begin anew.
-    target: (settings, problem id, seed) -> the length that the prompt asks for; prompt: (settings,
-    state, target) -> what the prompt gets.
+    target: (settings, problem id, seed) -> the length that the prompt asks for, evaluation_target
+    that of a held-out problem; prompt: (settings, state, target) -> what the prompt gets.
     """
 
     formula: str
@@ -114,6 +114,9 @@ class Method:
     limit: Callable[[Any, MethodState], int | None] = lambda settings, state: None
     starts_stage: Callable[[Any, MethodState], bool] = lambda settings, state: False
     target: Callable[[Any, str, int], LengthTarget | None] = lambda settings, problem, seed: None
+    evaluation_target: Callable[[Any, str, int], LengthTarget | None] = (
+        lambda settings, problem, seed: None
+    )
     prompt: Callable[[Any, MethodState, LengthTarget | None], PromptChange] = (
         lambda settings, state, target: PromptChange()
     )

@@ -72,6 +72,13 @@ class MethodRun:
         target = self._method.target(self.settings, problem_id, self._seed)
         return self._method.prompt(self.settings, self.state, target)
 
+    def evaluation_prompt_change(self, problem_id: str) -> PromptChange:
+        """The same of a held-out problem: only where the method asks for a length there too."""
+        target = self._method.evaluation_target(self.settings, problem_id, self._seed)
+        if target is None:
+            return PromptChange()
+        return self._method.prompt(self.settings, self.state, target)
+
     def monitor_size(self) -> tuple[int, int] | None:
         """(problems, responses to each) that the method wants to see before this step, if any."""
         monitor = self._method.monitor

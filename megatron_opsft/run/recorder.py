@@ -137,7 +137,9 @@ class RunRecorder:
             return
         enter_phase("evaluate")
         announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
-        result = self._s.held_out.evaluate(self._s.sampler, self._s.verifier)
+        result = self._s.held_out.evaluate(
+            self._s.sampler, self._s.verifier, self._s.evaluation_prompt_of
+        )
         if self._log is not None:
             metrics = {
                 "step": step,

@@ -28,6 +28,7 @@ from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.report.differences import compare_runs
 
 RUN = [
@@ -80,14 +81,14 @@ from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
 run_dir, killed_after = Path({run_dir!r}), {killed_after}
-prompt_of, observe, checkpoint = Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint
+made_prompt, observe, checkpoint = Session._prompt, MethodRun.observe, RunRecorder.checkpoint
 
 def note(**noted):
     with run_dir.with_name("notes.jsonl").open("a") as file:
         print(json.dumps(noted), file=file)
 
-def noted_prompt(self, problem):
-    prompt = prompt_of(self, problem)
+def noted_prompt(self, problem, change):
+    prompt = made_prompt(self, problem, change)
     note(problem=problem.id, prompt=self.sampler.encoder.tokenizer.decode(prompt))
     return prompt
 
@@ -102,7 +103,7 @@ def copied(self, step, **how):
     if step == killed_after:
         shutil.copytree(run_dir, run_dir.with_name("killed"))
 
-Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
+Session._prompt, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
 """
 
 
@@ -169,6 +170,8 @@ def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
     run_dir = run_and_resume(cli, tmp_path, name, own)
     notes = read_lines(tmp_path / "notes.jsonl")
     asked, state = asked_of(notes), State()
+    held_out = [problem for problem in asked if problem.startswith("arithmetic-test")]
+    assert len(held_out) == (name in ("l1_exact", "l1_max"))
     for line in read_lines(run_dir / "metrics.jsonl"):
         for note in notes:
             if note.get("step") == line["step"]:
@@ -238,3 +241,16 @@ def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
 
 def test_every_method_is_here() -> None:
     assert set(SAMPLING) | set(FIXED) == set(METHODS)
+
+
+def test_grpo_without_its_parts_is_on_policy_sft_to_the_last_bit(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """The end of the way: rewards, advantages, losses, gradient norms and weights."""
+    ours, grpo = tmp_path / "ours", tmp_path / "grpo"
+    words = ["train", QUICKSTART, *RUN, "checkpoint.every=0"]
+    assert cli.run([*words, f"run.dir={ours}"]).exit_code == 0
+    ended = cli.run([*words, "method.name=grpo", *TO_ON_POLICY_SFT, f"run.dir={grpo}"])
+    assert ended.exit_code == 0, ended.stderr
+    assert compare_runs(ours, grpo) == []
+    assert all(line["grad_norm"] > 0 for line in read_lines(ours / "metrics.jsonl"))

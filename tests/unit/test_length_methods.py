@@ -15,7 +15,13 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.facts import Group, LengthTarget, ReferenceStatistics, Response
+from megatron_opsft.methods.facts import (
+    Group,
+    LengthTarget,
+    PromptChange,
+    ReferenceStatistics,
+    Response,
+)
 from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
@@ -104,6 +110,16 @@ def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
     assert share == pytest.approx(0.5, abs=0.034)
     exact = METHODS["l1_exact"].target(settings_of("l1_exact", highest_target=4000), "p0", 7)
     assert exact and exact.kind == "exact"
+
+
+def test_l1_asks_for_a_length_in_evaluations_too() -> None:
+    run = MethodRun(settings_of("l1_max", exact_share=0.0), seed=7)
+    assert run.evaluation_prompt_change("p0") == run.prompt_change("p0")
+    for name, words in (("l1_exact", "for 3500"), ("l1_max", "for maximum 3500")):
+        told = MethodRun(settings_of(name, eval_target=3500), seed=7)
+        assert told.evaluation_prompt_change("p0").suffix == f" Think {words} tokens."
+    announced = settings_of("thinkprune", limits=(3000,), announce_limit=True)
+    assert MethodRun(announced, seed=7).evaluation_prompt_change("p0") == PromptChange()
 
 
 def test_l1_prompts_end_with_the_target() -> None:

@@ -28,6 +28,12 @@ class L1Settings(GroupNormalizedSettings):
     highest_target: int = Field(3500, ge=1, description="... to here, in tokens.")
     alpha: float = Field(0.0003, gt=0, description="Reward lost with each token off the target.")
     prompt_target: bool = Field(True, description="The prompt ends with the target length.")
+    eval_target: int | None = Field(
+        None,
+        ge=1,
+        description="Target length that prompts of the evaluation end with; null: drawn as in "
+        "training.",
+    )
 
     def check(self, run: RunSize) -> None:
         """Errors: as of `PolicySettings`, and for targets that no response can have."""
@@ -67,6 +73,14 @@ def draw_target(settings: L1Settings, problem_id: str, seed: int) -> LengthTarge
     return LengthTarget(num_tokens=num_tokens, kind="max" if is_max else "exact")
 
 
+def evaluation_target(settings: L1Settings, problem_id: str, seed: int) -> LengthTarget:
+    """The one that is given, of L1-Max at most, or as in training."""
+    if settings.eval_target is None:
+        return draw_target(settings, problem_id, seed)
+    kind: Literal["exact", "max"] = "max" if isinstance(settings, L1MaxSettings) else "exact"
+    return LengthTarget(num_tokens=settings.eval_target, kind=kind)
+
+
 def ask(settings: L1Settings, state: MethodState, target: LengthTarget | None) -> PromptChange:
     """The end of the prompt, in the words that the authors' models know."""
     if target is None or not settings.prompt_target:
@@ -95,6 +109,7 @@ L1_EXACT = Method(
     settings=L1ExactSettings,
     reward=each_group(l1_reward),
     target=draw_target,
+    evaluation_target=evaluation_target,
     prompt=ask,
 )
 L1_MAX = Method(
@@ -103,6 +118,7 @@ L1_MAX = Method(
     settings=L1MaxSettings,
     reward=each_group(l1_reward),
     target=draw_target,
+    evaluation_target=evaluation_target,
     prompt=ask,
     needs=("a model from l1_exact to start with",),
 )
