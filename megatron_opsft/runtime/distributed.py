@@ -1,11 +1,12 @@
 """Process groups of a run: started once, read through one frozen record."""
 
 import contextlib
+import hashlib
 import ipaddress
 import math
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,7 @@ from megatron_opsft.runtime.watchdog import Watchdog, this_process
 from megatron_opsft.runtime.world_size import check_world
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,33 @@ def gather_from_all(items: Sequence[T]) -> list[T]:
     """Every rank's items in rank order, on every rank. Collective over the world."""
     parts = all_gather_bytes(to_bytes(list(items)))
     return [item for part in parts for item in from_bytes(part)]
+
+
+def gather_on_first(value: T) -> Iterator[T]:
+    """Every rank's value in rank order, on rank 0; nothing on the others. Collective over the
+    world.
+    """
+    parts = route_bytes({0: to_bytes(value)})
+    return (from_bytes(part) for part in parts.values())
+
+
+def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
+    """Each rank's value -> the ranks that gave it. Collective over the world. A value is told once,
+    by the first of the ranks that have it: all have the same few large ones in a large job.
+    """
+    ranks: dict[bytes, list[int]] = {}
+    for rank, digest in enumerate(all_gather_bytes(digest_of(own))):
+        ranks.setdefault(digest.numpy().tobytes(), []).append(rank)
+    is_first = any(same[0] == dist.get_rank() for same in ranks.values())
+    values = gather_from_all([own] if is_first else [])
+    return {value: tuple(same) for value, same in zip(values, ranks.values(), strict=True)}
+
+
+def digest_of(value: Hashable) -> torch.Tensor:
+    """uint8 [32], the same for equal values of plain types on every rank."""
+    return torch.frombuffer(
+        bytearray(hashlib.sha256(repr(value).encode()).digest()), dtype=torch.uint8
+    )
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:

@@ -1,17 +1,12 @@
 """The transfers that write weights in place: into the engine's own parameters, and back."""
 
-from collections.abc import Hashable
-from typing import TypeVar
-
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
-from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.runtime.distributed import ranks_by_value
 from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.schedule import Schedule, make_schedule
 from megatron_opsft.weights.slicing import shard_parameter
-
-_T = TypeVar("_T", bound=Hashable)
 
 
 def push_transfer(
@@ -67,20 +62,12 @@ def _trainer_placements(shards: ModelShards) -> list[Placement]:
                 shard_parameter(table.by_mcore_name(name), tp_rank, layout.tp_size) for name in held
             ),
         )
-        for (tp_rank, held), ranks in _ranks_by((layout.tp_rank, names)).items()
+        for (tp_rank, held), ranks in ranks_by_value((layout.tp_rank, names)).items()
     ]
 
 
 def _engine_placements(engine: EngineLayout, own: EngineWeights) -> list[Placement]:
     return [
         Placement(ranks=ranks, parameters=engine.parameters_of(tp_rank))
-        for tp_rank, ranks in _ranks_by(own.tp_rank).items()
+        for tp_rank, ranks in ranks_by_value(own.tp_rank).items()
     ]
-
-
-def _ranks_by(own: _T) -> dict[_T, tuple[int, ...]]:
-    """Each rank's `own` -> the ranks that gave it; collective over the world."""
-    ranks: dict[_T, list[int]] = {}
-    for rank, key in enumerate(gather_from_all([own])):
-        ranks.setdefault(key, []).append(rank)
-    return {key: tuple(same) for key, same in ranks.items()}

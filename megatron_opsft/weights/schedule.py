@@ -6,11 +6,13 @@ Pure: every rank makes the same schedule from who holds what, and takes its own 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron_opsft.weights.balance import Integers, Sends, assign_senders, split_rows
+from megatron_opsft.weights.blocks import Members, split_into_blocks, within_block
 from megatron_opsft.weights.rectangles import Copy, Rect
 from megatron_opsft.weights.reshard import Placement, Route, find_routes
 
@@ -45,11 +47,13 @@ class Schedule:
     """Made by `make_schedule`; the same on every rank.
 
     bytes_sent, bytes_received, bytes_local: of each rank; local is what it copies from itself.
+    What begins with an underscore is of one block of ranks, whose members have numbers.
     """
 
     bytes_sent: tuple[int, ...]
     bytes_received: tuple[int, ...]
     bytes_local: tuple[int, ...]
+    _members: Members
     _sources: Sequence[Placement]
     _targets: Sequence[Placement]
     _routes: tuple[Route, ...]
@@ -62,6 +66,20 @@ class Schedule:
 
     def program(self, rank: int) -> Program:
         """What this rank has to do."""
+        places = np.argwhere(self._members == rank).tolist()
+        block, number = places[0] if places else (0, -1)  # -1: holds nothing, wants nothing
+        own = self._program(number)
+        peers = self._members[block].tolist()
+        rounds = tuple(
+            Round(
+                {peers[other]: rects for other, rects in each.sends.items()},
+                {peers[other]: rects for other, rects in each.receives.items()},
+            )
+            for each in own.rounds
+        )
+        return replace(own, rounds=rounds)
+
+    def _program(self, rank: int) -> Program:
         held = _held_parts(self._sources, rank)
         copies = tuple(
             Copy(_locate(held, copy.source), copy.target)
@@ -143,19 +161,20 @@ def make_schedule(
         ranks = [rank for placement in placements for rank in placement.ranks]
         if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
             raise ValueError(f"ranks {sorted(ranks)} are listed twice or not of {world_size}")
+    members = split_into_blocks(sources, targets)
+    sources, targets = within_block(sources, members), within_block(targets, members)
     routes = find_routes(sources, targets)
     travelling = [route for route in routes if route.receivers]
     pieces = _Pieces(travelling, itemsize, bucket_bytes)
-    sends = assign_senders(travelling, pieces.sizes, world_size, bucket_bytes)
-    num_bytes = pieces.num_bytes[sends.pieces]
-    local = [0] * world_size
-    for route in routes:
-        for rank in route.local:
-            local[rank] += route.num_elements * itemsize
+    sends = assign_senders(travelling, pieces.sizes, members.shape[1], bucket_bytes)
+    sizes = pieces.num_bytes[sends.pieces]
+    local = [(rank, route.num_elements * itemsize) for route in routes for rank in route.local]
+    local_ranks, local_sizes = np.array(local, dtype=np.int64).reshape(-1, 2).T
     return Schedule(
-        bytes_sent=_sum_by(sends.senders, num_bytes, world_size),
-        bytes_received=_sum_by(sends.receivers, num_bytes, world_size),
-        bytes_local=tuple(local),
+        bytes_sent=_sum_by(sends.senders, sizes, members, world_size),
+        bytes_received=_sum_by(sends.receivers, sizes, members, world_size),
+        bytes_local=_sum_by(local_ranks, local_sizes, members, world_size),
+        _members=members,
         _sources=sources,
         _targets=targets,
         _routes=routes,
@@ -164,9 +183,14 @@ def make_schedule(
     )
 
 
-def _sum_by(ranks: NDArray[np.int32], num_bytes: Integers, world_size: int) -> tuple[int, ...]:
-    sums = np.bincount(ranks, weights=num_bytes, minlength=world_size)  # exact below 2^53
-    return tuple(sums.astype(np.int64).tolist())
+def _sum_by(
+    numbers: NDArray[Any], num_bytes: Integers, members: Members, world_size: int
+) -> tuple[int, ...]:
+    """Of each rank of the world, from sums over the numbers in a block."""
+    sums = np.zeros(world_size, np.int64)
+    # Exact below 2^53.
+    sums[members] = np.bincount(numbers, weights=num_bytes, minlength=members.shape[1])
+    return tuple(sums.tolist())
 
 
 def _held_parts(sources: Sequence[Placement], rank: int) -> dict[str, list[Copy]]:

@@ -31,14 +31,17 @@ def test_a_fake_world_gathers_and_routes_as_real_ranks_do(world_size: int) -> No
             patch("torch.distributed.get_rank", return_value=rank),
             patch("torch.distributed.get_world_size", return_value=world_size),
         ):
-            world.gathered = parts
+            world.will_gather(parts, parts[::-1])
             assert [p.tolist() for p in all_gather_bytes(parts[rank])] == [
                 [r] * (3 + r) for r in range(world_size)
             ]
             others = sum(3 + r for r in range(world_size) if r != rank)
             assert world.received == others + 8 * (world_size - 1)  # and the sizes
             assert len(world.partners) <= 2 * rounds
-            world.gathered, world.routed = (), routed
+            second = all_gather_bytes(parts[::-1][rank])
+            assert [p.tolist() for p in second] == [p.tolist() for p in parts[::-1]]
+            world.will_gather()
+            world.routed = routed
             came = route_bytes(routed[rank])
         expected = range(world_size) if rank % 3 == 0 else ()
         assert {s: p.tolist() for s, p in came.items()} == {s: [rank] * (1 + s) for s in expected}

@@ -212,6 +212,19 @@ def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
     check_schedule(schedule, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
 
 
+def test_every_rank_has_partners_in_its_own_block_alone() -> None:
+    """As many blocks as there are replicas, each with a rank of every shard and stage."""
+    trainer, engine = both_sides(SHAPES["qwen2"], 2, 2, 500, 2)
+    schedule = make_schedule(trainer, engine, itemsize=2, world_size=2000, bucket_bytes=30_000)
+    for rank in (0, 7, 1003, 1999):
+        rounds = schedule.program(rank).rounds
+        partners = {peer for each in rounds for peer in (*each.sends, *each.receives)}
+        first = rank % 1000 // 2 * 2
+        assert partners == {first, first + 1, first + 1000, first + 1001} - {rank}
+    assert schedule.bytes_sent[0:1000:2] == (schedule.bytes_sent[0],) * 500
+    assert schedule.bytes_received[1001::2] == (schedule.bytes_received[1001],) * 500
+
+
 def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Placement:
     """A placement of one parameter that is one rectangle of HF tensor `x`."""
     shape = (rect.row1 - rect.row0, rect.col1 - rect.col0)

@@ -19,8 +19,8 @@ Parts = Mapping[int, Tensor]  # rank -> what is for it
 
 
 class FakeWorld:
-    """`gathered`: what each rank gives to the next `all_gather_bytes`; `routed`: rank -> what it
-    gives to the next `route_bytes`.
+    """`routed`: rank -> what it gives to the next `route_bytes`, after `will_gather()` without
+    anything.
 
     received, sent: bytes of this rank; partners: ranks it has exchanged messages with; own_seconds:
     of this class.
@@ -30,7 +30,8 @@ class FakeWorld:
         self._rank = rank
         self._world_size = world_size
         self._coming: list[Tensor] = []
-        self.gathered: Sequence[Tensor] = ()
+        self._gathers: list[Sequence[Tensor]] = []
+        self._num_begun = 0
         self.routed: Mapping[int, Parts] = {}
         self.reset()
 
@@ -38,6 +39,10 @@ class FakeWorld:
         self.received = self.sent = 0
         self.own_seconds = 0.0
         self.partners: set[int] = set()
+
+    def will_gather(self, *gathers: Sequence[Tensor]) -> None:
+        """What each rank gives to the next calls of `all_gather_bytes`; the last also to more."""
+        self._gathers, self._num_begun = list(gathers), 0
 
     @contextmanager
     def installed(self) -> Iterator["FakeWorld"]:
@@ -60,8 +65,10 @@ class FakeWorld:
 
     def _vectors_of(self, source: int, count: int) -> list[Tensor]:
         distance = (source - self._rank) % self._world_size
-        if self.gathered:
-            return [self.gathered[(source + i) % self._world_size] for i in range(count)]
+        if self._gathers:
+            self._num_begun += distance == 1  # the first round of each
+            given = self._gathers[min(self._num_begun, len(self._gathers)) - 1]
+            return [given[(source + i) % self._world_size] for i in range(count)]
         return self._parcels_of(source, self._world_size - distance)
 
     def _parcels_of(self, holder: int, distance: int) -> list[Tensor]:

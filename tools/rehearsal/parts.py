@@ -68,9 +68,9 @@ class StepParts:
         measure("dealing of requests", deal)
         rollouts = [self._rollout(problems, n) for n in self._numbers_of(self._layout.rank)]
         verdicts = [Verdict(outcome=Outcome.CORRECT, answer="42")] * len(rollouts)
-        self._world.gathered = [self._facts(rank) for rank in range(job.world_size)]
+        self._world.will_gather([self._facts(rank) for rank in range(job.world_size)])
         responses = measure("facts of responses", lambda: share_facts(rollouts, verdicts, problems))
-        self._world.gathered = ()
+        self._world.will_gather()
 
         method = MethodRun(config.method, seed=0)
 

@@ -1,6 +1,7 @@
 """What is rehearsed of weights: the schedule of a push, and the plan of a checkpoint."""
 
 import pickle
+from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from rehearsal.fake_world import FakeWorld
 from rehearsal.parts import Measure
+from torch import Tensor
 
 from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 from megatron_opsft.model.shards import ModelShards
@@ -17,7 +19,7 @@ from megatron_opsft.plan.ranks import build_buffers
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.runtime.distributed import Layout, digest_of
 from megatron_opsft.runtime.exchange import to_bytes
 from megatron_opsft.sync.in_place import _engine_placements, _trainer_placements
 from megatron_opsft.weights.rectangles import hf_columns
@@ -51,20 +53,19 @@ class PushParts:
             for stage in range(job.parallel.pp)
         ]
         per_stage = job.world_size // job.parallel.pp
-        held = [
-            [to_bytes([(tp_rank, names)]) for tp_rank in range(job.parallel.tp)] for names in stages
+        trainer = [
+            (rank % job.parallel.tp, stages[rank // per_stage]) for rank in range(job.world_size)
         ]
-        trainer = [held[r // per_stage][r % job.parallel.tp] for r in range(job.world_size)]
-        numbers = [to_bytes([tp_rank]) for tp_rank in range(job.engine_tp)]
+        numbers = [rank % job.engine_tp for rank in range(job.world_size)]
 
         def who() -> Any:
-            self._world.gathered = trainer
+            self._world.will_gather(*_said(trainer))
             sources = _trainer_placements(shards)
-            self._world.gathered = [numbers[r % job.engine_tp] for r in range(job.world_size)]
+            self._world.will_gather(*_said(numbers))
             return sources, _engine_placements(engine, own)
 
         sources, targets = measure("who holds what", who)
-        self._world.gathered = ()
+        self._world.will_gather()
 
         def schedule() -> Any:
             made = make_schedule(
@@ -85,6 +86,16 @@ class PushParts:
             has_embedding=stage == 0,
             has_output=stage == self._job.parallel.pp - 1,
         )
+
+
+def _said(values: Sequence[Hashable]) -> tuple[list[Tensor], list[Tensor]]:
+    """What the ranks say in `ranks_by_value`: all a digest, the first with a value also that."""
+    digest_of = {value: digest_of(value) for value in set(values)}
+    first_with = {value: rank for rank, value in reversed([*enumerate(values)])}
+    said = [
+        to_bytes([value] if first_with[value] == rank else []) for rank, value in enumerate(values)
+    ]
+    return [digest_of[value] for value in values], said
 
 
 class CheckpointParts:
