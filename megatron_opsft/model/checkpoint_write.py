@@ -1,8 +1,9 @@
-"""This rank's part of a checkpoint: planned and copied by all ranks together, then written alone.
+"""This rank's part of a checkpoint: planned, copied and written by each rank alone.
 
-Megatron plans who writes what and makes the metadata; its own background writers start processes,
-or come from another package. Here a thread writes Megatron's buckets with Megatron's function: file
-writes, fsync and checksums leave Python to the training loop.
+Ranks meet when all have written: rank 0 then joins the metadata that each made of its own part.
+Megatron's own background writers start processes, or come from another package. Here a thread
+writes Megatron's buckets with Megatron's function: file writes, fsync and checksums leave Python to
+the training loop.
 """
 
 import os
@@ -10,7 +11,7 @@ import queue
 import shutil
 import threading
 import zlib
-from inspect import signature
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all
+from megatron_opsft.model.checkpoint_plan import OwnPlan
+from megatron_opsft.runtime.distributed import broadcast_object, gather_from_all, gather_on_first
 from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind
+from megatron_opsft.storage.dist_metadata import METADATA_NAME
+from megatron_opsft.storage.metadata_parts import MetadataPart, metadata_part, write_metadata
 
 _RESERVE = ".reserve"
 _BLOCK_BYTES = 1 << 22
@@ -43,7 +47,8 @@ class CheckpointWrite:
         """
         self._directory = directory
         self._checksums: Checksums = {}
-        self._results: dict[int, Any] = {}
+        self._plan = OwnPlan()
+        self._part = MetadataPart()  # of what this rank has written
         self._error: str | None = None
         self._num_bytes = 0
         self._request: Any = None
@@ -77,7 +82,12 @@ class CheckpointWrite:
         live = _addresses(state) if copy_cpu else set()
         _keep_write_results_here()
         self._request = dist_checkpointing.save(
-            state, str(self._directory), async_sharded_save=True, **_own_strategy()
+            state,
+            str(self._directory),
+            self._plan,
+            # Of every rank's plan on every rank; `_finalize` finds what is missing.
+            validate_access_integrity=False,
+            async_sharded_save=True,
         )
         buckets = self._request.preload_fn() if self._request.preload_fn else []
         buckets = [
@@ -94,18 +104,20 @@ class CheckpointWrite:
             if dist.get_rank() == 0:
                 self._reserve((1 << 20) + self._num_bytes // 100)
             transforms = self._request.async_fn.args[0] if buckets else []
+            results: list[Any] = []
             for number, bucket in enumerate(buckets):
-                results: queue.Queue[Any] = queue.Queue()
+                outcome: queue.Queue[Any] = queue.Queue()
                 tickets: queue.Queue[int] = queue.Queue()
                 tickets.put(number)
                 filesystem_async.FileSystemWriterAsync.write_preloaded_data(
-                    transforms, number, bucket, results, tickets, True
+                    transforms, number, bucket, outcome, tickets, True
                 )
-                _, written = results.get()
+                _, written = outcome.get()
                 if isinstance(written, Exception):
                     raise written
-                self._results[number] = written
+                results += written
                 self._checksums[bucket[1]] = checksum(Path(bucket[0]))
+            self._part = metadata_part(self._plan.items, results)
         except Exception as error:  # it must reach the other ranks, which would wait for ever
             reason = full_disk_behind(error) or error
             self._error = describe_failed_write(self._directory, self._num_bytes, reason)
@@ -132,23 +144,27 @@ class CheckpointWrite:
         return dict(sorted(gather_from_all(list(self._checksums.items()))))
 
     def _finalize(self) -> list[str]:
-        if dist.get_rank() == 0:
-            (self._directory / _RESERVE).unlink()
-        if len(self._request.async_fn_args) == 3:
-            self._request.async_fn_args[2].put(self._results)
+        parts = gather_on_first(self._part)
         for function in self._request.finalize_fns:
             function()
-        if dist.get_rank() != 0:
-            return broadcast_object([])
-        errors = []
-        names = {path.name for path in self._directory.iterdir()}
-        written = {name for name in names if name.endswith(".distcp")}
+        return broadcast_object(self._add_metadata(parts) if dist.get_rank() == 0 else [])
+
+    def _add_metadata(self, parts: Iterator[MetadataPart]) -> list[str]:
+        """On rank 0: what fails."""
+        (self._directory / _RESERVE).unlink()
+        whole = MetadataPart()
+        for part in parts:
+            whole.add(part)
+        if missing := whole.missing():
+            return [f"checkpoint {self._directory}: {missing[0]} was not written once as a whole"]
         try:
-            for name in names - written:
-                self._checksums[name] = checksum(self._directory / name, sync=True)
+            write_metadata(whole, self._directory / METADATA_NAME)
+            for path in self._directory.iterdir():
+                if not path.name.endswith(".distcp"):
+                    self._checksums[path.name] = checksum(path, sync=True)
         except OSError as error:
-            errors.append(describe_failed_write(self._directory, self._num_bytes, error))
-        return broadcast_object(errors)
+            return [describe_failed_write(self._directory, self._num_bytes, error)]
+        return []
 
 
 def _addresses(state: dict[str, Any]) -> set[int]:
@@ -162,12 +178,6 @@ def _copied(
 ) -> list[tuple[Any, torch.Tensor]]:
     """Copies of the tensors that are still at these addresses; Megatron has copied the others."""
     return [(item, t.clone() if t.data_ptr() in live else t) for item, t in pairs]
-
-
-def _own_strategy() -> dict[str, str]:
-    """Newer Megatrons would by default hand the write to nvidia-resiliency-ext."""
-    known = "async_strategy" in signature(dist_checkpointing.save).parameters
-    return {"async_strategy": "mcore"} if known else {}
 
 
 def _keep_write_results_here() -> None:
