@@ -25,10 +25,9 @@ from typing import Any
 from rehearsal.fake_world import FakeWorld
 from rehearsal.figure import draw, show_table
 from rehearsal.parts import StepParts
-from rehearsal.weights import CheckpointParts, PushParts
+from rehearsal.weights import CheckpointParts, PushParts, stage_parts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
@@ -38,42 +37,26 @@ from megatron_opsft.storage.model_paths import resolve_config
 
 STEP = ["data.prompts_per_step=1024", "rollout.group_size=16", "rollout.max_response_tokens=8192"]
 CONFIGS = Path(__file__).resolve().parents[1] / "examples/configs"
-# Its published config.json.
-QWEN_72B = ModelShape(
-    architecture="Qwen2ForCausalLM",
-    num_layers=80,
-    hidden_size=8192,
-    ffn_size=29568,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    vocab_size=152064,
-    tied_embeddings=False,
-    qkv_bias=True,
-    qk_norm=False,
-    norm_eps=1e-6,
-    max_position_embeddings=32768,
-    rope_theta=1e6,
-)
 
 
 def make_jobs(args: argparse.Namespace, world_size: int) -> dict[str, TrainingJob]:
     """Jobs by name. A job of 72B on fewer ranks than a replica's takes fewer stages."""
     hardware = load_hardware("h100")
 
-    def job(path: Path, shape: ModelShape | None, overrides: list[str]) -> TrainingJob:
+    def job(path: Path, overrides: list[str]) -> TrainingJob:
         config = load_config(path, overrides)
-        shape = shape or read_model_shape(resolve_config(config.model.path))
+        shape = read_model_shape(resolve_config(config.model.path))
         return TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)
 
     if args.config:
-        return {args.config.stem: job(args.config, None, args.overrides)}
-    large = ["parallel.tp=8", f"parallel.pp={min(8, world_size // 8)}", "rollout.tp=8"]
+        return {args.config.stem: job(args.config, args.overrides)}
+    large = ["model.path=Qwen/Qwen2.5-72B", "parallel.tp=8", "rollout.tp=8"]
+    large += [f"parallel.pp={min(8, world_size // 8)}"]
     seven = CONFIGS / "r1_distill_7b_paper.yaml"
     jobs = {
-        "1.5B": lambda: job(CONFIGS / "r1_distill_1p5b_paper.yaml", None, STEP + args.overrides),
-        "7B": lambda: job(seven, None, STEP + args.overrides),
-        "72B": lambda: job(seven, QWEN_72B, STEP + large + args.overrides),
+        "1.5B": lambda: job(CONFIGS / "r1_distill_1p5b_paper.yaml", STEP + args.overrides),
+        "7B": lambda: job(seven, STEP + args.overrides),
+        "72B": lambda: job(seven, STEP + large + args.overrides),
     }
     return {name: jobs[name]() for name in args.models.split(",")}
 
@@ -106,10 +89,13 @@ def rehearse(job: TrainingJob, rank: int) -> Clock:
     """All parts of one rank."""
     world = FakeWorld(rank, job.world_size)
     clock = Clock(world)
-    with fake_rank(job, rank) as layout, world.installed(), tempfile.TemporaryDirectory() as name:
-        StepParts(job, layout, world, Path(name)).run(clock.measure)
-        PushParts(job, layout, world).run(clock.measure)
-        CheckpointParts(job, layout, world).run(clock.measure)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        parts = [] if rank else stage_parts(job, directory)
+        with fake_rank(job, rank) as layout, world.installed():
+            StepParts(job, layout, world, directory).run(clock.measure)
+            PushParts(job, layout, world).run(clock.measure)
+            CheckpointParts(job, layout, world, directory, parts).run(clock.measure)
     return clock
 
 

@@ -1,26 +1,31 @@
 """What is rehearsed of weights: the schedule of a push, and the plan of a checkpoint."""
 
-import pickle
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from rehearsal.fake_world import FakeWorld
 from rehearsal.parts import Measure
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
 
+from megatron_opsft.model.checkpoint_plan import OwnPlan
 from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.ranks import build_buffers
+from megatron_opsft.plan.ranks import build_buffers, fake_rank
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout, digest_of
+from megatron_opsft.runtime.distributed import Layout, digest_of, gather_on_first
 from megatron_opsft.runtime.exchange import to_bytes
+from megatron_opsft.storage.dist_metadata import METADATA_NAME
+from megatron_opsft.storage.metadata_parts import MetadataPart, metadata_part, write_metadata
 from megatron_opsft.sync.in_place import _engine_placements, _trainer_placements
 from megatron_opsft.weights.rectangles import hf_columns
 from megatron_opsft.weights.rules import WeightTable
@@ -58,10 +63,12 @@ class PushParts:
         ]
         numbers = [rank % job.engine_tp for rank in range(job.world_size)]
 
+        said = _said(trainer), _said(numbers)
+
         def who() -> Any:
-            self._world.will_gather(*_said(trainer))
+            self._world.will_gather(*said[0])
             sources = _trainer_placements(shards)
-            self._world.will_gather(*_said(numbers))
+            self._world.will_gather(*said[1])
             return sources, _engine_placements(engine, own)
 
         sources, targets = measure("who holds what", who)
@@ -90,34 +97,79 @@ class PushParts:
 
 def _said(values: Sequence[Hashable]) -> tuple[list[Tensor], list[Tensor]]:
     """What the ranks say in `ranks_by_value`: all a digest, the first with a value also that."""
-    digest_of = {value: digest_of(value) for value in set(values)}
+    digests = {value: digest_of(value) for value in set(values)}
     first_with = {value: rank for rank, value in reversed([*enumerate(values)])}
     said = [
         to_bytes([value] if first_with[value] == rank else []) for rank, value in enumerate(values)
     ]
-    return [digest_of[value] for value in values], said
+    return [digests[value] for value in values], said
 
 
 class CheckpointParts:
-    """This rank's share, and what rank 0 gathers of all of them."""
+    """Once for every save: this rank's share and plan, and what rank 0 makes of all of them."""
 
-    def __init__(self, job: TrainingJob, layout: Layout, world: FakeWorld) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        layout: Layout,
+        world: FakeWorld,
+        directory: Path,
+        parts: Sequence[Tensor],
+    ) -> None:
+        """parts: what a rank of each stage sends to rank 0 (`stage_parts`)."""
         self._job, self._layout, self._world = job, layout, world
+        self._directory, self._parts = directory, parts
 
     def run(self, measure: Measure) -> None:
-        job = self._job
-        with cpu_compat.without_memory() as meta:
-            models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
-            optimizer = _shards_of(buffers)
-            mine = measure(
-                "share of a checkpoint",
-                lambda: own_share(describe_models(models), optimizer, is_loading=False),
-            )
-        plan = pickle.dumps([tensor.without_data() for tensor in nested_values({"share": mine})])
-        if self._layout.is_main:
-            measure(
-                "plan of a checkpoint", lambda: [pickle.loads(plan) for _ in range(job.world_size)]
-            )
+        mine = measure("plan of a checkpoint", _planner(self._job, self._directory))
+        if not self._layout.is_main:
+            return
+        per_stage = self._job.world_size // self._job.parallel.pp
+        parts = self._parts
+        self._world.routed = {
+            rank: {0: parts[rank // per_stage]} for rank in range(self._job.world_size)
+        }
+
+        def join() -> None:
+            whole = MetadataPart()
+            for part in gather_on_first(mine):
+                whole.add(part)
+            whole.missing()
+            write_metadata(whole, self._directory / METADATA_NAME)
+
+        measure("metadata of a checkpoint", join)
+        self._world.routed = {}
+
+
+def stage_parts(job: TrainingJob, directory: Path) -> list[Tensor]:
+    """The metadata part of the first rank of each stage, as it is sent. Tensor- and data-parallel
+    ranks have as much to tell, though of other places.
+    """
+    per_stage = job.world_size // job.parallel.pp
+    parts = []
+    for stage in range(job.parallel.pp):
+        with fake_rank(job, stage * per_stage):
+            parts.append(to_bytes(_planner(job, directory)()))
+    return parts
+
+
+def _planner(job: TrainingJob, directory: Path) -> Callable[[], MetadataPart]:
+    """How the rank of the moment plans, and describes what it writes, of tensors without memory."""
+    with cpu_compat.without_memory() as meta:
+        models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        optimizer = _shards_of(buffers)
+
+    def plan() -> MetadataPart:
+        share = own_share(describe_models(models), optimizer, is_loading=False)
+        strategy = OwnPlan()
+        strategy.async_save({"share": share}, directory)
+        return metadata_part(strategy.items, [_written(item) for item in strategy.items])
+
+    return plan
+
+
+def _written(item: WriteItem) -> WriteResult:
+    return WriteResult(item.index, 1 << 24, _StorageInfo("__1000_0.distcp", 1 << 24, 1 << 24))
 
 
 def _shards_of(buffers: list[Any]) -> Any:
