@@ -77,7 +77,7 @@ class RunConfig(Section):
 class ModelConfig(Section):
     path: Annotated[str, HomeExpanded] = Field(
         ...,
-        description="A Hugging Face directory or hub name, a converted Megatron checkpoint, or `tiny_reasoner` (shipped).",
+        description="A Hugging Face directory or hub name, a run (its `hf/`), a checkpoint of a run or a converted one, or `tiny_reasoner` (shipped).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",

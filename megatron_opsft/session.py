@@ -269,5 +269,6 @@ def _build(
             trainer.optimizer,
             keep=config.checkpoint.keep,
             reference=reference,
+            model_dir=given.model_dir,
         ),
     )

@@ -46,7 +46,7 @@ Workers = Annotated[int, typer.Option(min=1, help="Threads that copy.")]
 ConfigFrom = Annotated[
     Path | None,
     typer.Option(
-        help="Hugging Face directory of config and tokenizer, if --megatron has none, nor its run."
+        help="Hugging Face directory or run with config and tokenizer, if --megatron has none."
     ),
 ]
 

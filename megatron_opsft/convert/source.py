@@ -87,7 +87,9 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     is_megatron = is_dist_checkpoint(directory)
-    if config_dir is None and (trained := model_of_checkpoint(directory)) is not None:
+    if config_dir is not None:
+        config_dir = resolve_model(str(config_dir), option="--config-from")
+    elif (trained := model_of_checkpoint(directory)) is not None:
         config_dir = resolve_model(trained)
     if is_megatron and config_dir is None and not (directory / "config.json").is_file():
         raise UserError(

@@ -21,7 +21,7 @@ class EvalSettings(Section):
 
     model: str = Field(
         ...,
-        description="Hugging Face directory or hub name, run directory, converted checkpoint, or tiny_reasoner.",
+        description="Hugging Face directory or hub name, run directory, checkpoint of a run, converted checkpoint, or tiny_reasoner.",
     )
     name: str | None = Field(None, description="Label of the model; by default its last folder.")
     baseline: str | None = Field(

@@ -39,6 +39,7 @@ from megatron_opsft.runtime.step_names import (
     step_in,
     step_name,
 )
+from megatron_opsft.storage.hf_writer import side_files
 
 log = logging.getLogger("megatron_opsft")
 
@@ -46,6 +47,9 @@ log = logging.getLogger("megatron_opsft")
 class Checkpointer:
     """Saves and loads the state of `models` and `optimizer`, and of a reference model that was
     replaced; every rank calls every method.
+
+    model_dir: whose config.json and tokenizer go into each checkpoint, which is then a model
+    wherever one is meant.
     """
 
     def __init__(
@@ -56,12 +60,14 @@ class Checkpointer:
         *,
         keep: int,
         reference: ReferenceModel | None = None,
+        model_dir: Path | None = None,
     ) -> None:
         self.directory = directory
         self._models = models
         self._optimizer = optimizer
         self._keep = keep
         self._reference = reference
+        self._model_dir = model_dir
         self.published: tuple[int, Path] | None = None  # on rank 0: the last that appeared
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
 
@@ -138,6 +144,7 @@ class Checkpointer:
         final = self.directory / step_name(step)
         partial = self.directory / step_name(step, PARTIAL)
         before = self.directory / step_name(step, REPLACED)
+        self._write_side_files(partial)
         write_bytes(partial / COMPLETE, json.dumps({**manifest, "files": files}, indent=1).encode())
         sync_path(partial)
         if final.exists():
@@ -150,6 +157,14 @@ class Checkpointer:
             # The manifest first: a half-deleted checkpoint must not look whole.
             (old / COMPLETE).unlink()
             shutil.rmtree(old)
+
+    def _write_side_files(self, directory: Path) -> None:
+        if self._model_dir is None:
+            return
+        dtype = next(self._models[0].parameters()).dtype
+        for name, content in side_files(self._model_dir, dtype).items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(directory / name, content)
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore the state; returns the manifest. Errors: `UserError` naming the damaged file."""

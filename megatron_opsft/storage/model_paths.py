@@ -26,8 +26,8 @@ HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.
 def resolve_model(
     name: str, patterns: Sequence[str] = HUB_PATTERNS, *, option: str = "model.path"
 ) -> Path:
-    """The directory of a model: a directory itself, that of a run (whose `hf/` is meant),
-    `tiny_reasoner` (shipped), or a hub name.
+    """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
+    `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
     Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
     with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
@@ -55,7 +55,7 @@ def local_model(name: str, *, option: str = "model.path") -> Path | None:
 
 def _model_of_run(directory: Path, option: str) -> Path | None:
     """What a run directory holds as its model; None for any other directory. Errors: `UserError`
-    for a checkpoint of a run, whose configuration is elsewhere, and a run without a model.
+    for a checkpoint of an earlier version, which has no config.json, and a run without a model.
     """
     if model_of_checkpoint(directory) is not None:
         raise UserError(
@@ -66,15 +66,19 @@ def _model_of_run(directory: Path, option: str) -> Path | None:
     if is_run and (directory / "hf" / "config.json").is_file():
         return directory / "hf"
     if is_run and (directory / "metrics.jsonl").exists():
+        there = list_checkpoints(directory / "checkpoints")
+        other = f", or give its newest checkpoint, {there[-1]}" if there else ""
         raise UserError(
             f"{option}={directory} is a run that is not finished: it has no hf/; finish it with "
-            "--resume, or convert one of its checkpoints with megatron-opsft convert to-hf"
+            f"--resume{other}"
         )
     return None
 
 
 def model_of_checkpoint(directory: Path) -> str | None:
-    """What the run of a checkpoint has as model.path; None for anything but a run's checkpoint."""
+    """What the run of a checkpoint has as model.path; None for anything but a run's checkpoint that
+    has no config.json itself.
+    """
     run_config = directory.resolve().parent.parent / "config.yaml"
     alone = not (directory / "config.json").exists()
     if not (alone and (directory / COMPLETE).is_file() and run_config.is_file()):

@@ -17,7 +17,9 @@ from small_run import QUICKSTART, SMALL_RUN
 import megatron_opsft
 from megatron_opsft import Callback, load_config, train
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.model import open_model
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.storage.model_paths import resolve_config
 
 SCRIPT = """
 import json, signal, sys
@@ -51,6 +53,10 @@ again = train(config, resume=True, callbacks=[Stopping()])  # nothing is left
 assert again == run
 figures = convert(run.directory, run.directory / "megatron", to="megatron", verify=True)
 back = convert(run.directory, run.directory / "hf_again", to="hf")
+checkpoint = {"model.path": run.directory / "checkpoints/step_000002"}
+more = {"run.dir": run.directory / "more", "run.steps": 1, **checkpoint}
+keys = dict(override.split("=", 1) for override in json.loads(sys.argv[2]))
+train(load_config(sys.argv[1], keys | more))
 print(json.dumps([stopped.finished, run.finished, run.summary, figures.verified, back.out, heard]))
 """
 
@@ -109,7 +115,8 @@ def test_mistakes_are_errors_of_the_caller(tmp_path: Path) -> None:
     assert Callback().on_step({"step": 1}) is None
 
 
-def test_a_script_trains_stops_resumes_and_converts(tmp_path: Path) -> None:
+def test_a_script_trains_stops_resumes_converts_and_trains_on(tmp_path: Path) -> None:
+    """The last from a checkpoint, which is a model wherever one is meant."""
     keys = keys_of([*SMALL_RUN, "run.steps=2", "checkpoint.every=1"])
     keys |= {"run.dir": str(tmp_path / "run"), "run.device": "cpu"}
     script = tmp_path / "script.py"  # without a guard for child processes
@@ -138,6 +145,16 @@ def test_a_script_trains_stops_resumes_and_converts(tmp_path: Path) -> None:
         for directory in (back, tmp_path / "run/hf")
     ]
     assert weights[0] == weights[1]
+    last, first = (
+        read_json_lines(tmp_path / name)[place]
+        for name, place in (("run/evals.jsonl", -1), ("run/more/evals.jsonl", 0))
+    )
+    assert last | {"step": 0} == first
+    checkpoint = tmp_path / "run/checkpoints/step_000002"
+    assert resolve_config(str(checkpoint)) == checkpoint
+    models = [open_model(str(path)) for path in (checkpoint, tmp_path / "run")]
+    assert len({model.weights_sha256() for model in models}) == 1
+    assert len({model.tokenizer_sha256() for model in models}) == 1
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:

@@ -365,8 +365,13 @@ def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
 def test_a_run_s_model_is_its_hf(tmp_path: Path) -> None:
     for name in ("manifest.json", "metrics.jsonl"):
         (tmp_path / name).touch()
-    with pytest.raises(UserError, match=r"is a run that is not finished: it has no hf/"):
+    with pytest.raises(UserError, match=r"not finished: it has no hf/; finish it with --resume$"):
         resolve_model(str(tmp_path), option="--hf")
+    checkpoint = tmp_path / "checkpoints/step_000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "complete.json").touch()
+    with pytest.raises(UserError, match=f"or give its newest checkpoint, {checkpoint}$"):
+        resolve_model(str(tmp_path))
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").touch()
     assert resolve_model(str(tmp_path)) == tmp_path / "hf"
@@ -385,6 +390,7 @@ def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"model\.path=\./none is no directory"):
         resolve_model("./none")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"model\.path=some/model .*could not be fetched") as error:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"model\.path=some/model .*HF_HUB_OFFLINE=1") as error:
         resolve_model("some/model")
     assert "\n" not in str(error.value)

@@ -110,14 +110,15 @@ def test_models_of_the_examples_have_their_config_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in {load_config(path).model.path for path in PRESETS}:
         assert resolve_config(name) == MODEL_CONFIGS / name
         read_model_shape(resolve_config(name))
         # A run needs the weights too, and says so.
-        with pytest.raises(UserError, match=f"model.path={name} .*could not be fetched"):
+        with pytest.raises(UserError, match=f"model.path={name} .*not in the Hugging Face cache"):
             resolve_model(name)
-    with pytest.raises(UserError, match=r"model\.path=some/model .*could not be fetched"):
+    with pytest.raises(UserError, match=r"model\.path=some/model .*not in the Hugging Face cache"):
         resolve_config("some/model")
     # A directory of that name is meant first.
     own = tmp_path / name
