@@ -111,9 +111,9 @@ def evaluate(
     loaded = config_file.load(
         EvalSettings, Path(settings) if settings is not None else None, (), given
     )
-    from megatron_opsft.verify.verifier import check_judge
+    from megatron_opsft.evaluate.early_checks import check_settings
 
-    check_judge(loaded.verify)
+    check_settings(loaded)
     _set_ranks()
     from megatron_opsft.evaluate.results import read_results
     from megatron_opsft.evaluate.run import evaluate as run

@@ -108,7 +108,7 @@ def train(
         ) as something_is_left,
     ):
         if not something_is_left:
-            typer.echo(f"{loaded.run.dir}: all {loaded.run.steps} steps are done; nothing is left")
+            typer.echo(f"{loaded.run.dir}: the run is finished; nothing is left")
             return
         announce("loading libraries: PyTorch, Megatron-Core, transformers")
         from megatron_opsft.train import train as run_training

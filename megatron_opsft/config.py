@@ -40,6 +40,14 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where there is one."
     )
+    export_every: int = Field(
+        0, ge=0, description="Write a Hugging Face model to exports/ every so many steps; 0: never."
+    )
+    show_samples: int = Field(
+        1,
+        ge=0,
+        description="So many responses of an evaluation, to the same problems each time, are shown on the console, in TensorBoard and W&B.",
+    )
     save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     wandb: Annotated[Literal["off", "offline", "online"], YamlOff] = Field(
@@ -305,6 +313,29 @@ class SyncConfig(Section):
     )
 
 
+class EvalSet(Section):
+    """More held-out problems, sampled as those of `eval`; None: as there."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+    data: Annotated[str, HomeExpanded]
+    split: str | None = None
+    subset: str | None = None
+    problem_field: str | None = None
+    answer_field: str | None = None
+    num_problems: int | None = Field(None, ge=1)
+    samples_per_problem: int | None = Field(None, ge=1)
+
+
+def _named_sets(value: object) -> object:
+    """A mapping as a list: `NAME: SOURCE` is short for `NAME: {data: SOURCE}`."""
+    if not isinstance(value, dict):
+        return value
+    return [
+        {"name": name} | (given if isinstance(given, dict) else {"data": given})
+        for name, given in value.items()
+    ]
+
+
 class EvalConfig(Section):
     data: Annotated[str | None, HomeExpanded] = Field(
         None,
@@ -338,6 +369,25 @@ class EvalConfig(Section):
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
     max_response_tokens: int | None = Field(
         None, ge=1, description="By default rollout.max_response_tokens."
+    )
+    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = Field(
+        (),
+        description="More sets, a mapping: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}. They are evaluated with eval's and decide nothing.",
+    )
+    best_within: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="The best evaluation has the fewest mean response tokens of those that lose at most so much accuracy against the base model's.",
+    )
+    export_best: bool = Field(
+        False,
+        description="Keep the model of the best evaluation so far, if it is better than the base model, in best/.",
+    )
+    patience: int = Field(
+        0,
+        ge=0,
+        description="Finish the run when so many evaluations in a row were not the best so far; 0: never.",
     )
 
 

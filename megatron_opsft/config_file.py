@@ -199,6 +199,8 @@ _NOT_HASHED = (
     "tensorboard",
     "wandb",
     "wandb_project",
+    "export_every",
+    "show_samples",
     "save_rollouts",
     "max_minutes",
     "hang_minutes",
@@ -206,13 +208,17 @@ _NOT_HASHED = (
 )
 
 
-_LATER_KEYS = (
+_LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "duplicates", "keep"),
     ("data", "pass_rate", None),
     ("data", "pass_rate_from", None),
     ("data", "responses", None),
     ("data", "system_prompt", ""),
+    ("eval", "best_within", 0.01),
+    ("eval", "export_best", False),
     ("eval", "holdout", 0),
+    ("eval", "more", []),
+    ("eval", "patience", 0),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),
 )
@@ -286,6 +292,8 @@ _FREE_ON_RESUME = (
     "run.dir",
     "run.steps",
     "run.eval_every",
+    "run.export_every",
+    "run.show_samples",
     "run.save_rollouts",
     "run.tensorboard",
     "run.wandb",
@@ -296,6 +304,8 @@ _FREE_ON_RESUME = (
     "model.load",
     "parallel.",
     "checkpoint.",
+    "eval.export_best",
+    "eval.patience",
     "verify.workers",
     "train.max_tokens_per_microbatch",
     "train.recompute",

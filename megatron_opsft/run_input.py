@@ -1,6 +1,7 @@
 """What a run reads before it computes anything: model directory, tokenizer, problems."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from megatron_opsft.data.problems import (
     ProblemSet,
     drop_unusable_prompts,
     load_held_out,
+    load_problems,
     shuffled_subset,
 )
 from megatron_opsft.data.prompts import (
@@ -51,12 +53,14 @@ class RunInput:
     end_tokens: tuple[int, ...]
     problems: ProblemSet
     held_out: ProblemSet | None
+    more_held_out: Mapping[str, ProblemSet]
     stored: StoredResponses | None
 
     @property
     def bad_rows(self) -> tuple[BadRow, ...]:
         """What is left out, of the training data and of the held-out problems."""
-        return self.problems.bad_rows + (self.held_out.bad_rows if self.held_out else ())
+        sets = [self.problems, *([self.held_out] if self.held_out else [])]
+        return tuple(row for read in (*sets, *self.more_held_out.values()) for row in read.bad_rows)
 
 
 def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
@@ -83,7 +87,13 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     if config.data.pass_rate and config.data.pass_rate_from:
         rates = read_pass_rates(config.data.pass_rate_from)
         problems = keep_by_pass_rate(problems, rates, config.data.pass_rate)
-    for judged in (problems, held_out):
+    if config.eval.more and held_out is None:
+        raise UserError(
+            "eval.more: these sets are evaluated with eval's own, and there is none; set eval.data "
+            "to one of them, or eval.holdout"
+        )
+    more_held_out = _load_more(config, encoder)
+    for judged in (problems, held_out, *more_held_out.values()):
         if judged is not None:
             check_row_judges(config.verify, judged.problems)
     return RunInput(
@@ -92,6 +102,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
         end_tokens=end_tokens,
         problems=problems,
         held_out=held_out,
+        more_held_out=more_held_out,
         stored=_read_stored(config, shape.max_position_embeddings),
     )
 
@@ -154,21 +165,64 @@ def _choose_held_out(
     return problems, drop_unusable_prompts(held_out, encoder.encode, limit)
 
 
+def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
+    """The sets of eval.more. Errors: `UserError` as of `load_problems`, or for a prompt that is too
+    long.
+    """
+    sets, limit = {}, config.data.max_prompt_tokens
+    for given in config.eval.more:
+        read = load_problems(
+            given.data,
+            split=given.split or "test",
+            subset=given.subset,
+            problem_field=given.problem_field,
+            answer_field=given.answer_field,
+            section=f"eval.more.{given.name}.",
+            template=config.data.template,
+            with_fields=config.verify.needs_fields,
+        )
+        sets[given.name] = drop_unusable_prompts(read, encoder.encode, limit)
+    return sets
+
+
 def evaluation_of(config: Config, given: RunInput) -> HeldOut | None:
     """The held-out problems that are evaluated on, and how; None where there are none."""
     if given.held_out is None:
         return None
+    settings = config.eval
+    return _evaluation(
+        config, given, given.held_out, settings.num_problems, settings.samples_per_problem
+    )
+
+
+def more_evaluations_of(config: Config, given: RunInput) -> dict[str, HeldOut]:
+    """The same of the sets of eval.more, by name."""
+    settings = config.eval
+    return {
+        each.name: _evaluation(
+            config,
+            given,
+            given.more_held_out[each.name],
+            each.num_problems or settings.num_problems,
+            each.samples_per_problem or settings.samples_per_problem,
+        )
+        for each in settings.more
+    }
+
+
+def _evaluation(
+    config: Config, given: RunInput, problems: ProblemSet, number: int, samples: int
+) -> HeldOut:
+    longest = config.eval.max_response_tokens or config.rollout.max_response_tokens
     return HeldOut(
-        problems=shuffled_subset(given.held_out.problems, config.eval.num_problems, seed=0),
+        problems=shuffled_subset(problems.problems, number, seed=0),
         settings=SamplingSettings(
             temperature=config.eval.temperature,
             top_p=config.eval.top_p,
-            max_response_tokens=(
-                config.eval.max_response_tokens or config.rollout.max_response_tokens
-            ),
+            max_response_tokens=longest,
             end_token_ids=given.end_tokens,
         ),
-        samples_per_problem=config.eval.samples_per_problem,
+        samples_per_problem=samples,
     )
 
 

@@ -4,7 +4,7 @@ last.
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -40,7 +40,14 @@ from megatron_opsft.rollout.limits import (
 from megatron_opsft.rollout.open_engine import check_gpus, open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
-from megatron_opsft.run_input import RunInput, evaluation_of, open_method, read_input, warn_of
+from megatron_opsft.run_input import (
+    RunInput,
+    evaluation_of,
+    more_evaluations_of,
+    open_method,
+    read_input,
+    warn_of,
+)
 from megatron_opsft.runtime.device import (
     Device,
     check_deterministic,
@@ -80,6 +87,7 @@ class Session:
     stored: StoredResponses | None
     settings: SamplingSettings
     held_out: HeldOut | None
+    more_held_out: Mapping[str, HeldOut]
     bad_rows: tuple[BadRow, ...]
     sampler: Sampler
     verifier: Verifier
@@ -255,6 +263,7 @@ def _build(
             end_token_ids=given.end_tokens,
         ),
         held_out=held_out,
+        more_held_out=more_evaluations_of(config, given),
         bad_rows=given.bad_rows,
         sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
         verifier=verifier,

@@ -53,8 +53,10 @@ def train(
     ):
         announce("giving the weights to the rollout engine, and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
-        recorder.evaluate_if_due(recorder.last_step)
-        for step in range(recorder.last_step + 1, config.run.steps + 1):
+        step = recorder.last_step
+        recorder.look(step)
+        while step < config.run.steps and not recorder.has_enough:
+            step += 1
             run_step(s, recorder, step)
             last = step == config.run.steps
             stopping = any_over_world(stop.requested)
@@ -64,8 +66,8 @@ def train(
             if stopping and not last:
                 recorder.say_stopped(step)
                 return REQUEUE_EXIT_CODE
-            recorder.evaluate_if_due(step)
-        recorder.finish()
+            recorder.look(step)
+        recorder.finish(step)
     return 0
 
 

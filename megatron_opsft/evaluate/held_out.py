@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Problem
+from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.rollout.sampling import EVAL_STEP
@@ -16,13 +17,25 @@ from megatron_opsft.verify.verifier import Verifier
 class EvalResult:
     """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included.
 
-    correct_lengths: tokens of each correct response.
+    correct_lengths: tokens of each correct response. shown: the first responses to some problems.
     """
 
     accuracy: float
     mean_response_tokens: float
     num_samples: int
     correct_lengths: tuple[int, ...]
+    shown: tuple["ShownResponse", ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownResponse:
+    """A response for people to read."""
+
+    problem: str
+    gold: str
+    response: str
+    num_tokens: int
+    outcome: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +51,13 @@ class HeldOut:
         sampler: Sampler,
         verifier: Verifier,
         encode: Callable[[Problem], tuple[int, ...]] | None = None,
+        *,
+        num_shown: int = 0,
     ) -> EvalResult:
-        """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`."""
+        """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`.
+
+        num_shown: problems of which a response is shown, the same ones in every evaluation.
+        """
         rollouts = sampler.sample(
             self.problems,
             self.settings,
@@ -63,4 +81,25 @@ class HeldOut:
             mean_response_tokens=sampled_tokens / num_samples,
             num_samples=int(num_samples),
             correct_lengths=tuple(correct_lengths),
+            shown=self._shown(rollouts, verdicts, num_shown),
         )
+
+    def _shown(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], number: int
+    ) -> tuple[ShownResponse, ...]:
+        """The first response to each of the first problems, from whichever rank has it."""
+        places = {problem.id: place for place, problem in enumerate(self.problems[:number])}
+        mine = []
+        for rollout, verdict in zip(rollouts, verdicts, strict=True):
+            if rollout.sample_index == 0 and rollout.problem_id in places:
+                place = places[rollout.problem_id]
+                problem = self.problems[place]
+                shown = ShownResponse(
+                    problem=problem.text,
+                    gold=problem.answer,
+                    response=rollout.text,
+                    num_tokens=len(rollout.response_ids),
+                    outcome=verdict.outcome.value,
+                )
+                mine.append((place, shown))
+        return tuple(shown for _, shown in sorted(gather_from_all(mine), key=itemgetter(0)))

@@ -67,7 +67,8 @@ def check_run(
         )
     _check_model(config)
     check_world(world_size, config.parallel)
-    for source in (*(part.path for part in config.data.parts), config.eval.data):
+    more = [given.data for given in config.eval.more]
+    for source in (*(part.path for part in config.data.parts), config.eval.data, *more):
         if source is not None and source != ARITHMETIC:
             check_source(source)
     open_prompt_file(config.data.template)
@@ -108,14 +109,16 @@ def check_responses(config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run has all its steps, its model and its summary."""
+    """Whether the run has all its steps, or had enough of them, its model and its summary."""
     directory = config.run.dir
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        steps = summary["steps"]
+        steps, patience = summary["steps"], summary.get("patience")
     except (OSError, ValueError, TypeError, KeyError):
         return False
-    return steps == config.run.steps and (directory / "hf" / "config.json").is_file()
+    has_enough = patience is not None and patience == config.eval.patience
+    is_over = has_enough or steps == config.run.steps
+    return is_over and (directory / "hf" / "config.json").is_file()
 
 
 def _check_wandb(config: Config) -> None:

@@ -17,6 +17,8 @@ ENTRIES = (
     "rollouts",
     "checkpoints",
     "hf",
+    "exports",
+    "best",
     "tensorboard",
     "wandb",
 )

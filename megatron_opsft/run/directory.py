@@ -21,6 +21,8 @@ from megatron_opsft.runtime.step_names import (
 from megatron_opsft.runtime.watchdog import CLAIM
 from megatron_opsft.storage.replacing import check_out, remove_entry
 
+EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step
+
 
 class RunDir:
     """The files of one run: `ENTRIES` and the batches of failed steps. Used by rank 0 alone."""
@@ -65,9 +67,9 @@ class RunDir:
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
 
-        Also drops a last line that a kill left unfinished, and partial checkpoints. What has
-        another name than a run gives stays. Errors: as of `read_json_lines`; nothing is dropped
-        then.
+        Also drops a last line that a kill left unfinished, partial checkpoints, and exported models
+        of later steps. What has another name than a run gives stays. Errors: as of
+        `read_json_lines`; nothing is dropped then.
         """
         # The evaluation of step 0 belongs to a fresh start: it is made again.
         files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl")]
@@ -78,6 +80,10 @@ class RunDir:
         for step, path in rollout_files(self.path / "rollouts"):
             if step > after_step and path.is_file():
                 path.unlink()
+        for folder in (EXPORTS, BEST):
+            for step, path in in_step_order((self.path / folder).glob("*")):
+                if step > after_step:
+                    shutil.rmtree(path)
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
                 if path.is_dir() and not path.is_symlink():

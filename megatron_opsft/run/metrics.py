@@ -4,9 +4,11 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +16,7 @@ from rich.console import Console
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.run.advice import describe_rejected
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import StepBars
@@ -25,6 +28,9 @@ from megatron_opsft.runtime.durable import (
 )
 
 log = logging.getLogger("megatron_opsft")
+
+_PROBLEM_CHARACTERS = 100
+_RESPONSE_CHARACTERS = 240
 
 Values = Mapping[str, float | int]
 
@@ -66,16 +72,24 @@ class MetricsLog:
             line += f"  about {left:.0f} s left"
         self._console.print(line, highlight=False, soft_wrap=True)
 
-    def evaluation(self, metrics: Values) -> None:
-        """One evaluation on held-out problems."""
+    def evaluation(self, metrics: Values, more: Iterable[str] = ()) -> None:
+        """One evaluation on held-out problems. more: names of other sets that `metrics` has."""
         self._append("evals.jsonl", metrics)
-        self._console.print(
-            f"held-out after step {metrics['step']}: accuracy {metrics['eval_accuracy']:.3f}, "
-            f"{metrics['eval_mean_response_tokens']:.1f} tokens "
-            f"({metrics['eval_samples']} samples)",
-            highlight=False,
-            soft_wrap=True,
-        )
+        for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):
+            self.say(
+                f"{name} after step {metrics['step']}: accuracy {metrics[f'{key}_accuracy']:.3f}, "
+                f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens "
+                f"({metrics[f'{key}_samples']} samples)"
+            )
+
+    def samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
+        """Responses of an evaluation, for people to read; on the console their ends are cut."""
+        for response in shown:
+            self._console.print(
+                _in_short(response), highlight=False, markup=False, soft_wrap=True, style="dim"
+            )
+        for writer in list(self._writers) if shown else ():
+            self._let(writer, partial(writer.write_samples, step, shown))
 
     def say(self, line: str) -> None:
         """A line on the console alone."""
@@ -108,6 +122,17 @@ class MetricsLog:
             log.warning("%s is left out from here on: %s", writer.name, first_line(error))
 
 
+def _in_short(shown: ShownResponse) -> str:
+    """Problem and response, each on a line that is not too long."""
+    problem = shorten(shown.problem, _PROBLEM_CHARACTERS, placeholder=" ...")
+    response = " ".join(shown.response.split())
+    if len(response) > _RESPONSE_CHARACTERS:
+        half = _RESPONSE_CHARACTERS // 2
+        response = f"{response[:half]} [...] {response[-half:]}"
+    about = f"{shown.num_tokens} tokens, {shown.outcome}, gold {shown.gold}"
+    return f"  {problem}\n  -> {response} ({about})"
+
+
 class _TensorBoard:
     name = "TensorBoard"
 
@@ -122,8 +147,22 @@ class _TensorBoard:
             if key != "step":
                 self._writer.add_scalar(key, value, step)
 
+    def write_samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
+        for number, response in enumerate(shown, start=1):
+            rows = "\n".join(f"**{key}**\n\n{_quoted(value)}\n" for key, value in _rows(response))
+            self._writer.add_text(f"sample_{number}", rows, step)
+
     def close(self) -> None:
         self._writer.close()
+
+
+def _rows(shown: ShownResponse) -> list[tuple[str, str]]:
+    return [(key, str(value)) for key, value in asdict(shown).items()]
+
+
+def _quoted(text: str) -> str:
+    """Markdown that shows a text as it is: indented, so that nothing in it is markup."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 class _Wandb:
@@ -157,6 +196,13 @@ class _Wandb:
                 f"run.wandb={config.wandb}: W&B cannot be started ({first_line(error)}); see "
                 "`wandb login`, or set run.wandb=offline"
             ) from error
+
+    def write_samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
+        from wandb import Table
+
+        columns = [key for key, _ in _rows(shown[0])]
+        rows = [[value for _, value in _rows(response)] for response in shown]
+        self._run.log({"samples": Table(columns=columns, data=rows)}, step=step)
 
     def write(self, metrics: Values) -> None:
         self._run.log(dict(metrics), step=int(metrics["step"]))

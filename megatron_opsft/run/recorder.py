@@ -15,22 +15,21 @@ from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.records import StepResult, SyncResult
 from megatron_opsft.report.learning import describe_skipped
-from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.run.acceptance import AcceptanceNotes, lengths_for_notes
+from megatron_opsft.run.acceptance import AcceptanceNotes
 from megatron_opsft.run.directory import RunDir
+from megatron_opsft.run.evaluations import Evaluations
+from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import summarize
-from megatron_opsft.runtime.distributed import broadcast_object, gather_to_main, wait_for_all
+from megatron_opsft.runtime.distributed import gather_to_main, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
 from megatron_opsft.step_batch import JudgedBatch
-from megatron_opsft.storage.hf_writer import write_hf_model
 
 
 class RunRecorder:
@@ -55,6 +54,8 @@ class RunRecorder:
         self._log: MetricsLog | None = None
         if session.layout.is_main:
             self._log = MetricsLog(run_dir, session.config.run, first_step=last_step)
+        self._exports = ModelExports(session, run_dir.path)
+        self._evaluations = Evaluations(session, self._exports, self._log, callbacks)
 
     def begin_rollouts(self, step: int, batch: JudgedBatch) -> None:
         """Let a step's responses be written while it goes on."""
@@ -116,41 +117,17 @@ class RunRecorder:
             steps = self._s.config.run.steps
             self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
-    def evaluate_if_due(self, step: int) -> None:
-        """Before the first step, after every `run.eval_every` and after the last; not again where a
-        resumed run finds it done.
+    def look(self, step: int) -> None:
+        """Evaluate and export what is due after `step` updates.
 
         A run that is asked to stop leaves it to the one that resumes: its checkpoint comes first.
         """
-        run = self._s.config.run
-        due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
-        if due and not broadcast_object(self._is_evaluated(step)):
-            self.evaluate(step)
+        self._evaluations.look(step)
 
-    def _is_evaluated(self, step: int) -> bool:
-        evaluations = read_json_lines(self._dir.path / "evals.jsonl") if self._log else []
-        return any(line["step"] == step for line in evaluations)
-
-    def evaluate(self, step: int) -> None:
-        """Held-out accuracy and length after `step` updates, into evals.jsonl."""
-        if self._s.held_out is None:
-            return
-        enter_phase("evaluate")
-        announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
-        result = self._s.held_out.evaluate(
-            self._s.sampler, self._s.verifier, self._s.evaluation_prompt_of
-        )
-        if self._log is not None:
-            metrics = {
-                "step": step,
-                "eval_accuracy": result.accuracy,
-                "eval_mean_response_tokens": result.mean_response_tokens,
-                "eval_samples": result.num_samples,
-                **lengths_for_notes(result.correct_lengths),
-            }
-            self._log.evaluation(metrics)
-            for callback in self._callbacks:
-                callback.on_evaluation(metrics)
+    @property
+    def has_enough(self) -> bool:
+        """Whether the evaluations say that the run is to be finished; the same on every rank."""
+        return self._evaluations.is_plateau
 
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
@@ -216,24 +193,20 @@ class RunRecorder:
             write_json(path, {"step": step, "samples": rows})
             log.error("step %d: loss or gradient is not finite; its batch is in %s", step, path)
 
-    def finish(self) -> None:
-        """Export the model as a Hugging Face directory and write summary.json."""
-        enter_phase("export")
-        exporter = self._s.sync.exporter
+    def finish(self, step: int) -> None:
+        """Export the model after `step` updates as a Hugging Face directory and write
+        summary.json.
+        """
+        patience = self._s.config.eval.patience if self.has_enough else None
+        if patience is not None and self._log is not None:
+            self._log.say(f"finished after step {step}: {patience} evaluations were not the best")
+        if step < self._s.config.run.steps:
+            self.checkpoint(step, leaving=True)
+        self._exports.write("hf")
+        self._exports.drop_superseded(finished=True)
         if self._log is None:
-            for _ in exporter.stream():
-                pass
             return
-        table = self._s.shards.table
-        write_hf_model(
-            self._dir.path / "hf",
-            exporter.stream(),
-            shapes=table.hf_shapes(),
-            dtype=self._s.shards.parameters[0][1].dtype,
-            source_dir=self._s.model_dir,
-            overwrite=True,
-        )
-        summary = summarize(self._dir.path, self._s.config)
+        summary = summarize(self._dir.path, self._s.config, step, patience)
         write_json(self._dir.path / "summary.json", summary)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             self._last_words = learned

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from megatron_opsft.records import Rollout, Verdict
+from megatron_opsft.records import Problem, Rollout, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import rollout_name
@@ -29,6 +29,9 @@ class WrittenResponse:
     verdict: Verdict
     reward: float
     advantage: float
+
+
+Rows = Sequence[tuple[Problem, WrittenResponse]]
 
 
 class RolloutLog:
@@ -60,13 +63,16 @@ class RolloutLog:
             for number, response in enumerate(batch.responses)
             if response.rank == self._rank
         ]
-        rows = [row for _, row in sorted(deal({self._writer: mine}), key=itemgetter(0))]
+        rows = [
+            (batch.problems[batch.responses[number].place], row)
+            for number, row in sorted(deal({self._writer: mine}), key=itemgetter(0))
+        ]
         if rows:
             path = self._directory / rollout_name(step, self._in_name)
             self._thread = Thread(target=self._write, args=(path, rows))
             self._thread.start()
 
-    def _write(self, path: Path, rows: Sequence[WrittenResponse]) -> None:
+    def _write(self, path: Path, rows: Rows) -> None:
         try:
             write_rollouts(path, rows)
         except Exception as error:  # for the thread that waits
@@ -81,18 +87,20 @@ class RolloutLog:
             raise self._failure
 
 
-def write_rollouts(path: Path, rows: Sequence[WrittenResponse]) -> None:
+def write_rollouts(path: Path, rows: Rows) -> None:
     """One response a line, whole or not at all; the same responses give the same bytes."""
-    lines = (json.dumps(_fields(row), ensure_ascii=False) + "\n" for row in rows)
+    lines = (json.dumps(_fields(*row), ensure_ascii=False) + "\n" for row in rows)
     data = "".join(lines).encode("utf-8")
     write_bytes(path, gzip.compress(data, compresslevel=1, mtime=0))
 
 
-def _fields(row: WrittenResponse) -> dict[str, Any]:
+def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
     rollout, verdict = row.rollout, row.verdict
     return {
         "problem_id": rollout.problem_id,
         "sample_index": rollout.sample_index,
+        "problem": problem.text,
+        "gold": problem.answer,
         "outcome": verdict.outcome.value,
         "answer": verdict.answer,
         "reward": row.reward,

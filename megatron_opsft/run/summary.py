@@ -6,10 +6,15 @@ from typing import Any
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import config_hash
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.run.best import best_evaluation
 
 
-def summarize(directory: Path, config: Config) -> dict[str, Any]:
-    """Accuracy and length before and after, steps and seconds. Errors: as of `read_json_lines`."""
+def summarize(
+    directory: Path, config: Config, num_steps: int, patience: int | None
+) -> dict[str, Any]:
+    """Accuracy and length before, after and at best, steps and seconds. patience: eval.patience,
+    if that ended the run. Errors: as of `read_json_lines`.
+    """
     measured = ("accuracy", "mean_response_tokens", "samples")
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in measured]
@@ -18,7 +23,12 @@ def summarize(directory: Path, config: Config) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for name, line in (("base", evaluations[:1]), ("final", evaluations[-1:])):
         summary[name] = {key: line[0][f"eval_{key}"] if line else None for key in measured}
-    summary["steps"] = config.run.steps
+    best = best_evaluation(evaluations, config.eval.best_within)
+    if best is not None:
+        summary["best"] = {key: best[f"eval_{key}"] for key in measured} | {"step": best["step"]}
+    if patience is not None:
+        summary["patience"] = patience
+    summary["steps"] = num_steps
     summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
     summary["seconds"] = sum(line["step_seconds"] for line in steps)
     summary["config_hash"] = config_hash(config)

@@ -134,7 +134,7 @@ def test_a_stop_comes_before_a_due_evaluation_which_the_resumed_run_makes_up_for
     assert "continues from checkpoint step_000001: 1 of 2 steps are done" in resumed.stdout
     again = cli.run([*train_args(run_dir, *more), "--resume"])
     assert again.exit_code == 0
-    assert again.stdout == f"{run_dir}: all 2 steps are done; nothing is left\n"
+    assert again.stdout == f"{run_dir}: the run is finished; nothing is left\n"
     assert cli.run(train_args(other, *more)).exit_code == 0
     evaluations = read_lines(run_dir / "evals.jsonl")
     assert [line["step"] for line in evaluations] == [0, 1, 2]

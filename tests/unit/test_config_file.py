@@ -315,3 +315,22 @@ def test_prompts_take_the_room_that_the_model_has_unless_they_are_told(path: Pat
     with pytest.raises(UserError, match=message):
         check_lengths(fit_prompts(told, 512), 512)
     check_resumable(fit_prompts(base, 512), base, path.parent)
+
+
+def test_more_evaluation_sets_are_a_mapping_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        MINIMAL + "eval: {more: {aime: aime.jsonl, own: {data: own.jsonl, num_problems: 3}}}"
+    )
+    config = load_config(path)
+    assert [(each.name, each.data, each.num_problems) for each in config.eval.more] == [
+        ("aime", "aime.jsonl", None),
+        ("own", "own.jsonl", 3),
+    ]
+    assert hash(config) == hash(load_config(path))
+    again = tmp_path / "again.yaml"
+    again.write_text(to_yaml(config))
+    assert load_config(again) == config
+    for wrong in ("{a b: x.jsonl}", "{a: {split: test}}", "{a: {data: x, steps: 1}}", "x.jsonl"):
+        with pytest.raises(UserError, match="eval.more"):
+            load_config(path, [f"eval.more={wrong}"])

@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog, _Wandb
 
@@ -156,3 +157,58 @@ def test_a_resumed_run_goes_on_under_its_id_at_wandb(
     _open(tmp_path / "other", tensorboard=False, wandb="offline").close()
     assert started[-1]["id"] != first
     assert all(settings["resume"] == "allow" for settings in started)
+
+
+SHOWN = ShownResponse(
+    problem="What is 2 + 2?",
+    gold="4",
+    response="<think>\n2 + 2\n</think>\n" + "so it is " * 60 + "[4]",
+    num_tokens=312,
+    outcome="correct",
+)
+
+
+def test_samples_are_shown_cut_on_the_console_and_whole_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logged: list[tuple[dict[str, object], int]] = []
+    run = SimpleNamespace(
+        log=lambda values, step: logged.append((values, step)), finish=lambda: None
+    )
+    wandb = SimpleNamespace(init=lambda **settings: run, Table=lambda **table: table)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    log = _open(tmp_path, wandb="offline")
+    log.samples(2, [SHOWN])
+    log.samples(3, [])
+    log.close()
+    problem, response = capsys.readouterr().out.splitlines()
+    assert problem == "  What is 2 + 2?"
+    assert response.startswith("  -> <think> 2 + 2 </think> so it is")
+    assert response.endswith("so it is [4] (312 tokens, correct, gold 4)")
+    assert len(response) < 320
+    ((values, step),) = logged
+    assert step == 2
+    assert values["samples"] == {
+        "columns": ["problem", "gold", "response", "num_tokens", "outcome"],
+        "data": [["What is 2 + 2?", "4", SHOWN.response, "312", "correct"]],
+    }
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (text,) = events.Tensors("sample_1/text_summary")
+    assert text.step == 2
+    whole = text.tensor_proto.string_val[0].decode()
+    assert whole.count("so it is") == 60 and "    </think>" in whole
+
+
+def test_an_evaluation_of_several_sets_has_a_console_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = _open(tmp_path, tensorboard=False)
+    one = {"eval_accuracy": 0.5, "eval_mean_response_tokens": 80.0, "eval_samples": 8}
+    two = {"eval_aime_accuracy": 0.25, "eval_aime_mean_response_tokens": 9.5}
+    log.evaluation({"step": 4, **one, **two, "eval_aime_samples": 30}, ["aime"])
+    log.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "held-out after step 4: accuracy 0.500, 80.0 tokens (8 samples)",
+        "aime after step 4: accuracy 0.250, 9.5 tokens (30 samples)",
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
 from megatron_opsft.runtime.durable import write_json
@@ -28,7 +28,10 @@ def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
     write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_row(0)])
 
 
-def _row(index: int) -> WrittenResponse:
+PROBLEM = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
+
+
+def _row(index: int) -> tuple[Problem, WrittenResponse]:
     rollout = Rollout(
         problem_id="ä/1",
         sample_index=index,
@@ -39,7 +42,8 @@ def _row(index: int) -> WrittenResponse:
         weight_version=7,
     )
     verdict = Verdict(outcome=Outcome.CORRECT, answer="4")
-    return WrittenResponse(rollout=rollout, verdict=verdict, reward=1.0, advantage=0.25)
+    written = WrittenResponse(rollout=rollout, verdict=verdict, reward=1.0, advantage=0.25)
+    return PROBLEM, written
 
 
 def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
@@ -228,6 +232,8 @@ def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
     assert rows[0] == {
         "problem_id": "ä/1",
         "sample_index": 0,
+        "problem": "2 + 2 = ?",
+        "gold": "4",
         "outcome": "correct",
         "answer": "4",
         "reward": 1.0,

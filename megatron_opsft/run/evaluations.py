@@ -1,0 +1,95 @@
+"""Evaluations during a run: when, on what, what is kept of them, and when there were enough."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_opsft.callbacks import Callback
+from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.run.acceptance import lengths_for_notes
+from megatron_opsft.run.best import best_evaluation, evaluations_since_best
+from megatron_opsft.run.directory import BEST, EXPORTS
+from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.metrics import MetricsLog
+from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.session import Session
+
+
+class Evaluations:
+    """Every rank calls every method; `log` is rank 0's, which reads and writes evals.jsonl."""
+
+    def __init__(
+        self,
+        session: Session,
+        exports: ModelExports,
+        log: MetricsLog | None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """callbacks: hear of each evaluation on rank 0."""
+        self._callbacks = callbacks
+        self._s = session
+        self._exports = exports
+        self._log = log
+        self._path = session.config.run.dir / "evals.jsonl"
+        self.is_plateau = False
+
+    def look(self, step: int) -> None:
+        """Evaluate and export what is due after `step` updates; not again where a resumed run finds
+        it done.
+
+        Before the first step, after every `run.eval_every` and after the last is evaluated.
+        """
+        run, settings = self._s.config.run, self._s.config.eval
+        if step and run.export_every and step % run.export_every == 0:
+            self._exports.write_step(EXPORTS, step)
+        due = step in (0, run.steps) or (run.eval_every and step % run.eval_every == 0)
+        if not due or self._s.held_out is None:
+            return
+        if not broadcast_object(any(line["step"] == step for line in self._lines())):
+            self.evaluate(step)
+        lines = self._lines()
+        best = best_evaluation(lines, settings.best_within)
+        is_best, since = broadcast_object(
+            (
+                best is not None and best["step"] == step,
+                evaluations_since_best(lines, settings.best_within),
+            )
+        )
+        if settings.export_best and is_best and step:
+            self._exports.write_step(BEST, step)
+        self._exports.drop_superseded()
+        self.is_plateau = bool(settings.patience) and since >= settings.patience
+
+    def evaluate(self, step: int) -> None:
+        """Held-out accuracy and length after `step` updates, into evals.jsonl."""
+        assert self._s.held_out is not None
+        enter_phase("evaluate")
+        announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
+        sampler, verifier = self._s.sampler, self._s.verifier
+        encode = self._s.evaluation_prompt_of
+        shown = self._s.config.run.show_samples
+        result = self._s.held_out.evaluate(sampler, verifier, encode, num_shown=shown)
+        line = {
+            "step": step,
+            "eval_accuracy": result.accuracy,
+            "eval_mean_response_tokens": result.mean_response_tokens,
+            "eval_samples": result.num_samples,
+            **lengths_for_notes(result.correct_lengths),
+        }
+        for name, held_out in self._s.more_held_out.items():
+            announce(f"evaluating on {len(held_out.problems)} problems of {name}")
+            more = held_out.evaluate(sampler, verifier, encode)
+            line[f"eval_{name}_accuracy"] = more.accuracy
+            line[f"eval_{name}_mean_response_tokens"] = more.mean_response_tokens
+            line[f"eval_{name}_samples"] = more.num_samples
+        if self._log is not None:
+            self._log.evaluation(line, self._s.more_held_out)
+            self._log.samples(step, result.shown)
+            for callback in self._callbacks:
+                callback.on_evaluation(line)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """On rank 0 what evals.jsonl has; nothing elsewhere."""
+        required = ("eval_accuracy", "eval_mean_response_tokens")
+        return read_json_lines(self._path, required=required) if self._log is not None else []

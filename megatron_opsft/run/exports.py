@@ -1,0 +1,56 @@
+"""The model of a run as Hugging Face directories: the last one, those of some steps, the best."""
+
+import shutil
+from pathlib import Path
+
+from megatron_opsft.run.directory import BEST
+from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.step_names import in_step_order, list_checkpoints, step_in, step_name
+from megatron_opsft.session import Session
+from megatron_opsft.storage.hf_writer import write_hf_model
+
+
+class ModelExports:
+    """Every rank calls every method; rank 0 writes, whole directories or none."""
+
+    def __init__(self, session: Session, run_dir: Path) -> None:
+        self._s = session
+        self._dir = run_dir
+
+    def write(self, name: str) -> None:
+        """The weights as they are, to `name` in the run's directory; what is there is replaced."""
+        enter_phase("export")
+        stream = self._s.sync.exporter.stream()
+        if not self._s.layout.is_main:
+            for _ in stream:
+                pass
+            return
+        write_hf_model(
+            self._dir / name,
+            stream,
+            shapes=self._s.shards.table.hf_shapes(),
+            dtype=self._s.shards.parameters[0][1].dtype,
+            source_dir=self._s.model_dir,
+            overwrite=True,
+        )
+
+    def write_step(self, folder: str, step: int) -> None:
+        """The weights after `step` updates, where a resumed run does not find them written."""
+        name = f"{folder}/{step_name(step)}"
+        if not broadcast_object((self._dir / name / "config.json").is_file()):
+            announce(f"writing {name}")
+            self.write(name)
+
+    def drop_superseded(self, *, finished: bool = False) -> None:
+        """Remove models that a better one has followed, if no checkpoint is older than that one:
+        a run that is resumed from it may need the model before.
+        """
+        if not self._s.layout.is_main:
+            return
+        there = in_step_order((self._dir / BEST).glob("*"))
+        saved = [step_in(path.name) or 0 for path in list_checkpoints(self._dir / "checkpoints")]
+        settled = [path for step, path in there if finished or step <= min(saved, default=0)]
+        for path in settled[:-1]:
+            shutil.rmtree(path)

@@ -1,0 +1,79 @@
+"""What a run keeps and evaluates on its way: exports, the best model, several sets, a plateau."""
+
+import json
+from pathlib import Path
+
+from forked_cli import ROOT, ForkedCli
+from small_run import QUICKSTART, SMALL_RUN
+
+from megatron_opsft.report.differences import read_lines
+from megatron_opsft.run.best import best_evaluation
+
+MORE = f"{{other: {{data: '{ROOT}/tests/data/train.jsonl', num_problems: 2}}}}"
+KEEPING = [
+    *SMALL_RUN,
+    "run.steps=2",
+    "run.eval_every=1",
+    "run.export_every=1",
+    "checkpoint.every=1",
+    "eval.export_best=true",
+    "eval.best_within=1",
+    "eval.max_response_tokens=128",
+    f"eval.more={MORE}",
+    "optimizer.lr=1e-3",
+    "optimizer.schedule=constant",
+]
+
+
+def train(cli: ForkedCli, run_dir: Path, *more: str, exit_code: int = 0) -> str:
+    ended = cli.run(["train", QUICKSTART, *KEEPING, f"run.dir={run_dir}", *more])
+    assert ended.exit_code == exit_code, ended.stderr
+    return ended.stdout
+
+
+def models_of(run_dir: Path) -> dict[str, bytes]:
+    """The weights of every exported model."""
+    files = run_dir.rglob("model.safetensors")
+    return {file.parent.relative_to(run_dir).as_posix(): file.read_bytes() for file in files}
+
+
+def test_exports_and_evaluations_are_the_same_through_a_stop(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """exports/ after every step, best/ by the rule, equal to the byte in a run of two parts."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    out = train(cli, whole)
+    assert "other after step 2: accuracy " in out
+    assert out.count("\n  -> ") == 3  # a response of each evaluation
+    evaluations = read_lines(whole / "evals.jsonl")
+    assert [line["step"] for line in evaluations] == [0, 1, 2]
+    assert all(line["eval_samples"] == 4 for line in evaluations)
+    assert all(line["eval_other_samples"] == 2 for line in evaluations)
+    best = best_evaluation(evaluations, within=1)
+    assert best is not None and best["step"] > 0
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["best"]["step"] == best["step"]
+    models = models_of(whole)
+    best_name = f"best/step_{best['step']:06d}"
+    exports = [f"exports/step_{step:06d}" for step in (1, 2)]
+    assert sorted(models) == [best_name, *exports, "hf"]
+    assert models[exports[1]] == models["hf"] != models[exports[0]]
+    assert models[best_name] == models[exports[best["step"] - 1]]
+    train(cli, parts, "run.max_minutes=1e-9", exit_code=75)
+    train(cli, parts, "--resume")
+    assert read_lines(parts / "evals.jsonl") == evaluations
+    assert models_of(parts) == models
+
+
+def test_a_plateau_finishes_the_run(cli: ForkedCli, tmp_path: Path) -> None:
+    """Weights that do not change give equal evaluations: the first stays the best."""
+    still = ["optimizer.lr=1e-30", "run.export_every=0", "eval.more={}"]
+    out = train(cli, tmp_path, *still, "eval.patience=2", "run.eval_every=1", "run.show_samples=0")
+    assert out.splitlines()[-1] == "finished after step 2: 2 evaluations were not the best"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["steps"], summary["patience"], summary["best"]["step"]) == (2, 2, 0)
+    assert sorted(models_of(tmp_path)) == ["hf"]
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert checkpoints == ["step_000001", "step_000002"]
+    again = train(cli, tmp_path, *still, "eval.patience=2", "--resume")
+    assert again == f"{tmp_path}: the run is finished; nothing is left\n"

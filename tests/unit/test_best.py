@@ -1,0 +1,38 @@
+"""Which evaluation is the best, and when there were enough."""
+
+import pytest
+
+from megatron_opsft.run.best import best_evaluation, evaluations_since_best
+
+
+def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
+    """(accuracy, tokens) after 0, 4, 8, ... steps."""
+    return [
+        {"step": 4 * number, "eval_accuracy": accuracy, "eval_mean_response_tokens": tokens}
+        for number, (accuracy, tokens) in enumerate(measured)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "best", "since"),
+    [
+        ([(0.8, 100)], 0, 0),
+        ([(0.8, 100), (0.79, 50)], 4, 0),  # within 0.01 of the base model's
+        ([(0.8, 100), (0.78, 50)], 0, 1),  # short, but it loses too much
+        ([(0.8, 100), (0.8, 60), (0.7, 10), (0.9, 70)], 4, 2),
+        ([(0.8, 100), (0.8, 60), (0.85, 60)], 8, 0),  # as short, and more accurate
+        ([(0.8, 100), (0.8, 60), (0.8, 60)], 4, 1),  # equal: the earlier
+        ([(0.8, 100), (0.95, 110)], 0, 1),  # longer than the base model: not what is wanted
+    ],
+)
+def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
+    measured: list[tuple[float, float]], best: int, since: int
+) -> None:
+    found = best_evaluation(lines(*measured), within=0.01 + 1e-12)
+    assert found is not None and found["step"] == best
+    assert evaluations_since_best(lines(*measured), within=0.01 + 1e-12) == since
+
+
+def test_without_an_evaluation_there_is_none() -> None:
+    assert best_evaluation([], within=0.01) is None
+    assert evaluations_since_best([], within=0.01) == 0
