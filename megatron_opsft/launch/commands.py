@@ -78,6 +78,39 @@ def local(
     raise typer.Exit(code)
 
 
+@app.command(
+    epilog=examples(
+        "megatron-opsft launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
+    ),
+)
+def rounds(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Data are made and trained on so often.")] = 7,
+    problems: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each round; by default all of them.", show_default=False),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
+) -> None:
+    """Make a method's fixed data and train on them, round after round, on this machine.
+
+    Given again, it continues where it was. The last round's model is run.dir/round_N/hf.
+    """
+    from megatron_opsft.launch.rounds import Rounds, check_rounds, run_rounds
+
+    loaded = load_config(config, overrides or [])
+    _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
+    check_rounds(loaded)
+    from megatron_opsft.launch.torchrun import Torchrun
+
+    words = [str(config), *(overrides or [])]
+    wanted = Rounds(config=loaded, words=words, count=rounds, problems=problems)
+    with Torchrun(ranks) as torchrun:
+        code = run_rounds(wanted, torchrun.run)
+    raise typer.Exit(code)
+
+
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Tells a file from one that has replaced it; None where there is none."""
     if not path.is_file():
