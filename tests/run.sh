@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: run.sh [--quick] [PYTEST ARGUMENTS]
 # Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU. The tests on a
-# SLURM cluster of this machine need two Debian packages, which root alone can install.
+# SLURM cluster of this machine, and those in a browser, need two Debian packages each, which root alone can install.
 # --quick, for daily work: installs nothing; lint, types, unit tests that are not slow, gradients on a few layouts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Exit code 5: the arguments chose none of these tests.
 part() { .venv/bin/pytest "$@" || [ $? -eq 5 ]; }
 
-plain="not gpu and not gpu_contract and not slurm and not vllm"
+plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
   part -n 2 --dist loadfile -m "$plain and not slow" "$@"
   exit
@@ -29,6 +29,11 @@ fi
 part --durations 15 -n 2 --dist loadfile -m "$plain" "$@"
 # vLLM's ranks spin while they wait for each other: they get the machine for themselves.
 part --durations 5 -m "vllm and not gpu" "$@"
+if bash tools/install_chromium.sh; then
+  part --durations 5 -m browser "$@"
+else
+  echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
+fi
 if bash tools/install_slurm.sh; then
   part --durations 5 -m slurm "$@"
 else

@@ -14,6 +14,7 @@ ENTRIES = (
     "bad_rows.jsonl",
     "curves.png",
     "curves.svg",
+    "report.html",
     "rollouts",
     "checkpoints",
     "hf",

@@ -26,6 +26,7 @@ ANY = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"])
 NAMES = st.one_of(NEARLY, ANY).filter(lambda name: name not in ("", ".", ".."))
 RUN_FILES = ("manifest.json", "config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json")
 RUN_FOLDERS = ("rollouts", "checkpoints", "hf", "tensorboard", "wandb")
+MADE = ("curves.png", "curves.svg", "report.html")  # of a run, by `report`
 
 
 @given(STEPS, AFFIXES, ENDS)
@@ -51,7 +52,7 @@ def test_steps_come_in_order_and_others_not_at_all(others: list[str], steps: lis
 def _is_of_a_run(name: str) -> bool:
     """What README and docs say that a run writes."""
     failed = step_in(name, "failed_step_", ".json") is not None
-    return name in (*RUN_FILES, *RUN_FOLDERS) or failed or name in ("curves.png", "curves.svg")
+    return name in (*RUN_FILES, *RUN_FOLDERS) or failed or name in MADE
 
 
 @settings(max_examples=25)

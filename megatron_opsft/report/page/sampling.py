@@ -1,0 +1,149 @@
+"""Responses of a run for the page, sampled to a size while its files are read once.
+
+Whole groups are taken, of the same problems in every step where they can be: by the hash of the
+problem, so that a problem is seen before and after, and the same run gives the same page.
+"""
+
+import gzip
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.report.page.embed import encoded_size
+from megatron_opsft.runtime.step_names import rollout_files
+
+log = logging.getLogger("megatron_opsft")
+
+FIELDS = (
+    "step",
+    "problem_id",
+    "sample_index",
+    "outcome",
+    "answer",
+    "reward",
+    "advantage",
+    "finish_reason",
+    "num_tokens",
+    "text",
+)
+# Cannot be part of a text: its quotes would have backslashes there.
+_TOKENS, _PROBLEM = b', "response_ids": [', b'"problem_id": "'
+
+
+@dataclass(slots=True)
+class _Group:
+    """Responses of one problem in one step."""
+
+    rows: list[list[Any]] = field(default_factory=list)
+    problem: str | None = None
+    gold: str | None = None
+    num_bytes: int = 0
+
+
+def sample_rollouts(directory: Path, max_bytes: int) -> dict[str, Any]:
+    """fields: of each row; rows: by step, problem and sample; total: responses there are;
+    problems: id -> [text, gold], where the files have them. At most about `max_bytes` as JSON.
+    """
+    steps: dict[int, list[Path]] = {}
+    for step, path in rollout_files(directory) if directory.is_dir() else ():
+        steps.setdefault(step, []).append(path)
+    rows: list[list[Any]] = []
+    problems: dict[str, list[str | None]] = {}
+    total, room = 0, max_bytes
+    order = _spread(sorted(steps))
+    for place, step in enumerate(order):
+        chosen, count = _sample_step(step, steps[step], room // (len(order) - place), room)
+        total += count
+        for problem_id, group in chosen.items():
+            rows += group.rows
+            room -= group.num_bytes
+            if group.problem is not None or group.gold is not None:
+                problems[problem_id] = [group.problem, group.gold]
+    rows.sort(key=lambda row: row[:3])
+    return {"fields": FIELDS, "rows": rows, "total": total, "problems": problems}
+
+
+def _sample_step(
+    step: int, paths: Sequence[Path], share: int, room: int
+) -> tuple[dict[str, _Group], int]:
+    """The groups of the first problems by hash that fit into `share` bytes, and how many responses
+    the step has. The first of all may take as much as there is `room`. Holds little more than that.
+    """
+    groups: dict[int, tuple[str, _Group]] = {}
+    used = total = 0
+    closed = 1 << 64  # no problem from here on: one before it did not fit
+    for problem_id, line in _lines(paths):
+        total += 1
+        place = _hash(problem_id)
+        if place >= closed:
+            continue
+        row = _parse(line, step)
+        if row is None:
+            continue
+        group = groups.setdefault(place, (row["problem_id"], _Group()))[1]
+        used += _add(group, row)
+        while groups and used > (room if len(groups) == 1 else share):
+            closed = max(groups)
+            used -= groups.pop(closed)[1].num_bytes
+    return dict(groups[place] for place in sorted(groups)), total
+
+
+def _add(group: _Group, fields: dict[str, Any]) -> int:
+    """Bytes that the group has become larger by."""
+    row = [fields.get(name) for name in FIELDS]
+    size = encoded_size(row) + 1
+    if group.problem is None and isinstance(fields.get("problem"), str):
+        group.problem = fields["problem"]
+        size += encoded_size(group.problem) + encoded_size(fields["problem_id"]) + 20
+    if group.gold is None and isinstance(fields.get("gold"), str):
+        group.gold = fields["gold"]
+        size += encoded_size(group.gold)
+    group.rows.append(row)
+    group.num_bytes += size
+    return size
+
+
+def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+    """(problem, line) of every response; what a damaged file still holds, with a warning."""
+    for path in paths:
+        try:
+            with gzip.open(path) as file:
+                for line in file:
+                    start = line.find(_PROBLEM) + len(_PROBLEM)
+                    yield line[start : line.find(b'"', start)].decode("utf-8", "replace"), line
+        except (OSError, EOFError, zlib.error) as error:
+            log.warning("%s: %s; its other responses are left out", path, error)
+
+
+def _parse(line: bytes, step: int) -> dict[str, Any] | None:
+    """The fields but for the tokens, which are most of the line and are not shown."""
+    start = line.find(_TOKENS)
+    if start >= 0:
+        line = line[:start] + line[line.find(b"]", start) + 1 :]
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_response = isinstance(fields, dict) and isinstance(fields.get("problem_id"), str)
+    return {**fields, "step": step} if is_response else None
+
+
+def _hash(problem_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "big")
+
+
+def _spread(steps: Sequence[int]) -> list[int]:
+    """The same steps, so that any beginning of them is spread: last, first, then the middles."""
+    order = [steps[-1], steps[0]] if len(steps) > 1 else list(steps)
+    gaps = [(0, len(steps) - 1)]
+    for low, high in gaps:
+        middle = (low + high) // 2
+        if middle > low:
+            order.append(steps[middle])
+            gaps += [(low, middle), (middle, high)]
+    return order

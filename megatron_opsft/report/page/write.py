@@ -1,0 +1,93 @@
+"""A page of runs and evaluations: one HTML file that needs nothing else and asks nobody."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.report.page.embed import MAX_MB, encoded_size, script_json
+from megatron_opsft.report.page.evaluation_data import evaluation_data
+from megatron_opsft.report.page.run_data import run_data
+from megatron_opsft.report.page.sampling import sample_rollouts
+from megatron_opsft.report.page.settings import differing
+from megatron_opsft.runtime.durable import write_bytes
+
+_ASSETS = Path(__file__).with_name("assets")
+# In the order in which they build on each other.
+_SCRIPTS = (
+    "elements.js",
+    "table.js",
+    "plot.js",
+    "curves.js",
+    "overview.js",
+    "evaluations.js",
+    "histogram.js",
+    "response.js",
+    "reader.js",
+    "tabs.js",
+)
+
+
+def write_page(
+    out: Path,
+    runs: Sequence[Path],
+    evaluations: Sequence[Path] = (),
+    *,
+    max_mb: float = MAX_MB,
+    title: str = "",
+) -> None:
+    """Write the page of run directories, finished or not, and of evaluation directories.
+
+    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit.
+    Errors: `UserError` for a directory that holds neither, or where there is nothing to show.
+    """
+    if not runs and not evaluations:
+        raise UserError("page: there is no run and no evaluation to show")
+    if out.is_dir():
+        raise UserError(f"page {out}: is a directory; name a file")
+    if not max_mb > 0:
+        raise UserError(f"--max-mb {max_mb:g}: must be above 0")
+    shown_runs = [run_data(run) for run in runs]
+    data = {
+        "title": title or ", ".join(dict.fromkeys(path.resolve().name for path in runs)),
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "runs": shown_runs,
+        "settings": differing([run["settings"] for run in shown_runs]),
+        "evaluations": [evaluation_data(path) for path in evaluations],
+    }
+    data["title"] = data["title"] or "Evaluation"
+    room = int(1e6 * max_mb) - encoded_size(data)
+    for left, (path, shown) in zip(
+        range(len(shown_runs), 0, -1), zip(runs, shown_runs, strict=True), strict=True
+    ):
+        shown["rollouts"] = sample_rollouts(path / "rollouts", room // left)
+        room -= encoded_size(shown["rollouts"])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, _render(data))
+
+
+def _render(data: Mapping[str, object]) -> bytes:
+    """The page. Its policy lets a browser run and fetch what is in the file, and nothing else."""
+    style = (_ASSETS / "page.css").read_text(encoding="utf-8")
+    script = "".join((_ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    environment = Environment(
+        loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
+    )
+    page = environment.get_template("page.html.j2").render(
+        title=data["title"],
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        data=script_json(data),
+    )
+    return page.encode("utf-8", "replace")  # a lone surrogate is a ? to a reader
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names an inline script or style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,0 +1,30 @@
+"""The one browser, and the one page, that all tests of this folder share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Chromium, missing_programs
+from made_runs import make_evaluation, make_run
+
+from megatron_opsft.report.page.write import write_page
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    missing = missing_programs()
+    assert not missing, f"{missing} are not installed: sudo bash tools/install_chromium.sh"
+    with Chromium(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them crashed, and two evaluations."""
+    at = tmp_path_factory.mktemp("page")
+    runs = [make_run(at / "first"), make_run(at / "crashed", lr=2e-4, steps=2, finished=False)]
+    evaluations = [
+        make_evaluation(at / f"eval{n}", f"model {n}", 300 - 200 * n, 6 + n) for n in (0, 1)
+    ]
+    write_page(at / "report.html", runs, evaluations)
+    return at / "report.html"

@@ -1,0 +1,91 @@
+"""A real Chromium without a window, asked through its driver."""
+
+import json
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+
+def missing_programs() -> list[str]:
+    return [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+
+
+class Chromium:
+    """profile: a new directory of its own."""
+
+    def __init__(self, profile: Path) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = str(shutil.which("chromium"))
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
+        self.driver = webdriver.Chrome(options=options, service=service)
+
+    def __enter__(self) -> "Chromium":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.driver.quit()
+
+    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """The page from disk; the width is that of what is seen, in CSS pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [theme]})
+        self.driver.get("about:blank")
+        for kind in ("browser", "performance"):
+            self.driver.get_log(kind)
+        self.driver.get(page.resolve().as_uri())
+
+    def all(self, selector: str) -> list[WebElement]:
+        """Elements of a CSS selector that are seen."""
+        return [e for e in self.driver.find_elements(By.CSS_SELECTOR, selector) if e.is_displayed()]
+
+    def one(self, selector: str, text: str = "") -> WebElement:
+        """The first that is seen and holds the text."""
+        found = [element for element in self.all(selector) if text in element.text]
+        assert found, f"no {selector} with {text!r} is seen"
+        return found[0]
+
+    def run(self, script: str, *values: Any) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def messages(self) -> list[str]:
+        """What the console says since the page was opened or the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Addresses asked for since, but for data in the file itself."""
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        asked = [
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in asked if not url.startswith("data:")]

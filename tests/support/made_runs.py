@@ -1,0 +1,118 @@
+"""Runs and evaluations as they are left on disk, made up: small, and with texts that mean harm."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.evaluate.bootstrap import Bootstrap
+from megatron_opsft.evaluate.metrics import ScoredSample
+from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
+
+# Ends a script, fetches, runs, and is no Unicode.
+HARM = (
+    "</script><script>console.error('ran')</script><!--<img src='http://example.invalid/a' "
+    "onerror='console.error(1)'>\u2028\udc9f]]>"
+)
+
+
+def make_run(
+    run: Path,
+    *,
+    steps: int = 3,
+    problems: int = 4,
+    group: int = 3,
+    lr: float = 1e-4,
+    words: int = 10,
+    finished: bool = True,
+) -> Path:
+    """Of each problem: sample 0 is correct, 1 wrong, the others cut off; lengths fall by steps."""
+    (run / "rollouts").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"run:\n  steps: {steps}\noptimizer:\n  lr: {lr}\n")
+    (run / "manifest.json").write_text(
+        '{"config_hash": "abc", "versions": {"torch": "2.13.0"}, "data": {}}'
+    )
+    for step in range(1, steps + 1):
+        rows = [
+            response(step, f"p-{problem}", sample, words)
+            for problem in range(problems)
+            for sample in range(group)
+        ]
+        write_responses(run / f"rollouts/step_{step:06d}.jsonl.gz", rows)
+        metrics = {
+            "step": step,
+            "loss": float("nan") if step == 2 else 1 / step,
+            "grad_norm": 0.5,
+            "accuracy": 0.3 + 0.1 * step,
+            "accept_rate": 0.25,
+            "num_accepted": 3,
+            "mean_response_tokens": 100.0 / step,
+            "logprob_diff_mean": 1e-6,
+            "rollout_seconds": 2.0,
+            "train_seconds": 1.0,
+            "step_seconds": 3.5,
+        }
+        _append(run / "metrics.jsonl", metrics)
+    for step, accuracy in ((0, 0.5), (steps, 0.75)):
+        line = {"step": step, "eval_accuracy": accuracy, "eval_mean_response_tokens": 80.0 - step}
+        _append(run / "evals.jsonl", line)
+    if finished:
+        ends = [{"accuracy": a, "mean_response_tokens": t} for a, t in ((0.5, 80.0), (0.75, 77.0))]
+        summary = {"base": ends[0], "final": ends[1], "steps": steps, "seconds": 9.0}
+        (run / "summary.json").write_text(json.dumps(summary | {"config_hash": "abc"}))
+    return run
+
+
+def response(step: int, problem_id: str, sample: int, words: int = 10) -> dict[str, Any]:
+    """A line of `rollouts/`."""
+    outcome = ("correct", "wrong", "unfinished")[min(sample, 2)]
+    num_tokens = 100 // step + sample
+    return {
+        "problem_id": problem_id,
+        "sample_index": sample,
+        "problem": f"What is {problem_id}? {HARM}",
+        "gold": "7",
+        "outcome": outcome,
+        "answer": {"correct": "7", "wrong": "8"}.get(outcome, ""),
+        "reward": float(outcome == "correct"),
+        "advantage": float(outcome == "correct"),
+        "finish_reason": "length" if outcome == "unfinished" else "stop",
+        "num_prompt_tokens": 5,
+        "num_tokens": num_tokens,
+        "weight_version": step - 1,
+        "text": f"{outcome} in step {step}, sample {sample}. " + "word " * words + HARM,
+        "response_ids": list(range(num_tokens)),
+    }
+
+
+def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
+    lines = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(lines.encode(), compresslevel=1, mtime=0))
+
+
+def make_evaluation(out: Path, name: str, tokens: int, correct: int) -> Path:
+    """10 problems, 2 samples each."""
+    samples = [
+        ScoredSample(
+            problem_id=f"p{p}",
+            sample_index=n,
+            num_tokens=tokens + p,
+            correct=p < correct,
+            finished=True,
+            has_answer=True,
+        )
+        for p in range(10)
+        for n in range(2)
+    ]
+    model = ModelSamples(name=name, samples={"gsm8k": samples}, settings={"temperature": 0.6})
+    out.mkdir(parents=True)
+    write_results(
+        out / "results.json",
+        build_results(model, budgets=(64, 128), bootstrap=Bootstrap(num_resamples=50)),
+    )
+    return out
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
