@@ -81,6 +81,7 @@ def local(
 @app.command(
     epilog=examples(
         "megatron-opsft launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
+        "megatron-opsft launch rounds CONFIG method.name=crst --rounds 1",
     ),
 )
 def rounds(
