@@ -19,6 +19,7 @@ from megatron_opsft.make_data.chosen import (
 from megatron_opsft.make_data.draw import Draw, draw_responses
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import tokenskip_rows
+from megatron_opsft.make_data.word_scores import load_scorer
 from megatron_opsft.methods.catalog.fixed_data import (
     CrstSettings,
     OffPolicySftSettings,
@@ -28,6 +29,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.session import Session, open_session
 
 log = logging.getLogger("megatron_opsft")
@@ -68,10 +70,14 @@ def recipe_of(method: MethodSettings, temperature: float, session: Session) -> R
             marks = marks_of(session.sampler.encoder.tokenizer, method.separator)
             return Recipe(samples=1, rows=lambda d: step_entropy_rows(d, method, marks))
         case TokenSkipSettings():
+            scorer = load_scorer(method.scorer, session.device.torch_device)
+            if any_over_world(scorer is None):  # as on the rank that could not fetch it
+                scorer = None
+            own = "mean self-information of tokens under the model"
             return Recipe(
                 samples=1,
-                rows=lambda d: tokenskip_rows(d, method),
-                notes={"word_scores": "mean self-information of tokens under the model"},
+                rows=lambda d: tokenskip_rows(d, method, scorer),
+                notes={"word_scores": method.scorer if scorer else own},
             )
     raise AssertionError(f"no data are made for {method.name}")
 

@@ -1,30 +1,26 @@
 """TokenSkip's data: correct responses without the words of their reasoning that say least, and the
 share that is kept told in the prompt.
 
-Words are scored by the model's own self-information, -log p of their tokens.
+Words are scored by LLMLingua-2, or by the model's own self-information, -log p of their tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
+from operator import itemgetter
 from statistics import fmean
 
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.make_data.draw import Draw, scores_of
 from megatron_opsft.make_data.thinking import find_thinking
+from megatron_opsft.make_data.word_scores import WordScorer
+from megatron_opsft.make_data.words import words_of
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
 from megatron_opsft.methods.data_choice import kept_words, ratio_of
-
-
-def words_of(texts: Sequence[str]) -> list[range]:
-    """Tokens of each word. texts: of each token; a word begins where white space ends."""
-    starts = [
-        number
-        for number, text in enumerate(texts)
-        if number == 0 or text[:1].isspace() or texts[number - 1][-1:].isspace()
-    ]
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(texts)], strict=True)]
+from megatron_opsft.records import Sample
+from megatron_opsft.runtime.distributed import gather_from_all
+from megatron_opsft.session import Session
 
 
 def windows_of(words: Sequence[range], num_tokens: int | None) -> Iterator[list[range]]:
@@ -55,6 +51,15 @@ def pruned(
     return tuple(kept)
 
 
+def reasoning_of(texts: Sequence[str]) -> slice | None:
+    """Which tokens of a finished response may be pruned: what it thinks, or without thinking all of
+    it, if it has a box; None where there is neither.
+    """
+    if (thinking := find_thinking(texts)) is not None:
+        return slice(thinking.span.start, thinking.span.stop)
+    return slice(0, len(texts) - 1) if find_boxes("".join(texts)) else None
+
+
 def shortened(
     token_ids: Sequence[int],
     texts: Sequence[str],
@@ -63,36 +68,57 @@ def shortened(
     ratio: float,
     tokenize: Callable[[str], Sequence[int]],
 ) -> tuple[int, ...]:
-    """A finished response with less reasoning: what it thinks, or without thinking all of it, and
-    the answer from its last box behind that; () where there is neither.
+    """A finished response with less reasoning, and behind it what follows its thinking, or the
+    answer from its last box; () where there is no reasoning. scores: of each token.
     """
-    if (thinking := find_thinking(texts)) is not None:
-        part = slice(thinking.span.start, thinking.span.stop)
-        rest = tuple(token_ids[part.stop :])
-    elif boxes := find_boxes("".join(texts)):
-        part = slice(0, len(token_ids) - 1)
-        answer = f"\n\nThe final answer is: \\boxed{{{boxes[-1].content}}}"
-        rest = (*tokenize(answer), token_ids[-1])
-    else:
+    part = reasoning_of(texts)
+    if part is None:
         return ()
+    rest = tuple(token_ids[part.stop :])
+    if find_thinking(texts) is None:
+        answer = find_boxes("".join(texts))[-1].content
+        rest = (*tokenize(f"\n\nThe final answer is: \\boxed{{{answer}}}"), *rest)
     inside = pruned(token_ids[part], texts[part], scores[part], ratio, settings.window_tokens)
     return tuple(token_ids[: part.start]) + inside + rest
 
 
-def tokenskip_rows(draw: Draw, settings: TokenSkipSettings) -> list[StoredResponse]:
+def token_scores(
+    s: Session, samples: Sequence[Sample], texts: Sequence[Sequence[str]], scorer: WordScorer | None
+) -> list[list[float]]:
+    """Of each token of each sample, the same on every rank: the scorer's, shared out over the ranks
+    and 0 outside of the reasoning, or without one the model's self-information.
+    """
+    if scorer is None:
+        return [[-log_prob for log_prob in found] for found in scores_of(s, samples)]
+    mine = []
+    for number in range(s.layout.rank, len(samples), s.layout.world_size):
+        found = [0.0] * len(texts[number])
+        if part := reasoning_of(texts[number]):
+            found[part] = scorer(texts[number][part])
+        mine.append((number, found))
+    return [found for _, found in sorted(gather_from_all(mine), key=itemgetter(0))]
+
+
+def tokenskip_rows(
+    draw: Draw, settings: TokenSkipSettings, scorer: WordScorer | None
+) -> list[StoredResponse]:
     """The same on every rank; without those whose prompt has no room for the ratio."""
     s, encoder = draw.session, draw.session.sampler.encoder
     samples = draw.samples(select(draw.judged.responses, s.settings.max_response_tokens))
+    texts = [
+        [encoder.tokenizer.decode([token]) for token in sample.response_ids] for sample in samples
+    ]
+    scored = token_scores(s, samples, texts, scorer)
     problems = {problem.id: problem for problem in draw.judged.problems}
     rows = []
-    for sample, log_probs in zip(samples, scores_of(s, samples), strict=True):
+    for sample, of_tokens, scores in zip(samples, texts, scored, strict=True):
         ratio = settings.ratio or ratio_of(sample.problem_id, s.config.run.seed)
         told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
         prompt = encoder.encode(problems[sample.problem_id], suffix=told)
         response = shortened(
             sample.response_ids,
-            [encoder.tokenizer.decode([token]) for token in sample.response_ids],
-            [-log_prob for log_prob in log_probs],
+            of_tokens,
+            scores,
             settings,
             ratio,
             lambda text: encoder.tokenizer.encode(text, add_special_tokens=False),

@@ -2,14 +2,20 @@
 
 import gzip
 import json
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
+import torch
 from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
-from transformers import AutoTokenizer
+from transformers import (
+    AutoTokenizer,
+    XLMRobertaConfig,
+    XLMRobertaForTokenClassification,
+)
 
 from megatron_opsft.data.stored_responses import StoredResponse, read_stored_responses
 from megatron_opsft.errors import UserError
@@ -17,7 +23,13 @@ from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_score
 from megatron_opsft.make_data.run import chunk_size
 from megatron_opsft.make_data.step_entropy import Marks, marks_of, masked, own_parts
 from megatron_opsft.make_data.thinking import Thinking, find_thinking
-from megatron_opsft.make_data.tokenskip import pruned, shortened, windows_of, words_of
+from megatron_opsft.make_data.tokenskip import pruned, shortened, windows_of
+from megatron_opsft.make_data.word_scores import (
+    WordScorer,
+    load_scorer,
+    windows_of_text,
+)
+from megatron_opsft.make_data.words import words_of
 from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.data_choice import skipped_steps, steps_of
@@ -135,6 +147,73 @@ def test_tokenskip_keeps_the_answer_whole() -> None:
     assert shortened(ids[:3], texts[:3], scores[:3], settings, 0.5, tokenize) == ()
 
 
+@pytest.fixture(scope="module")
+def scorer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A token classifier with random weights; its tokens are the tiny reasoner's."""
+    directory = tmp_path_factory.mktemp("scorer")
+    tokenizer = AutoTokenizer.from_pretrained(ASSET)
+    ends = tokenizer.convert_ids_to_tokens([tokenizer.eos_token_id])[0]
+    tokenizer.add_special_tokens({"cls_token": ends, "sep_token": ends})
+    tokenizer.save_pretrained(directory)
+    torch.manual_seed(0)
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=2,
+        initializer_range=1.0,
+    )
+    XLMRobertaForTokenClassification(config).save_pretrained(directory)
+    return directory
+
+
+def test_a_classifier_scores_words_by_the_mean_of_its_sub_tokens(scorer_dir: Path) -> None:
+    """Against its own forward pass; the given tokens are cut elsewhere than its own are."""
+    scorer = load_scorer(str(scorer_dir), torch.device("cpu"))
+    assert scorer is not None
+    texts = ["Th", "en", " 12", "+7", " is", " 1", "9", "."]
+    ids = scorer.tokenizer("Then 12+7 is 19.", add_special_tokens=False)["input_ids"]
+    end = scorer.tokenizer.sep_token_id
+    with torch.no_grad():
+        logits = scorer.model(input_ids=torch.tensor([[end, *ids, end]])).logits[0, 1:-1]
+    kept = logits.softmax(-1)[:, 1].tolist()
+    pieces = [scorer.tokenizer.decode([i]) for i in ids]
+    ends = list(accumulate(map(len, pieces)))
+    borders = [0, 4, 9, 12, 16]  # behind "Then", " 12+7", " is" and " 19."
+    means = [
+        fmean(p for p, end in zip(kept, ends, strict=True) if a < end <= b)
+        for a, b in pairwise(borders)
+    ]
+    by_word = zip(means, words_of(texts), strict=True)
+    expected = [mean for mean, word in by_word for _ in word]
+    assert scorer(texts) == pytest.approx(expected, rel=1e-5)
+    assert len(set(means)) == 4
+    short = WordScorer(model=scorer.model, tokenizer=scorer.tokenizer, max_window=4)
+    assert short(texts) != pytest.approx(expected, rel=1e-2)  # words do not see the other window
+
+
+def test_windows_end_behind_a_full_stop_or_a_line_break() -> None:
+    text = "a b. c\nd e f g"
+    spans = [(0, 1), (2, 3), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14)]
+    assert list(windows_of_text(text, spans, 4)) == [range(0, 4), range(4, 8)]
+    assert list(windows_of_text(text, spans, 3)) == [range(0, 3), range(3, 4), range(4, 7)] + [
+        range(7, 8)
+    ]
+    assert list(windows_of_text(text, spans, 8)) == [range(0, 8)]
+    assert list(windows_of_text("", [], 8)) == []
+
+
+def test_a_scorer_that_cannot_be_had(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert load_scorer("self", cpu) is None and not caplog.records
+    assert load_scorer("some/classifier", cpu) is None
+    assert "self-information instead" in caplog.text
+    with pytest.raises(UserError, match=r"method\.scorer=/nowhere is no directory"):
+        load_scorer("/nowhere", cpu)
+
+
 def test_chunks_fill_every_engine_and_are_never_empty() -> None:
     assert chunk_size(256, 8, 16) == 512
     assert chunk_size(1, 1, 16) == 1
@@ -188,12 +267,18 @@ MADE = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, name: str) -> None:
+def test_made_data_hold_what_their_method_needs(
+    cli: ForkedCli, tmp_path: Path, scorer_dir: Path, name: str
+) -> None:
     out = tmp_path / "data.parquet"
     given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
+    given += [f"method.scorer={scorer_dir}"] if name == "tokenskip" else []
     ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
     assert ended.exit_code == 0, ended.stderr
-    stored = list(read_stored_responses(out))
+    read = read_stored_responses(out)
+    stored = list(read)
+    if name == "tokenskip":
+        assert read.manifest["word_scores"] == str(scorer_dir)
     if name == "o1_pruner":
         advantages = [row.advantage for row in stored]
         assert len(advantages) == 12

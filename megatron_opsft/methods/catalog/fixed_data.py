@@ -37,6 +37,12 @@ class TokenSkipSettings(FixedDataSettings):
         description="Share of the reasoning's tokens to keep; null: drawn for each problem from "
         "0.5, 0.6, ..., 1.",
     )
+    scorer: str = Field(
+        "microsoft/llmlingua-2-xlm-roberta-large-meetingbank",
+        min_length=1,
+        description="What scores words: a token classifier (LLMLingua-2), or self: the model's own "
+        "self-information, which also steps in where a classifier of the hub cannot be fetched.",
+    )
     window_tokens: int | None = Field(
         None,
         ge=1,
