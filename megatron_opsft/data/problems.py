@@ -167,7 +167,10 @@ def drop_unusable_prompts(
     for index, problem in enumerate(problem_set.problems):
         try:
             num_tokens = len(encode(problem))
-            reason = f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens"
+            reason = (
+                f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
+                f"{max_prompt_tokens}"
+            )
         except PromptError as error:
             num_tokens, reason = max_prompt_tokens + 1, str(error)
         if num_tokens <= max_prompt_tokens:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.advice import (
@@ -29,17 +30,24 @@ class AcceptanceNotes:
         """After each step, with its line of metrics.jsonl."""
         if not metrics["num_accepted"] and not self._has_explained:
             self._has_explained = True
-            log.warning("%s", explain_empty_step(metrics, self._limit, self._base_lengths()))
+            found = self._base_evaluation()
+            explained = explain_empty_step(
+                metrics, self._limit, _lengths_in(found), found.get("eval_accuracy")
+            )
+            log.warning("%s", explained)
         if warning := self._recent.add(metrics):
             log.warning("%s", warning)
 
-    def _base_lengths(self) -> CorrectLengths | None:
-        """Of the base model's correct answers, as the first evaluation has them."""
-        first = read_json_lines(self._evaluations)[:1]
-        if not first or "eval_correct_tokens_half" not in first[0]:
-            return None
-        tenth, half = (first[0][f"eval_correct_tokens_{part}"] for part in ("tenth", "half"))
-        return CorrectLengths(tenth=tenth, half=half)
+    def _base_evaluation(self) -> dict[str, Any]:
+        """The first evaluation's line; {} where nothing is evaluated."""
+        return next(iter(read_json_lines(self._evaluations)), {})
+
+
+def _lengths_in(evaluation: Mapping[str, Any]) -> CorrectLengths | None:
+    if "eval_correct_tokens_half" not in evaluation:
+        return None
+    tenth, half = (evaluation[f"eval_correct_tokens_{part}"] for part in ("tenth", "half"))
+    return CorrectLengths(tenth=tenth, half=half)
 
 
 def lengths_for_notes(correct_lengths: Sequence[int]) -> dict[str, int]:

@@ -16,6 +16,7 @@ REASONS = (
 )
 _RECENT_STEPS = 10
 _FEW = 0.05
+_HARD = 0.2  # a base model that solves less has little to learn from
 _REMEDIES = {
     "num_wrong": "most are finished and wrong: does the answer field hold what the problems ask "
     "for, and does the model solve such problems? rollouts/ has every response",
@@ -49,13 +50,34 @@ def describe_rejected(counts: Counts) -> str:
     return ", ".join(f"{counts[key]} {name}" for key, name in REASONS if counts.get(key))
 
 
-def explain_empty_step(counts: Counts, limit: int, correct: CorrectLengths | None) -> str:
+def describe_correct(evaluation: Counts) -> str:
+    """How long the correct answers of an evaluation are, by which the limit is chosen; "" where
+    none is.
+    """
+    if "eval_correct_tokens_half" not in evaluation:
+        return ""
+    tenth, half = (evaluation[f"eval_correct_tokens_{part}"] for part in ("tenth", "half"))
+    return f"; of the correct ones a tenth end within {tenth} tokens, half within {half}"
+
+
+def explain_empty_step(
+    counts: Counts,
+    limit: int,
+    correct: CorrectLengths | None,
+    base_accuracy: float | None = None,
+) -> str:
     """A step that accepted nothing: the reason in counts, and the remedy.
 
-    limit: rollout.max_response_tokens. correct: as the evaluation before the first step found it.
+    limit: rollout.max_response_tokens. correct, base_accuracy: as the evaluation before the first
+    step found them.
     """
     key, _ = max(REASONS, key=lambda reason: counts.get(reason[0], 0))
     remedy = _lengths_remedy(limit, correct) if key == "num_unfinished" else _REMEDIES[key]
+    if base_accuracy is not None and base_accuracy < _HARD:
+        remedy += (
+            f"; the base model solves only {100 * base_accuracy:.0f} % of the held-out problems: "
+            "easier ones, or a stronger model, come first"
+        )
     return (
         f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
         f"was learned: {describe_rejected(counts)}; {remedy}"

@@ -17,7 +17,7 @@ from rich.console import Console
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
-from megatron_opsft.run.advice import describe_rejected
+from megatron_opsft.run.advice import describe_correct, describe_rejected
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import StepBars
 from megatron_opsft.runtime.durable import (
@@ -80,6 +80,7 @@ class MetricsLog:
                 f"{name} after step {metrics['step']}: accuracy {metrics[f'{key}_accuracy']:.3f}, "
                 f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens "
                 f"({metrics[f'{key}_samples']} samples)"
+                f"{describe_correct(metrics) if key == 'eval' else ''}"
             )
 
     def samples(self, step: int, shown: Sequence[ShownResponse]) -> None:

@@ -6,6 +6,7 @@ from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.run.advice import (
     CorrectLengths,
     RecentAcceptance,
+    describe_correct,
     describe_rejected,
     explain_empty_step,
     measure_correct,
@@ -36,6 +37,12 @@ def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
     assert "120 half of them" in said
     within = explain_empty_step(counts, 100, CorrectLengths(tenth=90, half=120))
     assert "end within 90 tokens" in within and "rollout.max_response_tokens=120" in within
+    hard = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), 0.03)
+    assert hard == said + (
+        "; the base model solves only 3 % of the held-out problems: easier ones, or a stronger "
+        "model, come first"
+    )
+    assert explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), 0.5) == said
     assert "set eval.data" in explain_empty_step(counts, 64, None)
 
 
@@ -69,3 +76,11 @@ def test_what_was_learned_is_one_line() -> None:
     assert describe_skipped(0, 24) == ""
     assert describe_skipped(3, 24) == "3 of 24 steps accepted no response and learned nothing"
     assert describe_skipped(24, 24).startswith("NOTHING WAS LEARNED: none of 24 steps accepted")
+
+
+def test_an_evaluation_says_how_long_correct_answers_are() -> None:
+    lengths = {"eval_correct_tokens_tenth": 52, "eval_correct_tokens_half": 108}
+    assert describe_correct({"step": 0, **lengths}) == (
+        "; of the correct ones a tenth end within 52 tokens, half within 108"
+    )
+    assert describe_correct({"step": 0, "eval_accuracy": 0.0}) == ""

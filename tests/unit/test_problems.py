@@ -265,7 +265,7 @@ def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
     )
     assert kept.rows == (1, 3)
     assert [(bad.row, bad.reason) for bad in kept.bad_rows] == [
-        (2, "prompt of 10 tokens, more than data.max_prompt_tokens")
+        (2, "prompt of 10 tokens, more than data.max_prompt_tokens=4")
     ]
     assert kept.sha256 != read.sha256
     with pytest.raises(UserError, match="no usable row"):

@@ -61,3 +61,9 @@ def test_every_figure_exists() -> None:
 
 def test_readme_is_read_in_one_go() -> None:
     assert len(README.splitlines()) <= 170
+
+
+def test_the_environment_is_activated_before_the_first_bare_command() -> None:
+    commands = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).splitlines()
+    bare = [n for n, line in enumerate(commands) if line.startswith(("megatron-opsft", "torchrun"))]
+    assert commands.index(next(c for c in commands if c.startswith("source .venv"))) < bare[0]
