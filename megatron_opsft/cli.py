@@ -39,6 +39,8 @@ from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
+from megatron_opsft.study.commands import EXAMPLES as STUDY_EXAMPLES
+from megatron_opsft.study.commands import study
 
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -79,6 +81,7 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
 app.command(epilog=EXAMPLES)(data)
+app.command(epilog=STUDY_EXAMPLES)(study)
 
 
 @app.command(

@@ -177,3 +177,28 @@ def test_conversion(cluster: SlurmCluster) -> None:
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     assert ", verified" in cluster.output(job)
     assert (out / "metadata.json").is_file()
+
+
+def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: ForkedCli) -> None:
+    """It trains and evaluates on all ranks; the page then says which runs there are."""
+    study, out = cluster.directory / "study.yaml", cluster.directory / "study"
+    small = dict(word.split("=", 1) for word in [*SMALL_RUN, "run.steps=1"])
+    tree = {
+        "title": "Array",
+        "config": QUICKSTART,
+        "set": {key: yaml.safe_load(value) for key, value in small.items() if key != "run.dir"},
+        "eval": {"benchmarks": "arithmetic", "limit": 4, "samples": 1, "max_tokens": 32},
+        "baseline": "base",
+        "sections": {"all": {"title": "All", "runs": {"base": {"train": False}, "ours": {}}}},
+    }
+    study.write_text(yaml.safe_dump(tree, sort_keys=False))
+    settings = {"STUDY": str(study), "OUT": str(out), "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
+    job = cluster.submit(["sbatch", *on(1, 2), "--array=1", "slurm/study.sh"], settings)
+    assert cluster.wait(f"{job}_1") == "COMPLETED", cluster.output(f"{job}_1")
+    ended = cli.run(["study", study, "--out", out, "--page"])
+    assert ended.exit_code == 0, ended.stderr
+    rows = json.loads((out / "table.json").read_text())
+    errors = [(row["name"], row["error"]) for row in rows]
+    assert errors == [("base", "not made yet"), ("ours", None)]
+    assert rows[1]["training"]["steps"] == 1
+    assert json.loads((out / "runs/ours-s0/train/manifest.json").read_text())["world_size"] == 2

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs into .venv and makes the paper's study with the shipped tiny reasoner: tables, figures, one page.
+#   bash examples/paper.sh           at most an hour on two cores
+#   bash examples/paper.sh --quick   a few minutes
+# The same command again continues. Other arguments are those of `megatron-opsft study`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+study=paper_tiny
+if [[ ${1:-} == --quick ]]; then
+  study=tiny_quick
+  shift
+fi
+bash tools/make_venv.sh cpu
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+.venv/bin/megatron-opsft study "examples/studies/$study.yaml" --out "runs/$study" "$@"

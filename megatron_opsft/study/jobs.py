@@ -1,0 +1,145 @@
+"""A run of a study: data where its method asks for them, training, evaluation, each a command.
+
+Commands are forked from one process that has imported the libraries once, or started by a launcher
+of the user's. What is there already is not made again: each command continues what it began.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_opsft.config_file import load
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.study.process import Commands
+from megatron_opsft.study.study_file import StudyRun
+
+log = logging.getLogger("megatron_opsft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFiles:
+    """Where a run of a study is kept."""
+
+    directory: Path
+
+    @property
+    def definition(self) -> Path:
+        """What the run was made with."""
+        return self.directory / "definition.json"
+
+    @property
+    def train(self) -> Path:
+        """run.dir"""
+        return self.directory / "train"
+
+    @property
+    def data(self) -> Path:
+        """data.responses of a method that samples nothing while it trains."""
+        return self.directory / "data.parquet"
+
+    @property
+    def evaluation(self) -> Path:
+        """`eval --out`"""
+        return self.directory / "eval"
+
+    @property
+    def log(self) -> Path:
+        """What its commands said."""
+        return self.directory / "log.txt"
+
+    @property
+    def is_finished(self) -> bool:
+        """The evaluation is the last part, and writes its results last."""
+        return (self.evaluation / "results.json").is_file()
+
+
+def files_of(out: Path, run: StudyRun) -> RunFiles:
+    """Of a run of the study in `out`."""
+    return RunFiles(directory=out / "runs" / run.slug)
+
+
+def check_run(run: StudyRun, files: RunFiles) -> None:
+    """Errors: `UserError` for settings that are wrong, or other than those that `files` hold."""
+    try:
+        commands_of(run, files)
+    except UserError as error:
+        raise UserError(f"run {run.name!r}: {error}") from None
+    if files.definition.is_file():
+        made = json.loads(files.definition.read_text(encoding="utf-8"))
+        if made != json.loads(json.dumps(run.definition())):
+            raise UserError(
+                f"run {run.name!r}: {files.directory} was made with other settings; delete it, or "
+                "name another --out"
+            )
+
+
+def _overrides(run: StudyRun, files: RunFiles) -> list[str]:
+    """Of the training. Errors: `UserError`."""
+    overrides = [*run.overrides, f"run.dir={files.train}"]
+    if run.load().method.has_fixed_data:
+        overrides.append(f"data.responses={files.data}")
+    run.load(overrides)
+    return overrides
+
+
+def _evaluation(run: StudyRun, files: RunFiles) -> list[str]:
+    """Words behind `eval`. Errors: `UserError`."""
+    model = str(files.train) if run.trains else run.load().model.path
+    options = {"model": model, "name": run.label, "out": str(files.evaluation)}
+    words = [
+        f"{key}={json.dumps(value)}" for key, value in {**run.eval_settings, **options}.items()
+    ]
+    load(EvalSettings, None, words)
+    return words
+
+
+def commands_of(run: StudyRun, files: RunFiles) -> list[list[str]]:
+    """What is left of a run, as words behind `megatron-opsft`."""
+    commands = []
+    if run.trains:
+        config, method = str(run.config), run.load().method
+        if method.has_fixed_data and not files.data.is_file():
+            sampling = [word for word in run.overrides if not word.startswith("method.name=")]
+            limit = ["--limit", str(run.data_problems)] if run.data_problems else []
+            commands.append(
+                ["data", method.name, config, *sampling, "--out", str(files.data), *limit]
+            )
+        commands.append(["train", config, *_overrides(run, files), "--resume=auto"])
+    return [*commands, ["eval", *_evaluation(run, files)]]
+
+
+def make_runs(out: Path, runs: Sequence[StudyRun], commands: Commands, at_once: int) -> None:
+    """Make these runs, some at a time.
+
+    A run that fails does not keep others from being made. A stop signal is passed on, and what is
+    left is not begun.
+    """
+    stop = StopSignal(0)
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(lambda run: _make(out, run, commands, stop), runs))
+
+
+def _make(out: Path, run: StudyRun, commands: Commands, stop: StopSignal) -> None:
+    if stop.requested:
+        return
+    files = files_of(out, run)
+    files.directory.mkdir(parents=True, exist_ok=True)
+    write_text(files.definition, json.dumps(run.definition(), indent=1))
+    started = time.monotonic()
+    for words in commands_of(run, files):
+        code = REQUEUE_EXIT_CODE
+        while code == REQUEUE_EXIT_CODE and not stop.requested:
+            code = commands.call(words, files.log, stop)
+        if stop.requested:
+            return
+        if code:
+            log.warning("%s: `%s` ended with %d, see %s", run.label, words[0], code, files.log)
+            return
+    log.info("%s: done in %.0f s", run.label, time.monotonic() - started)

@@ -1,0 +1,146 @@
+"""Studies: what a file means, which runs are shared, what table and page say of directories."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from forked_cli import ForkedCli
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.study.jobs import check_run, commands_of, files_of
+from megatron_opsft.study.page import write_page
+from megatron_opsft.study.study_file import StudyPlan, read_study
+from megatron_opsft.study.table import converged_at, read_rows
+
+ROOT = Path(__file__).parents[2]
+STUDY: dict[str, Any] = {
+    "title": "A <study>",
+    "config": "examples/configs/quickstart.yaml",
+    "set": {"run.steps": 2},
+    "eval": {"benchmarks": "arithmetic", "limit": 8, "samples": 2, "max_tokens": 64},
+    "seeds": [0, 1],
+    "baseline": "base",
+    "sections": {
+        "methods": {
+            "title": "Methods",
+            "runs": {
+                "base": {"train": False},
+                "ours": None,
+                "crst": {"set": {"method.name": "crst"}, "data_problems": 4},
+            },
+        },
+        "limits": {
+            "title": "Limits",
+            "runs": {"L = 64": {}, "L = 48": {"set": {"rollout.max_response_tokens": 48}}},
+        },
+    },
+}
+
+SAME_DIRECTORY = {"base": {}, "base!": {"set": {"run.steps": 3}}}
+
+
+def plan_of(tmp_path: Path, **changes: Any) -> StudyPlan:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
+    return read_study(path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/studies").glob("*.yaml")), ids=str)
+def test_every_shipped_study_can_be_made(path: Path, tmp_path: Path) -> None:
+    plan = read_study(path)
+    for run in plan.runs:
+        check_run(run, files_of(tmp_path, run))
+    assert len({run.slug for run in plan.runs}) == len(plan.runs) > 4
+
+
+def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    labels = [run.label for run in plan.runs]
+    assert labels == ["base", "ours", "ours, seed 1", "crst", "crst, seed 1"] + [
+        "L = 48",
+        "L = 48, seed 1",
+    ]
+    assert plan.rows["limits"]["L = 64"] == plan.rows["methods"]["ours"]
+    assert plan.rows["methods"]["ours"][1].settings == {"run.steps": 2, "run.seed": 1}
+
+
+def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path) -> None:
+    run = next(run for run in plan_of(tmp_path).runs if run.name == "crst")
+    files = files_of(tmp_path, run)
+    data, train, evaluation = commands_of(run, files)
+    assert data[:2] == ["data", "crst"] and data[-4:] == ["--out", str(files.data), "--limit", "4"]
+    assert f"data.responses={files.data}" in train and train[-1] == "--resume=auto"
+    assert evaluation[0] == "eval" and f'model="{files.train}"' in evaluation
+    files.data.parent.mkdir(parents=True)
+    files.data.touch()
+    assert [words[0] for words in commands_of(run, files)] == ["train", "eval"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "nobody"}, "baseline=nobody is the name of no run"),
+        ({"seeds": [1, 1]}, "a seed is named twice"),
+        ({"colour": 1}, "colour"),
+        (
+            {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
+            "would share the directory base-s0; rename one",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_is_one_line(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_of(tmp_path, **changes)
+
+
+def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: ForkedCli) -> None:
+    sections = {
+        "a": {"title": "", "runs": {"base": {"train": False}, "b": {"set": {"run.step": 3}}}}
+    }
+    plan_path = tmp_path / "study.yaml"
+    plan_path.write_text(yaml.safe_dump({**STUDY, "sections": sections}))
+    ended = cli.run(["study", plan_path, "--out", tmp_path / "out"])
+    assert ended.exit_code == 2 and not (tmp_path / "out").exists()
+    assert "run 'b'" in ended.stderr and "run.step" in ended.stderr
+
+
+def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    run = plan_of(tmp_path).runs[1]
+    files = files_of(tmp_path, run)
+    files.directory.mkdir(parents=True)
+    files.definition.write_text(json.dumps(run.definition()))
+    check_run(run, files)
+    files.definition.write_text(json.dumps({**run.definition(), "seed": 5}))
+    with pytest.raises(UserError, match="was made with other settings; delete it"):
+        check_run(run, files)
+
+
+def test_length_has_converged_where_it_stays_within_a_tenth_of_the_last() -> None:
+    assert converged_at([(0, 120.0), (4, 30.0), (8, 21.0), (12, 19.0), (16, 20.0)]) == 8
+    assert converged_at([(0, 120.0), (4, 20.0), (8, 50.0), (12, 20.0)]) == 12
+    assert converged_at([(0, 20.0)]) is None
+
+
+def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    files = files_of(tmp_path, plan.runs[1])
+    files.train.mkdir(parents=True)
+    files.log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
+    step = {"step": 1, "step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 0}
+    phases = {f"{phase}_seconds": 0.5 for phase in ("rollout", "verify", "train", "sync")}
+    (files.train / "metrics.jsonl").write_text(json.dumps(step | phases) + "\n")
+    rows = read_rows(tmp_path, plan)
+    assert [row.error for row in rows][:3] == [
+        "not made yet",
+        "error: loss is nan & no <number>",
+        "not made yet",
+    ]
+    training = rows[1].training
+    assert training is not None and (training.tokens, training.skipped_steps) == (30, 1)
+    write_page(tmp_path, plan, rows)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
+    assert "error: loss is nan &amp; no &lt;number&gt;" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
