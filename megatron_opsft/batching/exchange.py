@@ -3,8 +3,8 @@ packed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,16 +53,17 @@ def share_facts(
     ]
     mine = torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
     parts = all_gather_bytes(mine)
-    ranks = [rank for rank, part in enumerate(parts) for _ in range(len(part) // (4 * _NUM_FACTS))]
-    responses = [
-        ResponseFacts(
-            place, sample, prompt, length, _OUTCOMES[outcome], bool(ended), bool(open_), rank, slot
-        )
-        for rank, (place, sample, prompt, length, outcome, ended, open_, slot) in zip(
-            ranks, torch.cat(parts).view(torch.int32).view(-1, _NUM_FACTS).tolist(), strict=True
-        )
-    ]
-    return sorted(responses, key=itemgetter(0, 1))  # place, sample index
+    facts = torch.cat(parts).view(torch.int32).view(-1, _NUM_FACTS).numpy()
+    ranks = np.repeat(np.arange(len(parts)), [len(part) // (4 * _NUM_FACTS) for part in parts])
+    order = np.lexsort((facts[:, 1], facts[:, 0]))  # by place, then sample index
+    place, sample, prompt, length, outcome, ended, unclosed, slot = facts[order].T
+    columns = (
+        *(column.tolist() for column in (place, sample, prompt, length)),
+        map(_OUTCOMES.__getitem__, outcome.tolist()),
+        *(column.astype(bool).tolist() for column in (ended, unclosed)),
+        *(column.tolist() for column in (ranks[order], slot)),
+    )
+    return list(map(ResponseFacts, *columns))
 
 
 Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]

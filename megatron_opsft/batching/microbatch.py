@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.batching.exchange import Fetch
-from megatron_opsft.batching.packing import PackingReport, describe_plan, plan_packing
+from megatron_opsft.batching.packing import PackingReport, Share, describe_plan, plan_packing
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.distributed import share_work
 
 
 def build_microbatch(
@@ -89,15 +90,22 @@ def pack(
     quadratic_at: float = 8192.0,
     device: torch.device,
     advantages: Sequence[float] | None = None,
+    share: Share = share_work,
 ) -> tuple[list[MicroBatch], PackingReport]:
     """This rank's micro-batches of the global batch, and how well all ranks' are packed.
 
     Every rank calls it with the same lengths (tokens of prompt and response) and weights of all
     samples; `fetch` gets the tokens of those that this rank packs. multiple, quadratic_at: see
-    `plan_packing`; align, advantages: see `build_microbatch`.
+    `plan_packing`; align, advantages: see `build_microbatch`;
+    share: see `plan_packing`. Collective over the world.
     """
     plan = plan_packing(
-        lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
+        lengths,
+        budget=budget,
+        dp_size=dp_size,
+        multiple=multiple,
+        quadratic_at=quadratic_at,
+        share=share,
     )
     report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])

@@ -1,18 +1,22 @@
 """Sequences into micro-batches: packed (THD) to a token budget, the same number on every rank.
 
-Pure and deterministic: every rank computes the whole plan and builds its own part of it
-(`microbatch.pack`). Three steps: the least number of bins, bins of equal cost, then exchanges
-between the costliest and the cheapest rank (and bin of a rank).
+Deterministic: every rank has the whole plan and builds its own part of it (`microbatch.pack`).
+Three steps: the least number of bins, bins of equal cost, then exchanges between the costliest and
+the cheapest rank (and bin of a rank).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
 from megatron_opsft.batching.bins import Bin, longest_first, pack_bins
 from megatron_opsft.batching.leveling import Sizes, level
+
+Share = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
+"""(work, items) -> its results for all items, in order."""
 
 _RANK_TOLERANCE = 0.005  # (max - min) / mean of the ranks' cost at which the search ends
 _BIN_TOLERANCE = 0.05  # the same for the bins of a rank
@@ -80,6 +84,11 @@ def _imbalance(groups: Sequence[Sequence[Bin]], sizes: Sizes) -> float:
     return (max(load) - min(load)) * len(load) / sum(load) if any(load) else 0.0
 
 
+def each_in_turn(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """All work is done here."""
+    return [work(item) for item in items]
+
+
 def plan_packing(
     lengths: Sequence[int],
     *,
@@ -87,6 +96,7 @@ def plan_packing(
     dp_size: int,
     multiple: int = 1,
     quadratic_at: float = 8192.0,
+    share: Share = each_in_turn,
 ) -> list[list[Bin]]:
     """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
 
@@ -95,7 +105,8 @@ def plan_packing(
     are balanced by `sequence_cost`; each rank has its costliest bin first, so that expert-parallel
     ranks, which wait for each other in every micro-batch, work on alike ones. Of very many
     sequences or ranks, blocks of ranks get equal parts, and each part is planned for itself; a
-    block of one rank may have several parts.
+    block of one rank may have several parts. share: who plans the parts, where all ranks call it
+    with the same.
     """
     if len(lengths) <= dp_size and dp_size > _MAX_RANKS:
         return _one_each(lengths, dp_size, multiple)
@@ -103,19 +114,25 @@ def plan_packing(
     block_ranks = dp_size // num_blocks
     block_parts = max(1, -(-len(lengths) // (num_blocks * _MAX_PLANNED)))
     parts = _split(lengths, num_blocks * block_parts)
-    packed = [pack_bins([lengths[i] for i in part], budget) for part in parts]
+    packed = share(lambda part: pack_bins([lengths[i] for i in part], budget), parts)
     needed = [-(-len(bins) // block_ranks) for bins in packed]
     rank_bins = max(sum(needed[block::num_blocks]) for block in range(num_blocks))
     rank_bins = -(-rank_bins // multiple) * multiple
     bin_partners = _MAX_PARTNERS if len(parts) == 1 else _FEW_PARTNERS
     rank_partners = _MAX_PARTNERS if len(parts) <= _FEW_PARTS else _FEW_PARTNERS
-    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
-    for number, (part, bins) in enumerate(zip(parts, packed, strict=True)):
-        tokens = [lengths[i] for i in part]
+
+    def plan(number: int) -> list[list[Bin]]:
+        tokens = [lengths[i] for i in parts[number]]
         cost = [sequence_cost(length, quadratic_at) for length in tokens]
         sizes = Sizes(tokens, cost, budget)
         part_bins = rank_bins if block_parts == 1 else needed[number]
-        planned = _plan_ranks(sizes, bins, block_ranks, part_bins, rank_partners, bin_partners)
+        return _plan_ranks(
+            sizes, packed[number], block_ranks, part_bins, rank_partners, bin_partners
+        )
+
+    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
+    for number, planned in enumerate(share(plan, range(len(parts)))):
+        part = parts[number]
         for rank, mine in enumerate(planned, start=number % num_blocks * block_ranks):
             ranks[rank] += [[part[i] for i in indices] for indices in mine]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
@@ -144,11 +161,12 @@ def _num_blocks(num_sequences: int, dp_size: int) -> int:
 
 def _split(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
     """Indices dealt longest first, in turn, there and back: all parts get nearly the same."""
-    parts: list[list[int]] = [[] for _ in range(num_parts)]
-    for place, index in enumerate(longest_first(lengths)):
-        lap, column = divmod(place, num_parts)
-        parts[column if lap % 2 == 0 else num_parts - 1 - column].append(index)
-    return parts
+    num_laps = -(-len(lengths) // num_parts)
+    places = np.full(num_laps * num_parts, -1)
+    places[: len(lengths)] = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
+    laps = places.reshape(num_laps, num_parts)
+    laps[1::2] = laps[1::2, ::-1].copy()
+    return [[i for i in part if i >= 0] for part in laps.T.tolist()]
 
 
 def _plan_ranks(

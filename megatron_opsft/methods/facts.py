@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,15 +24,20 @@ class Response:
     has_answer: bool = True
     stored: float = 1.0
 
-    @classmethod
-    def of(cls, facts: ResponseFacts) -> "Response":
+    @staticmethod
+    def of(facts: ResponseFacts) -> "Response":
         """A response that was sampled and judged."""
-        return cls(
-            num_tokens=facts.num_response_tokens,
-            correct=facts.outcome is Outcome.CORRECT,
-            finished=facts.finished,
-            has_answer=facts.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
-        )
+        return _response(facts.num_response_tokens, facts.outcome, facts.finished)
+
+
+@lru_cache(maxsize=1 << 16)  # a large step has many alike, and every rank makes them all
+def _response(num_tokens: int, outcome: Outcome, finished: bool) -> Response:
+    return Response(
+        num_tokens=num_tokens,
+        correct=outcome is Outcome.CORRECT,
+        finished=finished,
+        has_answer=outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,7 @@ def groups_of(
             target=targets.get(problem_ids[place]),
             reference=references.get(problem_ids[place]),
         )
-        for place, found in groupby(responses, key=lambda facts: facts.place)
+        for place, found in groupby(responses, key=attrgetter("place"))
     ]
 
 

@@ -26,8 +26,11 @@ from megatron_opsft.plan.seconds import optimizer_seconds, ring_seconds, sequenc
 
 # Of every rank, for all responses of the step; measured on one core.
 _FACTS_BYTES = 32
-_FACTS_SECONDS = 8e-6  # one response's facts: received, sorted, weighed by the method
-_PACKING_SECONDS = 13e-6  # one accepted response's place in the plan
+_FACTS_SECONDS = 5e-6  # one response's facts: received, sorted, weighed by the method
+_PLAN_SECONDS = 2.5e-6  # one accepted response's place in the plan, once that is made
+# Of one rank, for the parts of the plan that it makes.
+_PACKING_SECONDS = 13e-6  # one accepted response's place
+_PART = 1024  # accepted responses that are planned together
 # Of the tokens that a replica trains on.
 _TOKEN_BYTES = 4
 _TOKEN_SECONDS = 60e-9  # from int32 to the lists that are packed
@@ -203,12 +206,15 @@ def _reach(job: TrainingJob) -> int:
 
 
 def sample_exchange_seconds(job: TrainingJob, workload: Workload) -> float:
-    """What lies between verdicts and micro-batches: every rank gets the facts of all responses and
-    plans the packing of all accepted ones; tokens go to the replica that packs them, each of about
-    log2(W) / 2 ranks on the way passing them on.
+    """What lies between verdicts and micro-batches: every rank gets the facts of all responses, and
+    the plan of the packing, whose parts the ranks make in turn; tokens go to the replica that packs
+    them, each of about log2(W) / 2 ranks on the way passing them on.
     """
     world, hardware = job.world_size, job.hardware
-    facts = len(workload.lengths) * _FACTS_SECONDS + len(workload.accepted) * _PACKING_SECONDS
+    accepted = len(workload.accepted)
+    planned_here = max(accepted / world, min(accepted, _PART))
+    facts = len(workload.lengths) * _FACTS_SECONDS + accepted * _PLAN_SECONDS
+    facts += planned_here * _PACKING_SECONDS
     facts += ring_seconds(len(workload.lengths) * _FACTS_BYTES, world, world, hardware)
     tokens = workload.trained_tokens / job.dp
     passed_on = tokens * _TOKEN_BYTES * max(1.0, math.log2(world) / 2)

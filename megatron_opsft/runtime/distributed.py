@@ -6,9 +6,10 @@ import ipaddress
 import math
 import os
 import socket
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -31,6 +32,7 @@ from megatron_opsft.runtime.watchdog import Watchdog, this_process
 from megatron_opsft.runtime.world_size import check_world
 
 T = TypeVar("T")
+R = TypeVar("R")
 K = TypeVar("K", bound=Hashable)
 
 
@@ -154,6 +156,15 @@ def gather_from_all(items: Sequence[T]) -> list[T]:
     """Every rank's items in rank order, on every rank. Collective over the world."""
     parts = all_gather_bytes(to_bytes(list(items)))
     return [item for part in parts for item in from_bytes(part)]
+
+
+def share_work(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """`work` of every item, in order, on every rank; each is done by one rank. Collective over the
+    world: the same items everywhere.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    own = [(n, work(items[n])) for n in range(rank, len(items), world_size)]
+    return [result for _, result in sorted(gather_from_all(own), key=itemgetter(0))]
 
 
 def gather_on_first(value: T) -> Iterator[T]:

@@ -240,10 +240,10 @@ def test_killed_run_resumes_bit_identically(
     import kill_and_resume
 
     class Forked:
-        def __init__(self, args: Namespace, run_dir: Path, *, resume: bool) -> None:
-            _, *words = kill_and_resume.command(args, run_dir, resume=resume)
+        def __init__(self, args: Namespace, run_dir: Path, number: int = 0) -> None:
+            _, *words = kill_and_resume.command(args, run_dir, number)
             assert words[:2] == ["-m", "megatron_opsft"]
-            run = cli.start(words[2:], prelude="import os; os.setsid()")
+            run = cli.start(words[2:])
             self.pid, self.poll = run.pid, run.poll
             self.wait = lambda: run.wait().exit_code
 

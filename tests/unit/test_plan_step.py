@@ -76,7 +76,7 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
     flops = 3 * forward_flops(SMALL, [500] * 32, 400 * 32)
     passes = flops / rate + 8 * hardware.step_overhead_seconds
     # Facts of all responses and a plan of all accepted ones; tokens of 32 over two hops.
-    exchange = 8e-6 * 512 + 13e-6 * 512 + 0.06e-6 * 500 * 32
+    exchange = 5e-6 * 512 + (2.5e-6 + 13e-6) * 512 + 0.06e-6 * 500 * 32
     exchange += ring_seconds(32 * 512 + 2 * 4 * 500 * 32, 16, 16, hardware)
     if not overlap:
         exchange += ring_seconds(stage.gradient_bytes + stage.weight_bytes, 16, 16, hardware)
