@@ -1,15 +1,15 @@
 """The fused linear loss against float64 autograd on whole logits, over tensor-parallel ranks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from objective_cases import OBJECTIVES, losses_with_past
 from torch import Tensor
 from world import World
 
-from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.loss.cross_entropy import summed_loss
 from megatron_opsft.loss.fused_linear import (
@@ -19,15 +19,8 @@ from megatron_opsft.loss.fused_linear import (
     token_statistics,
 )
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
-from megatron_opsft.loss.token_losses import TokenLosses, token_losses
-from megatron_opsft.methods.objective import (
-    LIKELIHOOD,
-    Objective,
-    SequenceClip,
-    SquaredLogRatio,
-    TokenClip,
-)
-from megatron_opsft.records import Sample
+from megatron_opsft.loss.token_losses import TokenLosses
+from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import start_distributed
 
@@ -114,26 +107,15 @@ def losses_of(case: Case, given: Inputs, dtype: torch.dtype = torch.float32) -> 
     """Of three responses, with log-probabilities that some models before might have had."""
     first, second = case.num_losses // 4, case.num_losses // 2
     lengths = [first, second, case.num_losses - first - second]
-    samples = [
-        Sample(problem_id="", sample_index=n, prompt_ids=(0,), response_ids=(0,) * length)
-        for n, length in enumerate(lengths)
-    ]
-    batch = build_microbatch(
-        samples, [1.0] * 3, advantages=[1.5, -0.5, 0.75], align=1, device=torch.device("cpu")
-    )
     logits = given.hidden[given.positions].double() @ given.weight.double().T
     log_probs = -F.cross_entropy(
         logits / case.objective.temperature, given.labels, reduction="none"
     )
     draw = torch.Generator().manual_seed(7)
     old, reference = (log_probs + 0.3 * torch.randn(len(log_probs), generator=draw) for _ in "ab")
-    batch = replace(
-        batch,
-        weights_R=given.weights.to(dtype),
-        old_log_probs_R=old.to(dtype),
-        reference_log_probs_R=reference.to(dtype),
+    return losses_with_past(
+        case.objective, lengths, given.weights, old=old, reference=reference, dtype=dtype
     )
-    return token_losses(case.objective, batch)
 
 
 def join(case: Case) -> Any:
@@ -256,15 +238,6 @@ def test_megatron_s_loss_equals_float64_autograd(world: World, tp: int) -> None:
     cases = [Case(tp=tp, num_losses=n, main_grad=False) for n in (0, 1, 13)]
     cases += [Case(tp=tp, main_grad=False, sequence_parallel=True)] * (tp > 1)
     check_all(world, cases, "vocab_parallel")
-
-
-OBJECTIVES = [
-    Objective(surrogate=TokenClip(low=0.1, high=0.2, dual=1.3)),
-    Objective(surrogate=TokenClip(), beta=0.3, temperature=0.6),
-    Objective(beta=0.3, kl="k2"),
-    Objective(surrogate=SequenceClip(low=0.01, high=0.01)),
-    Objective(surrogate=SquaredLogRatio(tau=0.5), beta=0.1, kl="k1", temperature=1.4),
-]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])

@@ -1,11 +1,13 @@
 """Token losses on CUDA against float64 autograd on whole logits, and what they cost in memory."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from objective_cases import OBJECTIVES, losses_with_past
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
@@ -19,7 +21,8 @@ from megatron_opsft.loss.fused_linear import (
 from megatron_opsft.loss.logit_chunks import operations
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.token_losses import WeightedLikelihood
+from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
+from megatron_opsft.methods.objective import Objective
 from megatron_opsft.runtime.device import has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
 from megatron_opsft.runtime.memory import PeakMemory
@@ -48,17 +51,17 @@ def head_of(weight: Any, vocab_size: int) -> OutputHead:
 
 
 def given(
-    dtype: torch.dtype, tokens: int, vocab_size: int, hidden_size: int
+    dtype: torch.dtype, tokens: int, vocab_size: int, hidden_size: int, device: str = "cuda"
 ) -> tuple[Tensor, Any, Tensor, Tensor]:
     """Hidden states, a weight with 64 rows of padding and a main gradient, labels, weights."""
     torch.manual_seed(0)
-    hidden = torch.randn(tokens, hidden_size, device="cuda", dtype=dtype, requires_grad=True)
+    hidden = torch.randn(tokens, hidden_size, device=device, dtype=dtype, requires_grad=True)
     weight: Any = torch.nn.Parameter(
-        torch.randn(vocab_size + 64, hidden_size, device="cuda", dtype=dtype) / hidden_size**0.5
+        torch.randn(vocab_size + 64, hidden_size, device=device, dtype=dtype) / hidden_size**0.5
     )
     weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
-    labels = torch.randint(vocab_size, (tokens,), device="cuda")
-    return hidden, weight, labels, torch.rand(tokens, device="cuda") + 0.5
+    labels = torch.randint(vocab_size, (tokens,), device=device)
+    return hidden, weight, labels, torch.rand(tokens, device=device) + 0.5
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -110,6 +113,49 @@ def test_losses_of_whole_logits_are_near_float64_autograd(method: Method) -> Non
     assert error(hidden.grad, expected[1]) < 2e-2
     assert error(weight.grad[:5003], expected[2]) < 2e-2
     assert not weight.grad[5003:].any()
+
+
+@pytest.mark.parametrize("method", ["fused_linear", "te", "vocab_parallel"])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_an_objective_s_gradient_is_float64_autograd_s(
+    method: Method, objective: Objective
+) -> None:
+    """Old and reference log-probs are far from where a clip begins, whatever bfloat16 rounds."""
+    if method == "te" and not has_transformer_engine(select_device("cuda")):
+        pytest.skip("needs TransformerEngine")
+    dtype = torch.float32 if method == "fused_linear" else torch.bfloat16
+    check_objective(method, objective, dtype, "cuda")
+
+
+def check_objective(method: Method, objective: Objective, dtype: torch.dtype, device: str) -> None:
+    """The oracle has its losses on the CPU."""
+    hidden, weight, labels, weights = given(dtype, 200, 5003, 256, device)
+    if method != "fused_linear":
+        del weight.main_grad
+    exact, head = hidden.detach().double().cpu().requires_grad_(), weight.detach()[:5003]
+    rows = head.double().cpu().requires_grad_()
+    logits = exact @ rows.T / objective.temperature
+    log_probs = -F.cross_entropy(logits, labels.cpu(), reduction="none")
+    steps = torch.randint(-1, 2, (2, 200), generator=torch.Generator().manual_seed(0))
+    past = (log_probs.detach() + 0.5 * steps).unbind()
+
+    def losses(where: str, kind: torch.dtype) -> TokenLosses:
+        old, reference = (values.to(where) for values in past)
+        lengths, mine = (80, 20, 100), weights.to(where)
+        return losses_with_past(objective, lengths, mine, old=old, reference=reference, dtype=kind)
+
+    expected = losses("cpu", torch.float64)(log_probs).sum()
+    expected.backward()
+    output = replace(head_of(weight, 5003), temperature=objective.temperature)
+    positions = torch.arange(200, device=device)
+    loss, _ = summed_loss(method, hidden, output, positions, labels, losses(device, torch.float32))
+    loss.backward()
+    limit = LIMITS[dtype] if method == "fused_linear" else 2e-2
+    assert loss.item() == pytest.approx(expected.item(), rel=limit)
+    found = weight.main_grad if method == "fused_linear" else weight.grad
+    for own, want in ((hidden.grad, exact.grad), (found[:5003], rows.grad)):
+        assert own is not None and want is not None
+        assert error(own.cpu(), want) < limit
 
 
 def test_statistics_and_kl_equal_float64() -> None:
