@@ -5,11 +5,13 @@ its HF name, against plain Hugging Face autograd of the formula.
 from dataclasses import replace
 
 import pytest
+from forked_cli import ROOT
 from hf_objective import Expected, compare
 from jobs import Case
 from objective_jobs import objective_gradient
 from world import World
 
+from megatron_opsft.config_file import load_config
 from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 
 GRPO = Objective(surrogate=TokenClip(low=0.1, high=0.15), beta=0.2)
@@ -66,6 +68,30 @@ OBJECTIVES = [
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_gradient_matches_hf_for_objective(world: World, objective: Objective) -> None:
     check(world, replace(BASE, dp=2, objective=objective))
+
+
+def objectives_of_presets() -> dict[tuple[Objective, int], str]:
+    """With the number of updates, up to 2, and the presets that have them; of methods that sample.
+    Plain likelihood, which is what most are in a batch's only update, is `test_gradient.py`'s.
+    """
+    found: dict[tuple[Objective, int], list[str]] = {}
+    for path in sorted((ROOT / "examples/configs/methods").glob("*.yaml")):
+        config = load_config(path)
+        method, temperature = config.method, config.rollout.temperature
+        objective = method.objective(temperature)
+        if not (method.has_fixed_data or objective.is_weighted_likelihood):
+            found.setdefault((objective, min(method.num_updates, 2)), []).append(path.stem)
+    return {kind: "+".join(names) for kind, names in found.items()}
+
+
+OF_PRESETS = objectives_of_presets()
+
+
+@pytest.mark.parametrize(("objective", "updates"), OF_PRESETS, ids=OF_PRESETS.values())
+def test_gradient_matches_hf_for_the_presets_of_every_method(
+    world: World, objective: Objective, updates: int
+) -> None:
+    check(world, replace(BASE, dp=2, objective=objective), updates)
 
 
 REWARDED = Objective(
