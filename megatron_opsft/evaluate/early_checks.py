@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
@@ -25,4 +26,5 @@ def check_settings(settings: EvalSettings) -> None:
         raise UserError(f"--out {settings.out} is a file; name a directory")
     if (settings.out / MANIFEST).is_file():
         read_manifest(settings.out)
+    open_prompt_file(settings.template, option="template")
     check_judge(settings.verify)

@@ -67,3 +67,14 @@ def test_the_environment_is_activated_before_the_first_bare_command() -> None:
     commands = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).splitlines()
     bare = [n for n, line in enumerate(commands) if line.startswith(("megatron-opsft", "torchrun"))]
     assert commands.index(next(c for c in commands if c.startswith("source .venv"))) < bare[0]
+
+
+def test_every_configuration_in_the_docs_loads(tmp_path: Path) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("first_run", "data"))]
+    blocks = [b for p in pages for b in re.findall(r"```yaml\n(.*?)```", p.read_text(), re.DOTALL)]
+    assert len(blocks) >= 3
+    for number, block in enumerate(blocks):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        model = [] if "model:" in block else ["model.path=tiny_reasoner"]
+        assert load_config(file, model).data.parts
