@@ -4,6 +4,7 @@ The functions are imported when they are asked for: `import megatron_opsft` cost
 """
 
 import sys
+import warnings
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -29,4 +30,6 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
 
+# Megatron says it of every module it falls back in; a run says once what its layers are made of.
+warnings.filterwarnings("ignore", "(Transformer Engine and )?Apex (is|are) not installed")
 sys.modules[__name__].__class__ = _Package

@@ -188,28 +188,24 @@ def report(
     """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
     write a page of everything: curves, settings, every response.
     """
-    from megatron_opsft.report.curves import plot_run
     from megatron_opsft.report.page.evaluation_data import is_evaluation
     from megatron_opsft.report.page.write import write_page
-    from megatron_opsft.report.runs import describe_run
+    from megatron_opsft.report.runs import report_runs
 
     evaluations = [path for path in paths if is_evaluation(path)]
     runs = [path for path in paths if path not in evaluations]
     if figure is not None and len(runs) != 1:
         raise UserError("--figure is of one run; without it each run gets its curves.png")
-    for path in paths:
-        if len(paths) > 1:
-            typer.echo(f"{path}:")
-        if path in evaluations:
-            typer.echo(_evaluation_table(path))
-            continue
-        typer.echo(describe_run(path))
-        out = figure or path / "curves.png"
-        plot_run(path, out)
-        typer.echo(f"figure: {out}")
+    unread = report_runs(runs, figure, typer.echo)
+    for path in evaluations:
+        table = _evaluation_table(path)
+        typer.echo(f"{path}:\n{table}" if len(paths) > 1 else table)
+    runs = [path for path in runs if path not in unread]
     page = html or (paths[0] if len(paths) == 1 else Path()) / "report.html"
     write_page(page, runs, evaluations, max_mb=max_mb)
     typer.echo(f"page: {page}")
+    if unread:
+        raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
 
 
 def _evaluation_table(path: Path) -> str:

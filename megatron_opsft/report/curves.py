@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.before_after import QUANTITIES
 from megatron_opsft.report.canvas import check_suffixes, figure_saved_as
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.learning import describe_best, describe_skipped
 from megatron_opsft.report.lines import read_json_lines
 
 _TOKENS_COLOR = "#2a6f97"
 _ACCURACY_COLOR = "#c1541c"
-_QUANTITIES = ("accuracy", "mean_response_tokens")
 _Line = Mapping[str, Any]
 
 
@@ -41,7 +41,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 
 def _is_summary(summary: _Line) -> bool:
     """Whether what the table shows is of the right kinds. Errors: `KeyError`, `TypeError`."""
-    measured = [summary[name][key] for name in ("base", "final") for key in _QUANTITIES]
+    measured = [summary[name][key] for name in ("base", "final") for key in QUANTITIES]
     counted = [summary["steps"], summary["seconds"]]
     return (
         all(type(value) in (int, float, type(None)) for value in measured)
@@ -56,22 +56,12 @@ def before_after_table(summary: _Line) -> str:
     summary: as in summary.json; a run without held-out problems has no numbers to compare and gets
     dashes.
     """
-    base, final = summary["base"], summary["final"]
     table = Table(box=SIMPLE_HEAD, show_edge=False)
     for heading in ("held-out problems", "before", "after", "change"):
         table.add_column(heading, justify="left" if heading.startswith("held") else "right")
-    tokens = (base["mean_response_tokens"], final["mean_response_tokens"])
-    accuracy = (base["accuracy"], final["accuracy"])
-    if None in tokens or None in accuracy:
-        table.add_row("mean response tokens", "-", "-", "-")
-        table.add_row("accuracy", "-", "-", "-")
-    else:
-        shorter = f"{100 * (tokens[1] / tokens[0] - 1):+.1f} %" if tokens[0] else "-"
-        points = f"{100 * (accuracy[1] - accuracy[0]):+.1f} points"
-        table.add_row("mean response tokens", f"{tokens[0]:.1f}", f"{tokens[1]:.1f}", shorter)
-        table.add_row(
-            "accuracy", f"{100 * accuracy[0]:.1f} %", f"{100 * accuracy[1]:.1f} %", points
-        )
+    _add_rows(table, "", summary)
+    for name, measured in summary.get("more", {}).items():
+        _add_rows(table, f"{name}: ", measured)
     console = Console(file=io.StringIO(), width=80, color_system=None)
     console.print(table)
     assert isinstance(console.file, io.StringIO)
@@ -80,7 +70,24 @@ def before_after_table(summary: _Line) -> str:
         f"{summary['steps']} steps in {summary['seconds']:.0f} s, config {summary['config_hash']}"
     )
     learned = describe_skipped(summary.get("skipped_steps", 0), summary["steps"])
-    return "\n".join([*(line for line in lines if line), footer, *([learned] if learned else [])])
+    said = [*lines, footer, describe_best(summary), learned]
+    return "\n".join(line for line in said if line)
+
+
+def _add_rows(table: Table, name: str, measured: _Line) -> None:
+    base, final = measured["base"], measured["final"]
+    tokens = (base["mean_response_tokens"], final["mean_response_tokens"])
+    accuracy = (base["accuracy"], final["accuracy"])
+    cells = [("-",) * 3, ("-",) * 3]
+    if None not in tokens and None not in accuracy:
+        shorter = f"{100 * (tokens[1] / tokens[0] - 1):+.1f} %" if tokens[0] else "-"
+        points = f"{100 * (accuracy[1] - accuracy[0]):+.1f} points"
+        cells = [
+            (f"{tokens[0]:.1f}", f"{tokens[1]:.1f}", shorter),
+            (f"{100 * accuracy[0]:.1f} %", f"{100 * accuracy[1]:.1f} %", points),
+        ]
+    table.add_row(f"{name}mean response tokens", *cells[0])
+    table.add_row(f"{name}accuracy", *cells[1])
 
 
 def plot_run(run_dir: Path, out_path: Path) -> None:
@@ -165,5 +172,5 @@ def _draw(
 
 def _read_steps(path: Path) -> list[dict[str, Any]]:
     """Lines of metrics.jsonl or evals.jsonl by step; errors as of `read_json_lines`."""
-    numbers = [prefix + name for name in _QUANTITIES for prefix in ("", "eval_")]
+    numbers = [prefix + name for name in QUANTITIES for prefix in ("", "eval_")]
     return sorted(read_json_lines(path, numbers=numbers), key=lambda line: line["step"])

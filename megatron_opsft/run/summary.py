@@ -5,6 +5,7 @@ from typing import Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import config_hash
+from megatron_opsft.report.before_after import before_and_after
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.best import best_evaluation
 
@@ -20,9 +21,7 @@ def summarize(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in measured]
     )
     steps = read_json_lines(directory / "metrics.jsonl", required=("num_accepted", "step_seconds"))
-    summary: dict[str, Any] = {}
-    for name, line in (("base", evaluations[:1]), ("final", evaluations[-1:])):
-        summary[name] = {key: line[0][f"eval_{key}"] if line else None for key in measured}
+    summary = before_and_after(evaluations)
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None:
         summary["best"] = {key: best[f"eval_{key}"] for key in measured} | {"step": best["step"]}

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.before_after import before_and_after
 from megatron_opsft.report.curves import before_after_table, plot_run, read_summary
 from megatron_opsft.report.differences import compare_runs
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.runs import describe_run
+from megatron_opsft.report.runs import describe_run, report_runs
 
 SUMMARY = {
     "base": {"accuracy": 0.961, "mean_response_tokens": 120.0},
@@ -171,3 +172,44 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
 
 def test_skipped_steps_of_a_finished_run_are_in_its_table() -> None:
     assert "NOTHING WAS LEARNED" in before_after_table(SUMMARY | {"skipped_steps": 40})
+
+
+def test_more_sets_and_the_best_evaluation_are_in_the_table() -> None:
+    ends = {"base": SUMMARY["base"], "final": SUMMARY["final"]}
+    best = {"step": 30, "accuracy": 0.961, "mean_response_tokens": 28.0, "samples": 8}
+    table = before_after_table(SUMMARY | {"more": {"aime": ends}, "best": best})
+    assert "aime: mean response tokens" in table and table.count("-75.0 %") == 2
+    said = "best evaluation: after step 30, 28.0 tokens, accuracy 96.1 %"
+    assert table.splitlines()[-1] == said
+    assert "best" not in before_after_table(SUMMARY | {"best": best | {"step": SUMMARY["steps"]}})
+
+
+def test_before_and_after_of_each_set() -> None:
+    first = {"step": 0, "eval_accuracy": 0.5, "eval_mean_response_tokens": 9.0, "eval_samples": 4}
+    aime = {"eval_aime_accuracy": 0.1, "eval_aime_mean_response_tokens": 7.0}
+    found = before_and_after([first | aime, first | {"step": 4, "eval_aime_accuracy": 0.2}])
+    assert found["base"] == {"accuracy": 0.5, "mean_response_tokens": 9.0, "samples": 4}
+    assert found["more"]["aime"]["base"]["accuracy"] == 0.1
+    assert found["more"]["aime"]["final"]["accuracy"] == 0.2
+    assert before_and_after([])["final"]["accuracy"] is None
+
+
+def test_report_of_finished_failed_and_foreign_directories(tmp_path: Path) -> None:
+    """Each that can be read is shown; the others are named, and are an error at the end."""
+    done, begun, foreign = (tmp_path / name for name in ("done", "begun", "foreign"))
+    for directory in (done, begun, foreign):
+        directory.mkdir()
+    (done / "summary.json").write_text(json.dumps(SUMMARY))
+    line = {"step": 1, "accuracy": 0.5, "mean_response_tokens": 9.0}
+    (done / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (begun / "manifest.json").write_text('{"config_hash": "abc"}')  # killed before its first step
+    said: list[str] = []
+    unread = report_runs([begun, foreign, done], None, said.append)
+    assert list(unread) == [foreign]
+    assert said[0].startswith(f"{begun}:\n") and "figure" not in said[0]
+    assert "0 steps in 0 s, config abc" in said[0] and "not finished: continue" in said[0]
+    assert said[1] == f"{foreign}:\nnot read: {foreign}: no run there"
+    assert said[2].endswith(f"figure: {done / 'curves.png'}")
+    assert (done / "curves.png").is_file() and not (begun / "curves.png").exists()
+    with pytest.raises(UserError, match="foreign: no run there"):
+        report_runs([foreign], None, said.append)

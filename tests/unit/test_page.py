@@ -10,7 +10,7 @@ import pytest
 from made_runs import HARM, make_evaluation, make_run, response, write_responses
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.report.page.sampling import sample_rollouts
 from megatron_opsft.report.page.write import write_page
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
@@ -102,10 +102,12 @@ def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
         weight_version=0,
     )
     verdict = Verdict(outcome=Outcome.WRONG, answer="2")
+    problem = Problem(id="né", text="2 + 0 = ?", answer="2")
     row = WrittenResponse(rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5)
-    write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [row])
+    write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
     found = sample_rollouts(tmp_path / "rollouts", 10_000)
     assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text]]
+    assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
 
 def test_a_crashed_run_opens(tmp_path: Path) -> None:

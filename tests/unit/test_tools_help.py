@@ -1,13 +1,19 @@
-"""Every script of tools/ explains itself and does nothing else when asked for --help."""
+"""Every script of tools/ and benchmarks/ explains itself, and does nothing else when asked for
+--help.
+"""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from forked_cli import ROOT
 
-SCRIPTS = [*sorted((ROOT / "tools").glob("*.py"))]
+SCRIPTS = [
+    *sorted((ROOT / "tools").glob("*.py")),
+    *(file for file in sorted((ROOT / "benchmarks").glob("*.py")) if "Parser(" in file.read_text()),
+]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -15,7 +21,7 @@ def test_help(
     script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [str(script), "--help"])
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    monkeypatch.syspath_prepend(str(script.parent))
     monkeypatch.setattr(Path, "write_text", lambda *a, **k: pytest.fail("it writes"))
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")
@@ -23,3 +29,11 @@ def test_help(
     shown = capsys.readouterr().out
     assert shown.strip().lower().startswith("usage")
     assert len(shown.splitlines()) >= 3
+
+
+@pytest.mark.slow
+def test_megatron_says_nothing_of_what_is_not_installed() -> None:
+    """Nor does anything else that is imported."""
+    script = str(ROOT / "benchmarks/step.py")
+    ended = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
