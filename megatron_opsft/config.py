@@ -221,7 +221,7 @@ class VerifyConfig(Section):
     )
     judge_field: str | None = Field(
         None,
-        description="Field of a row that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
+        description="Field of a row, which may be dotted, that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
     )
     workers: int = Field(
         0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."

@@ -8,6 +8,7 @@ from typing import Self
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config_section import SHIPPED_JUDGES
+from megatron_opsft.data.fields import ABSENT, find_field
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
@@ -95,7 +96,7 @@ def check_row_judges(config: VerifyConfig, problems: Iterable[Problem]) -> None:
         return
     names, any_named = _judges_of_rows(config), False
     for problem in problems:
-        any_named |= config.judge_field in problem.fields
+        any_named |= find_field(problem.fields, config.judge_field) is not ABSENT
         if (name := _judge_of_row(config, problem)) not in names:
             raise UserError(
                 f"judge_field={config.judge_field}: problem {problem.id} has {name!r} there; a row "
@@ -114,4 +115,5 @@ def _judges_of_rows(config: VerifyConfig) -> list[str]:
 
 
 def _judge_of_row(config: VerifyConfig, problem: Problem) -> str:
-    return str(problem.fields.get(config.judge_field or "") or config.judge)
+    named = find_field(problem.fields, config.judge_field or "")
+    return config.judge if named is ABSENT or not named else str(named)

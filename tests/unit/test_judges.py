@@ -156,6 +156,10 @@ def test_each_row_may_choose_its_judge() -> None:
         check_row_judges(config, [*rows, problem("f", "1", kind="os:system")])
     with pytest.raises(UserError, match=r"judge_field=kind: no row has that field"):
         check_row_judges(config, [problem("g", "1")])
+    inside = config.model_copy(update={"judge_field": "info.kind"})
+    nested = Problem(id="h", text="", answer="B", fields={"info": {"kind": "choice"}})
+    check_row_judges(inside, [nested])
+    assert outcomes(inside, [("answer: B", nested)]) == [CORRECT]
 
 
 def test_a_judge_that_is_not_there_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:
