@@ -10,9 +10,10 @@ import pytest
 from made_runs import HARM, make_evaluation, make_run, response, write_responses
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.report.page.sampling import sample_rollouts
-from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
+from megatron_opsft.report.page.write import distinct, write_page
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
 
 
@@ -84,7 +85,7 @@ def test_the_page_keeps_its_size_and_its_groups_whole(tmp_path: Path) -> None:
 
 def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=17, problems=1, words=1000)
-    found = sample_rollouts(run / "rollouts", 5 * 16_500)
+    found = sample_responses(rollouts_of(run), 5 * 16_500)
     assert sorted({row[0] for row in found["rows"]}) == [1, 5, 9, 13, 17]
     assert found["total"] == 17 * 3
 
@@ -105,7 +106,7 @@ def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
     problem = Problem(id="né", text="2 + 0 = ?", answer="2")
     row = WrittenResponse(rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5)
     write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
-    found = sample_rollouts(tmp_path / "rollouts", 10_000)
+    found = sample_responses(rollouts_of(tmp_path), 10_000)
     assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text]]
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
@@ -122,7 +123,7 @@ def test_a_crashed_run_opens(tmp_path: Path) -> None:
     (run / "rollouts/step_000004.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     write_page(tmp_path / "page.html", [run])
     shown = data_of(tmp_path / "page.html")["runs"][0]
-    assert shown["state"] == "not finished: 3 of 3 steps; under way, stopped or crashed"
+    assert shown["state"] == "not finished: 3 of 3 steps"
     assert shown["evals"] == {}
     steps = [row[0] for row in shown["rollouts"]["rows"]]
     assert steps.count(3) == 12 and 0 < steps.count(4) < 9
@@ -159,6 +160,40 @@ def test_errors(tmp_path: Path, make: Any, said: str) -> None:
         make(tmp_path)
 
 
+def test_names_tell_directories_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a/seed_0/run", "a/seed_1/run", "b/seed_0/run")]
+    assert distinct(paths) == ["a/seed_0/run", "a/seed_1/run", "b/seed_0/run"]
+    assert distinct(paths[:2]) == ["seed_0/run", "seed_1/run"]
+    assert distinct([paths[0], paths[0]]) == ["run", "run"]
+    evaluations = [make_evaluation(path, "model", 100, 7) for path in paths[:2]]
+    write_page(tmp_path / "p", [], evaluations)
+    data = data_of(tmp_path / "p")
+    names = ["model (seed_0/run)", "model (seed_1/run)"]
+    assert [shown["name"] for shown in data["evaluations"]] == names
+    assert data["title"] == ", ".join(names)
+
+
+def test_samples_of_an_evaluation_are_read(tmp_path: Path) -> None:
+    out = make_evaluation(tmp_path / "eval", "model", 100, 7)
+    sample = StoredSample(
+        problem_id="p3",
+        sample_index=1,
+        outcome=Outcome.WRONG,
+        answer="8",
+        gold="7",
+        finish_reason=FinishReason.STOP,
+        num_tokens=31,
+        extra_tokens=0,
+        text="so 8",
+    )
+    SampleFiles(out).append("gsm8k", [sample])
+    SampleFiles(out).combine("gsm8k")
+    write_page(tmp_path / "p", [], [out])
+    rollouts = data_of(tmp_path / "p")["evaluations"][0]["rollouts"]
+    assert rollouts["rows"] == [["gsm8k", "p3", 1, "wrong", "8", None, None, "stop", 31, "so 8"]]
+    assert (rollouts["total"], rollouts["problems"]) == (1, {"p3": [None, "7"]})
+
+
 def test_damaged_results_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"benchmarks": []}')
     with pytest.raises(UserError, match="not the results of an evaluation"):
@@ -167,9 +202,9 @@ def test_damaged_results_are_an_error(tmp_path: Path) -> None:
 
 def test_the_same_run_gives_the_same_responses(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=6, problems=8, words=300)
-    first = sample_rollouts(run / "rollouts", 60_000)
+    first = sample_responses(rollouts_of(run), 60_000)
     path = run / "rollouts/step_000002.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(gzip.compress(b"".join(lines[::-1])))
-    assert sample_rollouts(run / "rollouts", 60_000) == first
+    assert sample_responses(rollouts_of(run), 60_000) == first
     assert 0 < len(first["rows"]) < first["total"] == 6 * 8 * 3

@@ -12,6 +12,13 @@ def is_evaluation(path: Path) -> bool:
     return (path / "results.json").is_file()
 
 
+def samples_of(directory: Path) -> dict[str, list[Path]]:
+    """Benchmark -> its files of samples."""
+    ending = ".jsonl.gz"
+    paths = sorted((directory / "samples").glob(f"*{ending}"))
+    return {path.name.removesuffix(ending): [path] for path in paths}
+
+
 def evaluation_data(directory: Path) -> dict[str, Any]:
     """Errors: `UserError` where there is no results.json of an evaluation."""
     path = directory / "results.json"

@@ -14,15 +14,18 @@ from megatron_opsft.runtime.step_names import in_step_order
 _SIGNS = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "rollouts")
 
 
-def run_data(run: Path) -> dict[str, Any]:
-    """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
+def run_data(run: Path, name: str) -> dict[str, Any]:
+    """name: that it is shown under.
+
+    Errors: `UserError` for a directory that holds no run, or damaged lines of metrics.
+    """
     if not any((run / name).exists() for name in _SIGNS):
         raise UserError(f"{run}: neither a run nor an evaluation is there")
     steps = _by_step(run / "metrics.jsonl")
     evaluations = _by_step(run / "evals.jsonl")
     settings = read_settings(run / "config.yaml")
     return {
-        "name": run.resolve().name,
+        "name": name,
         "directory": str(run),
         "state": _state(run, steps, settings),
         "facts": _facts(run, steps),
@@ -45,7 +48,7 @@ def _state(run: Path, steps: Sequence[dict[str, Any]], settings: dict[str, Any])
     if failed and failed[-1][0] > reached:
         return f"failed: the loss of step {failed[-1][0]} was not finite"
     wanted = settings.get("run.steps", "?")
-    return f"not finished: {reached} of {wanted} steps; under way, stopped or crashed"
+    return f"not finished: {reached} of {wanted} steps"
 
 
 def _facts(run: Path, steps: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Responses of a run for the page, sampled to a size while its files are read once.
+"""Responses of a run or an evaluation for the page, sampled to a size while files are read once.
 
 Whole groups are taken, of the same problems in every step where they can be: by the hash of the
 problem, so that a problem is seen before and after, and the same run gives the same page.
@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,19 +45,27 @@ class _Group:
     num_bytes: int = 0
 
 
-def sample_rollouts(directory: Path, max_bytes: int) -> dict[str, Any]:
-    """fields: of each row; rows: by step, problem and sample; total: responses there are;
-    problems: id -> [text, gold], where the files have them. At most about `max_bytes` as JSON.
-    """
+def rollouts_of(run: Path) -> dict[int, list[Path]]:
+    """Step -> its files of responses."""
     steps: dict[int, list[Path]] = {}
+    directory = run / "rollouts"
     for step, path in rollout_files(directory) if directory.is_dir() else ():
         steps.setdefault(step, []).append(path)
+    return steps
+
+
+def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dict[str, Any]:
+    """files: step, or benchmark -> its files. At most about `max_bytes` as JSON.
+
+    Returns fields: of each row; rows: by step, problem and sample; total: responses there are;
+    problems: id -> [text, gold], where the files have them.
+    """
     rows: list[list[Any]] = []
     problems: dict[str, list[str | None]] = {}
     total, room = 0, max_bytes
-    order = _spread(sorted(steps))
+    order = _spread(sorted(files))
     for place, step in enumerate(order):
-        chosen, count = _sample_step(step, steps[step], room // (len(order) - place), room)
+        chosen, count = _sample_step(step, files[step], room // (len(order) - place), room)
         total += count
         for problem_id, group in chosen.items():
             rows += group.rows
@@ -69,7 +77,7 @@ def sample_rollouts(directory: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def _sample_step(
-    step: int, paths: Sequence[Path], share: int, room: int
+    step: Any, paths: Sequence[Path], share: int, room: int
 ) -> tuple[dict[str, _Group], int]:
     """The groups of the first problems by hash that fit into `share` bytes, and how many responses
     the step has. The first of all may take as much as there is `room`. Holds little more than that.
@@ -120,7 +128,7 @@ def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
             log.warning("%s: %s; its other responses are left out", path, error)
 
 
-def _parse(line: bytes, step: int) -> dict[str, Any] | None:
+def _parse(line: bytes, step: Any) -> dict[str, Any] | None:
     """The fields but for the tokens, which are most of the line and are not shown."""
     start = line.find(_TOKENS)
     if start >= 0:
@@ -137,7 +145,7 @@ def _hash(problem_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "big")
 
 
-def _spread(steps: Sequence[int]) -> list[int]:
+def _spread(steps: Sequence[Any]) -> list[Any]:
     """The same steps, so that any beginning of them is spread: last, first, then the middles."""
     order = [steps[-1], steps[0]] if len(steps) > 1 else list(steps)
     gaps = [(0, len(steps) - 1)]

@@ -5,14 +5,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.embed import MAX_MB, encoded_size, script_json
-from megatron_opsft.report.page.evaluation_data import evaluation_data
+from megatron_opsft.report.page.evaluation_data import evaluation_data, samples_of
 from megatron_opsft.report.page.run_data import run_data
-from megatron_opsft.report.page.sampling import sample_rollouts
+from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.settings import differing
 from megatron_opsft.runtime.durable import write_bytes
 
@@ -51,23 +52,42 @@ def write_page(
         raise UserError(f"page {out}: is a directory; name a file")
     if not max_mb > 0:
         raise UserError(f"--max-mb {max_mb:g}: must be above 0")
-    shown_runs = [run_data(run) for run in runs]
+    shown_runs = [run_data(run, name) for run, name in zip(runs, distinct(runs), strict=True)]
+    shown_evaluations = [evaluation_data(path) for path in evaluations]
+    if len({shown["name"] for shown in shown_evaluations}) < len(evaluations):
+        for shown, name in zip(shown_evaluations, distinct(evaluations), strict=True):
+            shown["name"] += f" ({name})"
     data = {
-        "title": title or ", ".join(dict.fromkeys(path.resolve().name for path in runs)),
+        "title": title or ", ".join(shown["name"] for shown in shown_runs or shown_evaluations),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "runs": shown_runs,
-        "settings": differing([run["settings"] for run in shown_runs]),
-        "evaluations": [evaluation_data(path) for path in evaluations],
+        "settings": differing([shown["settings"] for shown in shown_runs]),
+        "evaluations": shown_evaluations,
     }
-    data["title"] = data["title"] or "Evaluation"
+    files: list[Mapping[Any, Sequence[Path]]] = [
+        *map(rollouts_of, runs),
+        *map(samples_of, evaluations),
+    ]
     room = int(1e6 * max_mb) - encoded_size(data)
-    for left, (path, shown) in zip(
-        range(len(shown_runs), 0, -1), zip(runs, shown_runs, strict=True), strict=True
-    ):
-        shown["rollouts"] = sample_rollouts(path / "rollouts", room // left)
+    for place, shown in enumerate([*shown_runs, *shown_evaluations]):
+        shown["rollouts"] = sample_responses(files[place], room // (len(files) - place))
         room -= encoded_size(shown["rollouts"])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, _render(data))
+
+
+def distinct(paths: Sequence[Path]) -> list[str]:
+    """Names of directories that tell them apart: the last folder, and more where it is not enough.
+
+    A directory that is there twice has the same name twice.
+    """
+    parts = [path.resolve().parts for path in paths]
+    names: list[str] = []
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return names
 
 
 def _render(data: Mapping[str, object]) -> bytes:

@@ -51,7 +51,7 @@ function scatterPlot(zoom, block) {
     best.push([Math.max(...points.map(([x]) => x)), last(best)[1]]);
     series.push({ label: "", place: 6, kind: "front", xs: best.map(([x]) => x), ys: best.map(([, y]) => y) });
   }
-  return new Plot(zoom, { title: "Accuracy against mean response tokens, with the Pareto front", x: "tokens", series, show: percent });
+  return new Plot(zoom, { title: "Accuracy against mean response tokens, with the Pareto front", x: "tokens", series, show: percent, ends: [0, 1] });
 }
 
 function budgetPlots(zoom, block) {

@@ -4,7 +4,8 @@
 const PAGE = 100; // rows of the list at a time
 
 function readerTab() {
-  const runs = page.runs.filter((run) => run.rollouts.rows.length);
+  const evaluations = page.evaluations.map((one) => ({ ...one, name: `evaluation of ${one.name}` }));
+  const runs = [...page.runs, ...evaluations].filter((run) => run.rollouts.rows.length);
   if (!runs.length) return null;
   for (const run of runs) {
     run.responses = run.rollouts.rows.map((row) => Object.fromEntries(run.rollouts.fields.map((name, n) => [name, row[n]])));
@@ -62,7 +63,7 @@ class Reader {
       select.replaceChildren(...options([["", "all"], ...values.map((value) => [value, String(value).replaceAll("_", " ")])]));
       select.value = values.map(String).includes(before) ? before : "";
     };
-    choices(this.step, unique("step").sort((a, b) => a - b));
+    choices(this.step, unique("step"));
     choices(this.verdict, unique("outcome").sort());
     this.problems.replaceChildren(...unique("problem_id").sort().slice(0, 2000).map((id) => h("option", { value: id })));
   }
@@ -78,7 +79,7 @@ class Reader {
     const words = this.search.value.toLowerCase();
     const texts = (row) => [row.text, row.answer, this.data.rollouts.problems[row.problem_id]?.[0]];
     return this.data.responses.filter((row) =>
-      (!this.step.value || row.step === Number(this.step.value))
+      (!this.step.value || String(row.step) === this.step.value)
       && (!this.verdict.value || row.outcome === this.verdict.value)
       && (!this.problem.value || row.problem_id.includes(this.problem.value))
       && (!byLength || this.from.value === "" || row.num_tokens >= Number(this.from.value))
@@ -119,7 +120,7 @@ class Reader {
   drawList(rows) {
     const items = rows.slice(0, this.limit).map((row) => h("button",
       { type: "button", "aria-current": String(row === this.chosen), onclick: () => this.choose(row) },
-      `step ${row.step}, ${row.problem_id} #${row.sample_index} `,
+      `${placeOf(row)} `,
       h("span", { class: `verdict ${row.outcome}` }, row.outcome.replaceAll("_", " ")), ` ${shown(row.num_tokens)} tokens`,
       h("span", { class: "snippet" }, (row.text ?? "").slice(0, 160))));
     if (rows.length > this.limit) {
@@ -156,25 +157,31 @@ class Reader {
   cards() {
     const [row, run, words] = [this.chosen, this.data, this.search.value.toLowerCase()];
     const card = (one, of = run, before = "") =>
-      responseCard(one, of, `${before}step ${one.step}, ${one.problem_id} #${one.sample_index}`, words);
+      responseCard(one, of, `${before}${placeOf(one)}`, words);
     const same = (of) => of.responses.filter((one) => one.problem_id === row.problem_id);
     if (this.view === "group") return same(run).filter((one) => one.step === row.step).map((one) => card(one));
     if (this.view === "times") {
       const seen = same(run);
       const steps = [...new Set(seen.map((one) => one.step))];
       const pairs = [steps[0], ...(steps.length > 1 ? [last(steps)] : [])].map((step) => closest(seen.filter((one) => one.step === step), row));
-      return [...pairs.map((one) => card(one)), steps.length > 1 ? null : h("p", {}, `Only step ${row.step} has responses to this problem here.`)];
+      return [...pairs.map((one) => card(one)), steps.length > 1 ? null : h("p", {}, "Responses to this problem are from one step here.")];
     }
     if (this.view === "runs") {
-      return this.runs.map((other) => {
-        const seen = same(other);
-        if (!seen.length) return h("p", {}, `${other.name}: no response to this problem is in the page.`);
-        const near = seen.reduce((best, one) => (Math.abs(one.step - row.step) < Math.abs(best.step - row.step) ? one : best));
-        return card(closest(seen.filter((one) => one.step === near.step), row), other, `${other.name}: `);
+      const without = this.runs.filter((other) => !same(other).length).map((other) => other.name);
+      const cards = this.runs.filter((other) => same(other).length).map((other) => {
+        const near = same(other).reduce((best, one) => (Math.abs(one.step - row.step) < Math.abs(best.step - row.step) ? one : best));
+        return card(closest(same(other).filter((one) => one.step === near.step), row), other, `${other.name}: `);
       });
+      return [...cards, without.length ? h("p", {}, `No response to this problem is here of ${without.join(", ")}.`) : null];
     }
     return [card(row)];
   }
+}
+
+/** Step or benchmark, problem and number. */
+function placeOf(row) {
+  const step = typeof row.step === "number" ? `step ${row.step}` : row.step;
+  return `${step}, ${row.problem_id} #${row.sample_index}`;
 }
 
 /** The response with the same index, or the first. */

@@ -36,8 +36,8 @@ function responseCard(row, run, head, search = "") {
   const facts = [
     ["verdict", [h("span", { class: `verdict ${row.outcome}` }, row.outcome.replaceAll("_", " ")), `: ${reasonOf(row, gold)}`]],
     ["length", `${shown(row.num_tokens)} tokens, ${row.finish_reason === "stop" ? "ended by itself" : "cut off"}`],
-    ["reward", `${shown(row.reward)}, advantage ${shown(row.advantage)}`],
   ];
+  if (row.reward !== null) facts.push(["reward", `${shown(row.reward)}, advantage ${shown(row.advantage)}`]);
   return h("article", {}, h("h3", {}, head),
     h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat()),
     problem ? h("details", { open: true }, h("summary", {}, "problem"), h("pre", {}, marked(problem, search))) : null,

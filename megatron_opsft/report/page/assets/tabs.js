@@ -10,6 +10,7 @@ function start() {
       tab.button.tabIndex = n === place ? 0 : -1;
       tab.panel.hidden = n !== place;
     });
+    tabs[place].button.scrollIntoView({ block: "nearest", inline: "nearest" });
     if (focus) tabs[place].button.focus();
     tabs[place].show?.();
     start.shown = tabs[place];
