@@ -131,7 +131,7 @@ def _in_short(shown: ShownResponse) -> str:
         half = _RESPONSE_CHARACTERS // 2
         response = f"{response[:half]} [...] {response[-half:]}"
     about = f"{shown.num_tokens} tokens, {shown.outcome}, gold {shown.gold}"
-    return f"  {problem}\n  -> {response} ({about})"
+    return f"  for example: {problem}\n  -> {response} ({about})"
 
 
 class _TensorBoard:

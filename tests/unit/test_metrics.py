@@ -182,7 +182,7 @@ def test_samples_are_shown_cut_on_the_console_and_whole_elsewhere(
     log.samples(3, [])
     log.close()
     problem, response = capsys.readouterr().out.splitlines()
-    assert problem == "  What is 2 + 2?"
+    assert problem == "  for example: What is 2 + 2?"
     assert response.startswith("  -> <think> 2 + 2 </think> so it is")
     assert response.endswith("so it is [4] (312 tokens, correct, gold 4)")
     assert len(response) < 320
