@@ -4,7 +4,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.known_files import RECORD_NAME
-from megatron_opsft.storage.model_paths import local_model, newest_checkpoint, resolve_model
+from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint, resolve_model
 from megatron_opsft.storage.replacing import check_out
 
 
@@ -14,10 +14,8 @@ def find_source(name: str, to: str) -> Path:
     """
     if to == "megatron":
         return resolve_model(name, option="--hf")
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return newest_checkpoint(path)
-    return local_model(name, option="--megatron") or path
+    path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
+    return newest_checkpoint(path)
 
 
 def check_paths(directory: Path, out: Path, *, overwrite: bool) -> None:

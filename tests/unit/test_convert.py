@@ -565,6 +565,7 @@ def test_wrong_direction_and_missing_config_are_named(
     for words, message in (
         (["to-megatron", "--hf", megatron], "other way"),
         (["to-hf", "--megatron", hf], "other way"),
+        (["to-hf", "--megatron", "tiny_reasoner"], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
     ):
