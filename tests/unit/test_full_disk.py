@@ -76,7 +76,8 @@ def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) ->
     """An evaluation or a conversion continues with the same command."""
     config = ROOT / "examples/configs/quickstart.yaml"
     training = (
-        "import errno, megatron_opsft.train as t\n"
+        "import errno, importlib\n"
+        "t = importlib.import_module('megatron_opsft.train')\n"
         "from megatron_opsft.runtime.durable import FullDiskError\n"
         f"def full(*a, **k): raise {error}\n"
         "t.train = full\n"
