@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class Checkpointer:
         self._model_dir = model_dir
         self.published: tuple[int, Path] | None = None  # on rank 0: the last that appeared
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
+        self._deletion: threading.Thread | None = None
 
     def _state(self) -> dict[str, Any]:
         """What this rank writes: its share, and on rank 0 what is no tensor."""
@@ -92,7 +94,9 @@ class Checkpointer:
         Errors: `UserError` where it cannot be written; the older ones are untouched then.
         """
         self.start(step, about, in_background=False)
-        if failure := self.finish():
+        failure = self.finish()
+        self._wait_for_deletion()
+        if failure:
             raise UserError(f"{failure}; make room, then continue with --resume")
         return self.directory / step_name(step)
 
@@ -153,10 +157,17 @@ class Checkpointer:
         sync_path(self.directory)
         self.published = (step, final)
         shutil.rmtree(before, ignore_errors=True)
-        for old in list_checkpoints(self.directory)[: -self._keep]:
-            # The manifest first: a half-deleted checkpoint must not look whole.
-            (old / COMPLETE).unlink()
-            shutil.rmtree(old)
+        self._wait_for_deletion()
+        too_old = list_checkpoints(self.directory)[: -self._keep]
+        for old in too_old:
+            (old / COMPLETE).unlink()  # first: a half-deleted checkpoint must not look whole
+        # Large files take as long to delete as to copy; the run does not wait for it.
+        self._deletion = threading.Thread(target=lambda: [*map(shutil.rmtree, too_old)])
+        self._deletion.start()
+
+    def _wait_for_deletion(self) -> None:
+        if self._deletion is not None:
+            self._deletion.join()
 
     def _write_side_files(self, directory: Path) -> None:
         if self._model_dir is None:

@@ -12,6 +12,7 @@ import shutil
 import threading
 import zlib
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ class CheckpointWrite:
             # Of every rank's plan on every rank; `_finalize` finds what is missing.
             validate_access_integrity=False,
             async_sharded_save=True,
+            **_own_strategy(),
         )
         buckets = self._request.preload_fn() if self._request.preload_fn else []
         buckets = [
@@ -178,6 +180,12 @@ def _copied(
 ) -> list[tuple[Any, torch.Tensor]]:
     """Copies of the tensors that are still at these addresses; Megatron has copied the others."""
     return [(item, t.clone() if t.data_ptr() in live else t) for item, t in pairs]
+
+
+def _own_strategy() -> dict[str, str]:
+    """Newer Megatrons would by default hand the write to nvidia-resiliency-ext."""
+    known = "async_strategy" in signature(dist_checkpointing.save).parameters
+    return {"async_strategy": "mcore"} if known else {}
 
 
 def _keep_write_results_here() -> None:

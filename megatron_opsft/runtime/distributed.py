@@ -1,7 +1,6 @@
 """Process groups of a run: started once, read through one frozen record."""
 
 import contextlib
-import hashlib
 import ipaddress
 import math
 import os
@@ -23,6 +22,7 @@ from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.diagnosis import Limits, listeners
 from megatron_opsft.runtime.exchange import (
     all_gather_bytes,
+    digest_of,
     from_bytes,
     route_bytes,
     to_bytes,
@@ -179,19 +179,12 @@ def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:
     """Each rank's value -> the ranks that gave it. Collective over the world. A value is told once,
     by the first of the ranks that have it: all have the same few large ones in a large job.
     """
-    ranks: dict[bytes, list[int]] = {}
+    ranks: dict[tuple[int, ...], list[int]] = {}
     for rank, digest in enumerate(all_gather_bytes(digest_of(own))):
-        ranks.setdefault(digest.numpy().tobytes(), []).append(rank)
+        ranks.setdefault(tuple(digest.tolist()), []).append(rank)
     is_first = any(same[0] == dist.get_rank() for same in ranks.values())
     values = gather_from_all([own] if is_first else [])
     return {value: tuple(same) for value, same in zip(values, ranks.values(), strict=True)}
-
-
-def digest_of(value: Hashable) -> torch.Tensor:
-    """uint8 [32], the same for equal values of plain types on every rank."""
-    return torch.frombuffer(
-        bytearray(hashlib.sha256(repr(value).encode()).digest()), dtype=torch.uint8
-    )
 
 
 def sum_over_world(values: Sequence[float]) -> list[float]:

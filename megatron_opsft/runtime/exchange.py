@@ -8,8 +8,9 @@ communications in multiport message-passing systems" (IEEE TPDS 1997).
 Everything here is collective over the world; tensors are uint8 vectors in the CPU's memory.
 """
 
+import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ def to_bytes(value: Any) -> Tensor:
 def from_bytes(vector: Tensor) -> Any:
     """What `to_bytes` was given, on another rank of this job."""
     return pickle.loads(vector.numpy().tobytes())
+
+
+def digest_of(value: Hashable) -> Tensor:
+    """uint8 [32], the same for equal values of plain types on every rank."""
+    digest = hashlib.sha256(repr(value).encode()).digest()
+    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

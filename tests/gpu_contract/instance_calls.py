@@ -14,6 +14,9 @@ _GPT = "megatron.core.models.gpt.GPTModel"
 # What `get_megatron_optimizer` returns, and the one part of it.
 _OPTIMIZER = "megatron.core.optimizer.ChainedOptimizer"
 _PART = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
+_STRATEGIES = "megatron.core.dist_checkpointing.strategies"
+_PLANNER = f"{_STRATEGIES}.torch.MCoreSavePlanner"
+_WRITER = f"{_STRATEGIES}.filesystem_async.FileSystemWriterAsync"
 _ASYNC_REQUEST = "megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest"
 _MODULE = "torch.nn.Module"
 _LLM = "vllm.LLM"
@@ -56,6 +59,15 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             f"{_PART}.load_parameter_state_from_fully_reshardable"
         ),
     },
+    "model/checkpoint_plan.py": {
+        "planner.set_up_planner": f"{_PLANNER}.set_up_planner",
+        "planner.create_local_plan": f"{_PLANNER}.create_local_plan",
+        "writer.set_up_storage_writer": f"{_WRITER}.set_up_storage_writer",
+        "writer.prepare_local_plan": f"{_WRITER}.prepare_local_plan",
+        "writer.prepare_decentralized_global_plan": f"{_WRITER}.prepare_decentralized_global_plan",
+        "writer.prepare_write_data": f"{_WRITER}.prepare_write_data",
+        "writer.get_save_function_and_args": f"{_WRITER}.get_save_function_and_args",
+    },
     "model/checkpoint_share.py": {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "described.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
@@ -65,6 +77,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         # Fields of the request that hold functions without arguments.
         "self._request.preload_fn": GIVEN,
         "function": GIVEN,
+        "whole.missing": f"{_PACKAGE}.storage.metadata_parts.MetadataPart.missing",
     },
     "model/hidden_states.py": {
         "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
@@ -182,6 +195,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "module.cpu_linear": GIVEN,
         "product": GIVEN,
     },
+    "runtime/distributed.py": {"work": GIVEN},
     "model/shards.py": {
         "cls": f"{_PACKAGE}.model.shards.ModelShards",
         "model.named_parameters": f"{_GPT}.named_parameters",

@@ -22,8 +22,8 @@ from megatron_opsft.plan.ranks import build_buffers, fake_rank
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout, digest_of, gather_on_first
-from megatron_opsft.runtime.exchange import to_bytes
+from megatron_opsft.runtime.distributed import Layout, gather_on_first
+from megatron_opsft.runtime.exchange import digest_of, to_bytes
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.storage.metadata_parts import MetadataPart, metadata_part, write_metadata
 from megatron_opsft.sync.in_place import _engine_placements, _trainer_placements
