@@ -83,7 +83,7 @@ def test_the_summary_sorts(tab: Callable[[str], Chromium]) -> None:
 
 def test_curves_are_read_and_zoomed(tab: Callable[[str], Chromium]) -> None:
     chromium = tab("Curves")
-    figure = chromium.one("figure", "Accuracy")
+    figure = chromium.one("figure", "Accuracy")  # the first of that name
     plot = figure.find_element("css selector", "svg")
     values = figure.find_element("css selector", ".values")
     assert len(figure.find_elements("css selector", "path.curve")) == 4
@@ -191,6 +191,26 @@ def test_another_run_is_read(tab: Callable[[str], Chromium]) -> None:
     assert chromium.one("#count").text == "24 of 24 responses"
     steps = [option.text for option in Select(chromium.one("#step")).options]
     assert steps == ["all", "1", "2"]
+
+
+def test_responses_of_two_models_beside_each_other(tab: Callable[[str], Chromium]) -> None:
+    chromium = tab("Responses")
+    Select(chromium.all("#responses select")[0]).select_by_visible_text("evaluation of model 1")
+    Select(chromium.one("#verdict")).select_by_visible_text("wrong")
+    assert chromium.one("#count").text == "6 of 20 responses"
+    chromium.one("#detail button", "In every run").click()
+    assert texts(chromium, "#detail h3") == [
+        f"evaluation of model {n}: gsm8k, p7 #0" for n in (0, 1)
+    ]
+    assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
+
+
+def test_curves_of_more_sets(tab: Callable[[str], Chromium]) -> None:
+    chromium = tab("Curves")
+    figure = chromium.one("figure", "Accuracy on hard")
+    figure.find_element("css selector", "svg").send_keys(Keys.ARROW_RIGHT)
+    values = figure.find_element("css selector", ".values").text
+    assert values == "step 0: first, held-out 25.0 %, crashed, held-out 25.0 %"
 
 
 def test_evaluations(tab: Callable[[str], Chromium]) -> None:

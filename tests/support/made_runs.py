@@ -8,6 +8,8 @@ from typing import Any
 from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
+from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
+from megatron_opsft.records import FinishReason, Outcome
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -55,6 +57,7 @@ def make_run(
         _append(run / "metrics.jsonl", metrics)
     for step, accuracy in ((0, 0.5), (steps, 0.75)):
         line = {"step": step, "eval_accuracy": accuracy, "eval_mean_response_tokens": 80.0 - step}
+        line |= {"eval_hard_accuracy": accuracy / 2, "eval_hard_mean_response_tokens": 90.0}
         _append(run / "evals.jsonl", line)
     if finished:
         ends = [{"accuracy": a, "mean_response_tokens": t} for a, t in ((0.5, 80.0), (0.75, 77.0))]
@@ -105,7 +108,22 @@ def make_evaluation(out: Path, name: str, tokens: int, correct: int) -> Path:
         for n in range(2)
     ]
     model = ModelSamples(name=name, samples={"gsm8k": samples}, settings={"temperature": 0.6})
-    out.mkdir(parents=True)
+    stored = [
+        StoredSample(
+            problem_id=sample.problem_id,
+            sample_index=sample.sample_index,
+            outcome=Outcome.CORRECT if sample.correct else Outcome.WRONG,
+            answer="7",
+            gold="7" if sample.correct else "8",
+            finish_reason=FinishReason.STOP,
+            num_tokens=sample.num_tokens,
+            extra_tokens=0,
+            text=f"{name} says 7",
+        )
+        for sample in samples
+    ]
+    SampleFiles(out).append("gsm8k", stored)
+    SampleFiles(out).combine("gsm8k")
     write_results(
         out / "results.json",
         build_results(model, budgets=(64, 128), bootstrap=Bootstrap(num_resamples=50)),

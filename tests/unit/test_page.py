@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_cli import ForkedCli
 from made_runs import HARM, make_evaluation, make_run, response, write_responses
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.write import distinct, write_page
@@ -160,6 +160,21 @@ def test_errors(tmp_path: Path, make: Any, said: str) -> None:
         make(tmp_path)
 
 
+def test_report_writes_the_page(cli: ForkedCli, tmp_path: Path) -> None:
+    """One path: in its directory; several: here, or where --html says."""
+    run = make_run(tmp_path / "run")
+    evaluation = make_evaluation(tmp_path / "eval", "model", 100, 7)
+    alone = cli.run(["report", run])
+    assert alone.exit_code == 0 and f"page: {run}/report.html" in alone.stdout
+    assert [shown["name"] for shown in data_of(run / "report.html")["runs"]] == ["run"]
+    page = tmp_path / "new/both.html"
+    both = cli.run(["report", run, evaluation, "--html", page, "--max-mb", "0.02"])
+    assert both.exit_code == 0 and "model  70.0 [" in both.stdout
+    data = data_of(page)
+    assert [shown["name"] for shown in data["evaluations"]] == ["model"]
+    assert 0 < len(data["runs"][0]["rollouts"]["rows"]) < 36
+
+
 def test_names_tell_directories_apart(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a/seed_0/run", "a/seed_1/run", "b/seed_0/run")]
     assert distinct(paths) == ["a/seed_0/run", "a/seed_1/run", "b/seed_0/run"]
@@ -174,24 +189,12 @@ def test_names_tell_directories_apart(tmp_path: Path) -> None:
 
 
 def test_samples_of_an_evaluation_are_read(tmp_path: Path) -> None:
-    out = make_evaluation(tmp_path / "eval", "model", 100, 7)
-    sample = StoredSample(
-        problem_id="p3",
-        sample_index=1,
-        outcome=Outcome.WRONG,
-        answer="8",
-        gold="7",
-        finish_reason=FinishReason.STOP,
-        num_tokens=31,
-        extra_tokens=0,
-        text="so 8",
-    )
-    SampleFiles(out).append("gsm8k", [sample])
-    SampleFiles(out).combine("gsm8k")
-    write_page(tmp_path / "p", [], [out])
+    write_page(tmp_path / "p", [], [make_evaluation(tmp_path / "eval", "model", 100, 7)])
     rollouts = data_of(tmp_path / "p")["evaluations"][0]["rollouts"]
-    assert rollouts["rows"] == [["gsm8k", "p3", 1, "wrong", "8", None, None, "stop", 31, "so 8"]]
-    assert (rollouts["total"], rollouts["problems"]) == (1, {"p3": [None, "7"]})
+    wanted = ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "model says 7"]
+    assert wanted in rollouts["rows"]
+    assert len(rollouts["rows"]) == rollouts["total"] == 20
+    assert rollouts["problems"]["p7"] == [None, "8"]
 
 
 def test_damaged_results_are_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ const QUANTITIES = [
 
 function curvesTab() {
   const zoom = new Zoom();
-  const plots = [...QUANTITIES.map((one) => quantityPlot(zoom, one)), ...page.runs.map((run) => phasePlot(zoom, run))];
+  const plots = [...[...QUANTITIES, ...moreSets()].map((one) => quantityPlot(zoom, one)), ...page.runs.map((run) => phasePlot(zoom, run))];
   const found = plots.filter((plot) => plot !== null);
   if (!found.length) return null;
   return {
@@ -28,11 +28,21 @@ function curvesTab() {
   };
 }
 
+/** Quantities of the sets that runs are evaluated on besides the held-out problems. */
+function moreSets() {
+  const keys = page.runs.flatMap((run) => Object.keys(run.evals));
+  const names = new Set(keys.map((key) => /^eval_(.+)_accuracy$/.exec(key)?.[1]).filter((name) => name));
+  return [...names].flatMap((name) => [
+    { title: `Mean response tokens on ${name}`, held: `eval_${name}_mean_response_tokens`, fromZero: true },
+    { title: `Accuracy on ${name}`, held: `eval_${name}_accuracy`, show: percent, ends: [0, 1] },
+  ]);
+}
+
 function quantityPlot(zoom, { title, train, held, ...rest }) {
   const many = page.runs.length > 1;
   const series = page.runs.flatMap((run, place) => {
     const found = [];
-    if (run.metrics[train]) {
+    if (train && run.metrics[train]) {
       found.push({ label: many ? run.name : held ? "training rollouts" : "", place, xs: run.metrics.step, ys: run.metrics[train] });
     }
     if (held && run.evals[held]) {
