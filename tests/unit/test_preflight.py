@@ -249,7 +249,7 @@ def light() -> Iterator["subprocess.Popen[str]"]:
         (("plan", "no.yaml"), "config file no.yaml does not exist"),
         (("plan", SHIPPED, "--gpu", "no"), "--gpu=no is not in"),
         (("report", "no"), "no run there"),
-        (("convert", "to-hf", "--megatron", "no", "--out", "a"), "no is no directory"),
+        (("convert", "to-hf", "--megatron", "no", "--out", "a"), "is not a directory"),
         (("convert", "to-megatron", "--hf", "tiny_reasoner", "--out", "run"), "already exists"),
         (("data", "crst", SHIPPED, "--out", "run"), "is there already"),
     ],
