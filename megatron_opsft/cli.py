@@ -137,7 +137,8 @@ def show_config(
     ] = False,
 ) -> None:
     """Print the resolved configuration of a run, every key of it."""
-    from megatron_opsft.config_file import load_config, reference_table, to_yaml
+    from megatron_opsft.config_file import load_config, to_yaml
+    from megatron_opsft.config_reference import reference_table
 
     if reference:
         typer.echo(reference_table())

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -115,3 +116,9 @@ def _judge_name(name: str) -> str:
 
 # A judge that is shipped, or a function of the user's.
 JudgeName = Annotated[str, AfterValidator(_judge_name)]
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section that a key holds; None for a plain value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None

@@ -95,7 +95,8 @@ def run(
     The same command continues what is in --out. Settings are KEY=VALUE, --reference lists them;
     some are options too: --model X is model=X.
     """
-    from megatron_opsft.config_file import load, reference_table
+    from megatron_opsft.config_file import load
+    from megatron_opsft.config_reference import reference_table
     from megatron_opsft.evaluate.settings import EvalSettings
 
     if reference:

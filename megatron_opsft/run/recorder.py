@@ -9,7 +9,8 @@ from pathlib import Path
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import check_resumable, config_hash, load_config, to_yaml
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config_identity import check_resumable, config_hash
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights

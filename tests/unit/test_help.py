@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from megatron_opsft.cli import app
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import reference_table
+from megatron_opsft.config_reference import reference_table
 from megatron_opsft.evaluate import commands as eval_commands
 from megatron_opsft.evaluate.settings import EvalSettings
 

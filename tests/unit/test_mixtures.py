@@ -10,7 +10,8 @@ import pytest
 from forked_cli import ROOT
 
 from megatron_opsft.config import Config, DataConfig
-from megatron_opsft.config_file import config_hash, load_config, to_yaml
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config_identity import config_hash
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training, order_of
