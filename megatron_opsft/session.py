@@ -15,7 +15,7 @@ import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, RolloutConfig
 from megatron_opsft.data.mixture import order_of
 from megatron_opsft.data.problems import BadRow, ProblemSet
 from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
@@ -242,9 +242,8 @@ def _build(
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
-    if (
-        not resumes or trainer.objective.needs_reference
-    ):  # the reference model is what the run began with
+    # The reference model is what the run began with.
+    if not resumes or trainer.objective.needs_reference:
         by_engine = config.model.load != "disk" and reads_files(config.rollout)
         load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
     reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
@@ -256,12 +255,7 @@ def _build(
         problems=given.problems,
         order=order_of(given.problems, config.data, config.run.seed),
         stored=given.stored,
-        settings=SamplingSettings(
-            temperature=config.rollout.temperature,
-            top_p=config.rollout.top_p,
-            max_response_tokens=config.rollout.max_response_tokens,
-            end_token_ids=given.end_tokens,
-        ),
+        settings=_sampling_of(config.rollout, given.end_tokens),
         held_out=held_out,
         more_held_out=more_evaluations_of(config, given),
         bad_rows=given.bad_rows,
@@ -280,4 +274,13 @@ def _build(
             reference=reference,
             model_dir=given.model_dir,
         ),
+    )
+
+
+def _sampling_of(rollout: RolloutConfig, end_tokens: tuple[int, ...]) -> SamplingSettings:
+    return SamplingSettings(
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        max_response_tokens=rollout.max_response_tokens,
+        end_token_ids=end_tokens,
     )

@@ -2,13 +2,17 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from megatron_opsft.command_line import examples
 from megatron_opsft.errors import UserError
+
+if TYPE_CHECKING:
+    from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
 EXAMPLES = examples(
     "megatron-opsft study examples/studies/paper_tiny.yaml --out runs/paper",
@@ -50,11 +54,8 @@ def study(
 
     The same command continues what is in --out.
     """
-    from megatron_opsft.study.jobs import check_run, commands_of, files_of, make_runs
-    from megatron_opsft.study.page import write_page
-    from megatron_opsft.study.process import Commands
+    from megatron_opsft.study.jobs import check_run, commands_of, files_of
     from megatron_opsft.study.study_file import read_study
-    from megatron_opsft.study.table import read_rows, write_table
 
     plan = read_study(file)
     for run in plan.runs:
@@ -66,26 +67,38 @@ def study(
         return
     if only is not None and only >= len(plan.runs):
         raise UserError(f"--only {only}: {file} has {len(plan.runs)} runs, numbered from 0")
-    runs = [
-        run
-        for run in (plan.runs if only is None else [plan.runs[only]])
-        if not files_of(out, run).is_finished
-    ]
+    chosen = plan.runs if only is None else [plan.runs[only]]
+    runs = [run for run in chosen if not files_of(out, run).is_finished]
     if dry_run:
         for run in runs:
             for words in commands_of(run, files_of(out, run)):
                 typer.echo(shlex.join(words))
         return
     if not page:
-        cores = len(os.sched_getaffinity(0))
-        make_runs(out, runs, Commands(launcher), at_once or (1 if launcher else cores))
-    rows = read_rows(out, plan)
-    write_table(out / "table.json", rows)
-    write_page(out, plan, rows)
-    typer.echo(f"page: {out / 'report.html'}; table: {out / 'table.json'}")
+        at_once = at_once or (1 if launcher else len(os.sched_getaffinity(0)))
+        _make(out, runs, launcher, at_once)
+    _show(out, plan)
     unfinished = sum(not files_of(out, run).is_finished for run in runs)
     if unfinished and not page:
         raise UserError(
             f"{unfinished} of {len(runs)} runs are not finished; see the page, and give the same "
             "command again"
         )
+
+
+def _make(out: Path, runs: "Sequence[StudyRun]", launcher: str, at_once: int) -> None:
+    from megatron_opsft.study.jobs import make_runs
+    from megatron_opsft.study.process import Commands
+
+    make_runs(out, runs, Commands(launcher), at_once)
+
+
+def _show(out: Path, plan: "StudyPlan") -> None:
+    """Write tables and page of the runs that are there."""
+    from megatron_opsft.study.page import write_page
+    from megatron_opsft.study.table import read_rows, write_table
+
+    rows = read_rows(out, plan)
+    write_table(out / "table.json", rows)
+    write_page(out, plan, rows)
+    typer.echo(f"page: {out / 'report.html'}; table: {out / 'table.json'}")
