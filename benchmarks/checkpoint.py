@@ -76,6 +76,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         seconds["until_there"].append(there)
     gather_from_all([0])
     if layout.is_main:
+        saver.wait_for_deletion()
         shutil.rmtree(directory)
     is_main = layout.is_main
     result = {

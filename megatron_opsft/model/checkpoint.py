@@ -95,7 +95,7 @@ class Checkpointer:
         """
         self.start(step, about, in_background=False)
         failure = self.finish()
-        self._wait_for_deletion()
+        self.wait_for_deletion()
         if failure:
             raise UserError(f"{failure}; make room, then continue with --resume")
         return self.directory / step_name(step)
@@ -157,7 +157,7 @@ class Checkpointer:
         sync_path(self.directory)
         self.published = (step, final)
         shutil.rmtree(before, ignore_errors=True)
-        self._wait_for_deletion()
+        self.wait_for_deletion()
         too_old = list_checkpoints(self.directory)[: -self._keep]
         for old in too_old:
             (old / COMPLETE).unlink()  # first: a half-deleted checkpoint must not look whole
@@ -165,7 +165,8 @@ class Checkpointer:
         self._deletion = threading.Thread(target=lambda: [*map(shutil.rmtree, too_old)])
         self._deletion.start()
 
-    def _wait_for_deletion(self) -> None:
+    def wait_for_deletion(self) -> None:
+        """On return no old checkpoint is being deleted any more."""
         if self._deletion is not None:
             self._deletion.join()
 

@@ -37,7 +37,7 @@ def asked_of_ranks(
     asked = []
     for rank in range(num_ranks):
         engine: Any = Recorder(Replica(index=rank, count=num_ranks, batch_size=batch_size))
-        encoder: Any = SimpleNamespace(encode=lambda text: (2, *range(len(text))))
+        encoder: Any = SimpleNamespace(encode=lambda problem: (2, *range(len(problem.text))))
         layout: Any = SimpleNamespace(rank=rank, world_size=num_ranks)
         sampler = Sampler(engine=engine, encoder=encoder, layout=layout, seed=0)
         assert sampler.sample(problems, SETTINGS, num_samples=GROUP, step=1) == []
