@@ -82,7 +82,7 @@ def _line(name: str, note: str, rows: Sequence[Row]) -> Line:
     measures = {
         key: over_seeds(values)
         for key in _MEASURES
-        if (values := [getattr(row, key) for row in done])
+        if (values := [v for row in done if (v := getattr(row, key)) is not None])
     }
     trained = [row.training for row in own if row.training is not None]
     costs: dict[str, float] = {}

@@ -1,6 +1,7 @@
 """Studies: what a file means, which runs are shared, what table and page say of directories."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.study.jobs import check_run, commands_of, files_of
 from megatron_opsft.study.page import write_page
 from megatron_opsft.study.study_file import StudyPlan, read_study
-from megatron_opsft.study.table import converged_at, read_rows
+from megatron_opsft.study.table import Row, converged_at, read_rows
 
 ROOT = Path(__file__).parents[2]
 STUDY: dict[str, Any] = {
@@ -121,6 +122,22 @@ def test_length_has_converged_where_it_stays_within_a_tenth_of_the_last() -> Non
     assert converged_at([(0, 120.0), (4, 30.0), (8, 21.0), (12, 19.0), (16, 20.0)]) == 8
     assert converged_at([(0, 120.0), (4, 20.0), (8, 50.0), (12, 20.0)]) == 12
     assert converged_at([(0, 20.0)]) is None
+
+
+def test_without_the_baseline_s_results_a_page_has_no_ratio(tmp_path: Path) -> None:
+    runs = {"base": {"train": False}, "ours": {}}
+    plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
+    settings = {"train": {}, "eval": {}}
+    facts = {"section": "methods", "method": "m", "settings": settings, "seed": 0, "directory": ""}
+    measures = {"accuracy": 0.5, "pass_at_n": 0.75, "tokens": 40.0}
+    rows = [
+        Row(**facts, name="base", error="not made yet"),
+        Row(**facts, name="ours", **measures, efficiency=1.25, norm_std=0.25),
+    ]
+    write_page(tmp_path, plan, rows)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    cells = [cell.strip() for cell in re.findall(r"<td>([^<]*)</td>", page)]
+    assert cells[-6:] == ["50.0", "75.0", "40.0", "", "1.25", "0.250"]
 
 
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
