@@ -189,8 +189,6 @@ def report(
     """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
     write a page of everything: curves, settings, every response.
     """
-    from megatron_opsft.evaluate.comparison import compare
-    from megatron_opsft.evaluate.results import read_results
     from megatron_opsft.report.page.evaluation_data import is_evaluation
     from megatron_opsft.report.page.write import write_page
     from megatron_opsft.report.runs import report_runs
@@ -201,7 +199,7 @@ def report(
         raise UserError("--figure is of one run; without it each run gets its curves.png")
     unread = report_runs(runs, figure, typer.echo)
     for path in evaluations:
-        table = compare([read_results(path)]).text().rstrip()
+        table = _evaluation_table(path)
         typer.echo(f"{path}:\n{table}" if len(paths) > 1 else table)
     runs = [path for path in runs if path not in unread]
     page = html or (paths[0] if len(paths) == 1 else Path()) / "report.html"
@@ -209,6 +207,12 @@ def report(
     typer.echo(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
+
+
+def _evaluation_table(path: Path) -> str:
+    from megatron_opsft.evaluate.outputs import table_of  # heavy
+
+    return table_of(path)
 
 
 def main() -> None:

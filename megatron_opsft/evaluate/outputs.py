@@ -41,6 +41,11 @@ def write_outputs(inputs: Inputs) -> str:
     return table
 
 
+def table_of(directory: Path) -> str:
+    """The table of one evaluation, for a terminal. Errors: `UserError` where there is none."""
+    return compare([read_results(directory)]).text().rstrip()
+
+
 def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
     """One table and figure of several results, and the settings in which they differ.
 
