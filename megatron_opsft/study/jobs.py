@@ -82,11 +82,10 @@ def check_run(run: StudyRun, files: RunFiles) -> None:
 
 def _overrides(run: StudyRun, files: RunFiles) -> list[str]:
     """Of the training. Errors: `UserError`."""
-    overrides = [*run.overrides, f"run.dir={files.train}"]
-    if run.load().method.has_fixed_data:
-        overrides.append(f"data.responses={files.data}")
-    run.load(overrides)
-    return overrides
+    own = [f"run.dir={files.train}"]
+    if run.load(own).method.has_fixed_data:
+        own.append(f"data.responses={files.data}")
+    return [*run.overrides, *own]
 
 
 def _evaluation(run: StudyRun, files: RunFiles) -> list[str]:
@@ -106,10 +105,9 @@ def commands_of(run: StudyRun, files: RunFiles) -> list[list[str]]:
     if run.trains:
         config, method = str(run.config), run.load().method
         if method.has_fixed_data and not files.data.is_file():
-            sampling = [word for word in run.overrides if not word.startswith("method.name=")]
             limit = ["--limit", str(run.data_problems)] if run.data_problems else []
             commands.append(
-                ["data", method.name, config, *sampling, "--out", str(files.data), *limit]
+                ["data", method.name, config, *run.overrides, "--out", str(files.data), *limit]
             )
         commands.append(["train", config, *_overrides(run, files), "--resume=auto"])
     return [*commands, ["eval", *_evaluation(run, files)]]

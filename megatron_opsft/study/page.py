@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -88,17 +89,14 @@ def _line(name: str, note: str, rows: Sequence[Row]) -> Line:
     costs: dict[str, float] = {}
     if trained:
         costs = {
-            "step": over_seeds([t.seconds / t.steps for t in trained])[0],
-            "trained_tokens": over_seeds([t.tokens / t.steps for t in trained])[0],
-            "skipped": over_seeds([t.skipped_steps for t in trained])[0],
-            **{
-                phase: over_seeds([t.phases.get(phase, 0.0) for t in trained])[0]
-                for phase in PHASES
-            },
+            "step": fmean([t.seconds / t.steps for t in trained]),
+            "trained_tokens": fmean([t.tokens / t.steps for t in trained]),
+            "skipped": fmean([t.skipped_steps for t in trained]),
+            **{phase: fmean([t.phases.get(phase, 0.0) for t in trained]) for phase in PHASES},
         }
         if ends := [t for t in trained if t.converged_seconds is not None]:
-            costs["converged_step"] = over_seeds([t.converged_step or 0 for t in ends])[0]
-            costs["converged_seconds"] = over_seeds([t.converged_seconds or 0.0 for t in ends])[0]
+            costs["converged_step"] = fmean([t.converged_step or 0 for t in ends])
+            costs["converged_seconds"] = fmean([t.converged_seconds or 0.0 for t in ends])
     return Line(name=name, note=note, rows=own, measures=measures, costs=costs)
 
 
