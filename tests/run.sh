@@ -21,12 +21,13 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Exit code 5: the arguments chose none of these tests.
 part() { .venv/bin/pytest "$@" || [ $? -eq 5 ]; }
 
+pair=(-n 2 --dist loadfile --no-loadscope-reorder) # in the order of the files: the longest first, in gloo/
 plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
-  part -n 2 --dist loadfile -m "$plain and not slow" "$@"
+  part "${pair[@]}" -m "$plain and not slow" "$@"
   exit
 fi
-part --durations 15 -n 2 --dist loadfile -m "$plain" "$@"
+part --durations 15 "${pair[@]}" -m "$plain" "$@"
 # vLLM's ranks spin while they wait for each other: they get the machine for themselves.
 part --durations 5 -m "vllm and not gpu" "$@"
 if bash tools/install_chromium.sh; then
