@@ -89,8 +89,8 @@ def run_conversion(arguments: list[str]) -> dict[str, float]:
 
 def own_rss_mb() -> float:
     """Peak memory of an interpreter with the same imports that converts nothing."""
-    code = "import torch; from megatron_opsft.convert.run import peak_rss_mb; print(peak_rss_mb())"
-    return float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
+    code = "import megatron_opsft.convert.run as run; print(run.peak_resident_bytes())"
+    return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) / 2**20
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from megatron_opsft.convert.output import Output
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.memory import peak_resident_bytes
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout
 from megatron_opsft.storage.hf_writer import side_files
@@ -94,21 +95,13 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
         resumed_bytes=resumed,
         seconds=round(seconds, 3),
         bytes_per_second=round(written / seconds),
-        peak_rss_mb=round(peak_rss_mb(), 1),
+        peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
         already_complete=complete,
     )
 
 
 class SourceError(UserError):
     """The source turned out to be unusable while it was read."""
-
-
-def peak_rss_mb() -> float:
-    """Peak resident memory of this process, in MiB; 0 where the kernel does not tell."""
-    # Not getrusage: a child begins with its parent's peak there.
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
-    return next((int(x.split()[1]) / 1024 for x in lines if x.startswith("VmHWM")), 0.0)
 
 
 def _layout(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> FileLayout:

@@ -5,7 +5,7 @@ Everything is in `run.dir`: `round_1.parquet`, the run `round_1/`, and so on. Wh
 made again, so that a command that was killed continues when it is given again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,14 @@ Start = Callable[[Sequence[str]], int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
     """words: configuration file and overrides, that `config` was read from; problems: drawn anew
-    for each round, None for all of them.
+    for each round, None for all of them; steps: of each round, None for one epoch of its data.
     """
 
     config: Config
     words: Sequence[str]
     count: int
     problems: int | None
+    steps: int | None = None
 
     def run_dir(self, number: int) -> Path:
         """Of a round, counted from 1."""
@@ -52,14 +53,23 @@ class Rounds:
         return ["data", name, *self.of_round(number), *limit, "--out", file]
 
     def training(self, number: int) -> list[str]:
-        """The command that trains on them once, in whole batches but for fewer than one."""
+        """The command that trains on them; an epoch is of whole batches but for fewer than one."""
         batch = self.config.data.prompts_per_step * self.config.rollout.group_size
         own = [
             f"run.dir={self.run_dir(number)}",
-            f"run.steps={max(1, _num_rows(self.data(number)) // batch)}",
+            f"run.steps={self.steps or max(1, _num_rows(self.data(number)) // batch)}",
             f"data.responses={self.data(number)}",
         ]
         return ["train", *self.of_round(number), *own, "--resume=auto"]
+
+    def left(self) -> Iterator[list[str]]:
+        """The commands that are not done; without `steps` each needs those before it done."""
+        for number in range(1, self.count + 1):
+            if self.is_done(number):
+                continue
+            if not self.data(number).exists():
+                yield self.making(number)
+            yield self.training(number)
 
 
 def _num_rows(path: Path) -> int:
@@ -72,19 +82,12 @@ def check_rounds(config: Config) -> None:
     """Errors: `UserError` for a method that samples while it trains."""
     if not config.method.has_fixed_data:
         raise UserError(
-            f"method.name={config.method.name} samples while it trains: there are no rounds; use "
-            "`megatron-opsft launch local`"
+            f"method.name={config.method.name} samples while it trains: there are no rounds of "
+            "fixed data; train it without"
         )
 
 
 def run_rounds(rounds: Rounds, start: Start) -> int:
     """The first exit code that is not 0, or 0. start: see `Start`."""
     rounds.config.run.dir.mkdir(parents=True, exist_ok=True)
-    for number in range(1, rounds.count + 1):
-        if rounds.is_done(number):
-            continue
-        if not rounds.data(number).exists() and (code := start(rounds.making(number))):
-            return code
-        if code := start(rounds.training(number)):
-            return code
-    return 0
+    return next(filter(None, map(start, rounds.left())), 0)

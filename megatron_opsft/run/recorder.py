@@ -23,8 +23,9 @@ from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import summarize
-from megatron_opsft.runtime.distributed import gather_to_main, wait_for_all
+from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
+from megatron_opsft.runtime.memory import peak_memory_bytes
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -205,9 +206,11 @@ class RunRecorder:
             self.checkpoint(step, leaving=True)
         self._exports.write("hf")
         self._exports.drop_superseded(finished=True)
+        peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:
             return
         summary = summarize(self._dir.path, self._s.config, step, patience)
+        summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
             self._last_words = learned

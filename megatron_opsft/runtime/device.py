@@ -115,11 +115,6 @@ def peak_flops(device: Device) -> float | None:
     return next((peak for model, peak in _PEAK_FLOPS.items() if model in name), None)
 
 
-def peak_memory_bytes(device: Device) -> int:
-    """Peak bytes of the CUDA allocator on this rank since start; 0 on a CPU."""
-    return torch.cuda.max_memory_allocated() if device.is_cuda else 0
-
-
 def has_room_for_good(device: Device, num_bytes: int) -> bool:
     """Whether so many bytes may stay on the GPU for the whole run: no more than a tenth of what is
     free, since activations and an engine come later.

@@ -42,12 +42,21 @@ class PeakMemory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        peak = torch.cuda.max_memory_allocated() if self._is_cuda else _status_bytes("VmHWM")
+        peak = torch.cuda.max_memory_allocated() if self._is_cuda else peak_resident_bytes()
         self.extra_bytes = peak - self._before
 
 
+def peak_memory_bytes(device: Device) -> int:
+    """Most that this rank has had since its start: of the CUDA allocator, or resident."""
+    return torch.cuda.max_memory_allocated() if device.is_cuda else peak_resident_bytes()
+
+
+def peak_resident_bytes() -> int:
+    """Of this process since its start; 0 where the kernel does not tell."""
+    return _status_bytes("VmHWM")  # not getrusage: a child begins with its parent's peak there
+
+
 def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {field}")
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(x.split()[1]) * 1024 for x in lines if x.startswith(field + ":")), 0)

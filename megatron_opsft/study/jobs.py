@@ -12,9 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config_file import load
+from megatron_opsft.config_file import load, load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.launch.rounds import Rounds, check_rounds
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.study.process import Commands
@@ -36,13 +37,8 @@ class RunFiles:
 
     @property
     def train(self) -> Path:
-        """run.dir"""
+        """run.dir; of a method that samples nothing while it trains, that of its rounds."""
         return self.directory / "train"
-
-    @property
-    def data(self) -> Path:
-        """data.responses of a method that samples nothing while it trains."""
-        return self.directory / "data.parquet"
 
     @property
     def evaluation(self) -> Path:
@@ -80,17 +76,39 @@ def check_run(run: StudyRun, files: RunFiles) -> None:
             )
 
 
-def _overrides(run: StudyRun, files: RunFiles) -> list[str]:
-    """Of the training. Errors: `UserError`."""
-    own = [f"run.dir={files.train}"]
-    if run.load(own).method.has_fixed_data:
-        own.append(f"data.responses={files.data}")
-    return [*run.overrides, *own]
+def _rounds(run: StudyRun, files: RunFiles) -> Rounds | None:
+    """Of a method with fixed data. Errors: `UserError`."""
+    words = [*run.overrides, f"run.dir={files.train}"]
+    config = load_config(run.config, words)
+    if not config.method.has_fixed_data:
+        if run.rounds > 1:
+            check_rounds(config)
+        return None
+    if config.run.steps % run.rounds:
+        raise UserError(
+            f"rounds={run.rounds} does not divide run.steps={config.run.steps}; choose a divisor"
+        )
+    return Rounds(
+        config=config,
+        words=[str(run.config), *words],
+        count=run.rounds,
+        problems=run.data_problems,
+        steps=config.run.steps // run.rounds,
+    )
+
+
+def trainings_of(run: StudyRun, files: RunFiles) -> list[Path]:
+    """Directories of the trainings that follow each other in a run. Errors: `UserError`."""
+    if not run.trains:
+        return []
+    if rounds := _rounds(run, files):
+        return [rounds.run_dir(number) for number in range(1, rounds.count + 1)]
+    return [files.train]
 
 
 def _evaluation(run: StudyRun, files: RunFiles) -> list[str]:
     """Words behind `eval`. Errors: `UserError`."""
-    model = str(files.train) if run.trains else run.load().model.path
+    model = str(trainings_of(run, files)[-1]) if run.trains else run.load().model.path
     options = {"model": model, "name": run.label, "out": str(files.evaluation)}
     words = [
         f"{key}={json.dumps(value)}" for key, value in {**run.eval_settings, **options}.items()
@@ -101,15 +119,12 @@ def _evaluation(run: StudyRun, files: RunFiles) -> list[str]:
 
 def commands_of(run: StudyRun, files: RunFiles) -> list[list[str]]:
     """What is left of a run, as words behind `megatron-opsft`."""
-    commands = []
-    if run.trains:
-        config, method = str(run.config), run.load().method
-        if method.has_fixed_data and not files.data.is_file():
-            limit = ["--limit", str(run.data_problems)] if run.data_problems else []
-            commands.append(
-                ["data", method.name, config, *run.overrides, "--out", str(files.data), *limit]
-            )
-        commands.append(["train", config, *_overrides(run, files), "--resume=auto"])
+    commands: list[list[str]] = []
+    if run.trains and (rounds := _rounds(run, files)):
+        commands = list(rounds.left())
+    elif run.trains:
+        words = [str(run.config), *run.overrides, f"run.dir={files.train}"]
+        commands = [["train", *words, "--resume=auto"]]
     return [*commands, ["eval", *_evaluation(run, files)]]
 
 

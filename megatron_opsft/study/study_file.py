@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import load, load_config, read_yaml
@@ -15,6 +15,15 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 Keys = dict[str, Any]
+
+
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed is named twice")
+    return seeds
+
+
+Seeds = Annotated[tuple[int, ...], AfterValidator(_different)]
 
 
 class RunEntry(Section):
@@ -27,6 +36,10 @@ class RunEntry(Section):
     data_problems: int | None = Field(
         None, ge=1, description="Problems that fixed data are made of; null: all there are."
     )
+    rounds: int = Field(
+        1, ge=1, description="Fixed data are made so often, run.steps are shared out over them."
+    )
+    seeds: Seeds | None = Field(None, min_length=1, description="If not the study's.")
     note: str = Field("", description="What a reader of the table should know of it.")
 
 
@@ -46,16 +59,9 @@ class Study(Section):
     config: Path = Field(..., description="YAML file of a run: what all runs have in common.")
     set: Keys = Field({}, description="Keys on top of it, for all runs.")
     eval: Keys = Field({}, description="Settings of every evaluation; the model is the run's.")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each run once for each.")
+    seeds: Seeds = Field((0,), min_length=1, description="Each run once for each.")
     baseline: str = Field(..., description="The run whose tokens are 100 % of every CR.")
     sections: dict[str, StudySection] = Field(..., min_length=1, description="Parts of the page.")
-
-    @field_validator("seeds")
-    @classmethod
-    def _different(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(seeds)) < len(seeds):
-            raise ValueError("a seed is named twice")
-        return seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,7 @@ class StudyRun:
     settings: Keys
     eval_settings: Keys
     data_problems: int | None = None
+    rounds: int = 1
 
     @property
     def label(self) -> str:
@@ -108,13 +115,16 @@ class StudyRun:
             "set": self.settings,
             "eval": self.eval_settings,
             "data_problems": self.data_problems,
+            "rounds": self.rounds,
             "seed": self.seed,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPlan:
-    """rows: section -> name of a row -> its runs, a seed each; runs: all of them, each once."""
+    """rows: section -> name of a row -> its runs, a seed each; runs: all of them, each once, by
+    seed, so that a study that is stopped early has all rows.
+    """
 
     study: Study
     rows: dict[str, dict[str, list[StudyRun]]]
@@ -138,11 +148,13 @@ def read_study(path: Path) -> StudyPlan:
     _check_names(path, runs.values())
     if study.baseline not in {run.name for run in runs.values()}:
         raise UserError(f"{path}: baseline={study.baseline} is the name of no run")
-    return StudyPlan(study=study, rows=rows, runs=list(runs.values()))
+    in_order = sorted(runs.values(), key=lambda run: run.seed)
+    return StudyPlan(study=study, rows=rows, runs=in_order)
 
 
 def _expand(study: Study, name: str, entry: RunEntry) -> Iterator[StudyRun]:
-    for seed in study.seeds if entry.train else study.seeds[:1]:
+    seeds = entry.seeds or study.seeds
+    for seed in seeds if entry.train else seeds[:1]:
         yield StudyRun(
             name=name,
             seed=seed,
@@ -151,6 +163,7 @@ def _expand(study: Study, name: str, entry: RunEntry) -> Iterator[StudyRun]:
             settings={**study.set, **entry.set, "run.seed": seed} if entry.train else {},
             eval_settings={**study.eval, **entry.eval},
             data_problems=entry.data_problems,
+            rounds=entry.rounds,
         )
 
 

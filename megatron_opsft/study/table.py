@@ -7,32 +7,46 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Any
 
-from megatron_opsft.evaluate.results import read_results
+from megatron_opsft.evaluate.results import BudgetPoint, read_results
+from megatron_opsft.report.curves import read_summary
 from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_text
-from megatron_opsft.study.jobs import RunFiles, files_of
+from megatron_opsft.study.jobs import RunFiles, files_of, trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
 PHASES = ("rollout", "verify", "reference", "old_logprob", "train", "sync")
+_LENGTH = "eval_mean_response_tokens"
 CONVERGED_WITHIN = 0.1  # of the last evaluation's length, and ever after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Of a run that trains. seconds: of all steps; phases: median seconds a step by phase, in the
-    order of a step; tokens: response tokens learned from; converged: (step, seconds) of the first
-    evaluation from which on the mean length stays within 10 % of the last one's.
+    order of a step; tokens: response tokens learned from; peak_memory_bytes: of the rank that had
+    most, None until the run has ended; converged: (step, seconds) of the first evaluation from
+    which on the mean length stays within 10 % of the last one's.
     """
 
     steps: int
     seconds: float
     phases: dict[str, float]
     tokens: int
+    peak_memory_bytes: int | None
     converged_step: int | None
     converged_seconds: float | None
     skipped_steps: int
     lengths: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtBudget:
+    """What an evaluation would have been with so many tokens for a response."""
+
+    budget: int
+    accuracy: float
+    tokens: float
+    norm_std: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +70,8 @@ class Row:
     compression_ratio: float | None = None
     efficiency: float | None = None
     norm_std: float | None = None
+    norm_std_interval: tuple[float, float] | None = None
+    budgets: tuple[AtBudget, ...] = ()
     seconds: float = 0.0
     training: Training | None = None
     error: str | None = None
@@ -89,17 +105,23 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
         "section": section,
         "name": name,
         "method": run.method,
-        "settings": {"train": run.settings, "eval": run.eval_settings},
+        "settings": {
+            "train": run.settings,
+            "eval": run.eval_settings,
+            "data_problems": run.data_problems,
+            "rounds": run.rounds,
+        },
         "seed": run.seed,
         "directory": str(files.directory.relative_to(out)),
-        "training": _read_training(files) if run.trains else None,
+        "training": _read_training(trainings_of(run, files)),
     }
     if facts["training"] is not None:
         facts["seconds"] = facts["training"].seconds
     if not files.is_finished:
         return Row(**facts, error=_last_words(files))
-    found = read_results(files.evaluation).overall.metrics
-    accuracy, tokens = found["accuracy"], found["mean_tokens"]
+    overall = read_results(files.evaluation).overall
+    found = overall.metrics
+    accuracy, tokens, norm_std = found["accuracy"], found["mean_tokens"], found["norm_std"]
     return Row(
         **facts,
         accuracy=accuracy.value,
@@ -109,7 +131,19 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
         tokens_interval=_interval(tokens),
         compression_ratio=tokens.value / base if base else None,
         efficiency=found["efficiency"].value,
-        norm_std=found["norm_std"].value,
+        norm_std=norm_std.value,
+        norm_std_interval=_interval(norm_std),
+        budgets=tuple(map(_at_budget, overall.budgets)),
+    )
+
+
+def _at_budget(point: BudgetPoint) -> AtBudget:
+    values = {name: estimate.value for name, estimate in point.metrics.items()}
+    return AtBudget(
+        budget=point.budget,
+        accuracy=values["accuracy"],
+        tokens=values["mean_tokens"],
+        norm_std=values["norm_std"],
     )
 
 
@@ -119,15 +153,22 @@ def _interval(estimate: Estimate) -> tuple[float, float] | None:
     return estimate.low, estimate.high
 
 
-def _read_training(files: RunFiles) -> Training | None:
-    steps = read_json_lines(files.train / "metrics.jsonl", required=("step_seconds",))
+def _read_training(directories: Sequence[Path]) -> Training | None:
+    """Of trainings that follow each other, as one: their steps are counted on."""
+    steps: list[dict[str, Any]] = []
+    lengths: dict[int, float] = {}
+    peaks: list[int] = []
+    for directory in directories:
+        done = steps[-1]["step"] if steps else 0
+        for line in read_json_lines(directory / "evals.jsonl", required=(_LENGTH,)):
+            lengths[done + line["step"]] = line[_LENGTH]
+        for line in read_json_lines(directory / "metrics.jsonl", required=("step_seconds",)):
+            steps.append(line | {"step": done + line["step"]})
+        if (directory / "summary.json").is_file():
+            peaks.append(read_summary(directory).get("peak_memory_bytes", 0))
     if not steps:
         return None
-    evaluations = read_json_lines(
-        files.train / "evals.jsonl", required=("eval_mean_response_tokens",)
-    )
-    lengths = [(line["step"], line["eval_mean_response_tokens"]) for line in evaluations]
-    converged = converged_at(lengths)
+    converged = converged_at(list(lengths.items()))
     phases = {
         phase: median(line[f"{phase}_seconds"] for line in steps)
         for phase in PHASES
@@ -138,6 +179,7 @@ def _read_training(files: RunFiles) -> Training | None:
         seconds=sum(line["step_seconds"] for line in steps),
         phases=phases,
         tokens=sum(line["trained_tokens"] for line in steps),
+        peak_memory_bytes=max(peaks, default=None),
         converged_step=converged,
         converged_seconds=(
             None
@@ -145,7 +187,7 @@ def _read_training(files: RunFiles) -> Training | None:
             else sum(line["step_seconds"] for line in steps if line["step"] <= converged)
         ),
         skipped_steps=sum(line["num_accepted"] == 0 for line in steps),
-        lengths=lengths,
+        lengths=list(lengths.items()),
     )
 
 

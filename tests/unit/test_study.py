@@ -10,7 +10,7 @@ import yaml
 from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.study.jobs import check_run, commands_of, files_of
+from megatron_opsft.study.jobs import check_run, commands_of, files_of, trainings_of
 from megatron_opsft.study.page import write_page
 from megatron_opsft.study.study_file import StudyPlan, read_study
 from megatron_opsft.study.table import Row, converged_at, read_rows
@@ -59,8 +59,9 @@ def test_every_shipped_study_can_be_made(path: Path, tmp_path: Path) -> None:
 def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     labels = [run.label for run in plan.runs]
-    assert labels == ["base", "ours", "ours, seed 1", "crst", "crst, seed 1"] + [
-        "L = 48",
+    assert labels == ["base", "ours", "crst", "L = 48"] + [
+        "ours, seed 1",
+        "crst, seed 1",
         "L = 48, seed 1",
     ]
     assert plan.rows["limits"]["L = 64"] == plan.rows["methods"]["ours"]
@@ -71,12 +72,38 @@ def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path)
     run = next(run for run in plan_of(tmp_path).runs if run.name == "crst")
     files = files_of(tmp_path, run)
     data, train, evaluation = commands_of(run, files)
-    assert data[:2] == ["data", "crst"] and data[-4:] == ["--out", str(files.data), "--limit", "4"]
-    assert f"data.responses={files.data}" in train and train[-1] == "--resume=auto"
-    assert evaluation[0] == "eval" and f'model="{files.train}"' in evaluation
-    files.data.parent.mkdir(parents=True)
-    files.data.touch()
+    file = files.train / "round_1.parquet"
+    assert data[:2] == ["data", "crst"] and data[-4:] == ["--limit", "4", "--out", str(file)]
+    assert f"data.responses={file}" in train and train[-1] == "--resume=auto"
+    assert evaluation[0] == "eval" and f'model="{files.train}/round_1"' in evaluation
+    file.parent.mkdir(parents=True)
+    file.touch()
     assert [words[0] for words in commands_of(run, files)] == ["train", "eval"]
+
+
+def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: Path) -> None:
+    rounds = {"set": {"method.name": "off_policy_sft", "run.steps": 4}, "rounds": 2, "seeds": [3]}
+    runs = {"base": {"train": False}, "off": rounds}
+    plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
+    run = plan.runs[1]
+    files = files_of(tmp_path, run)
+    commands = commands_of(run, files)
+    assert [words[0] for words in commands] == ["data", "train"] * 2 + ["eval"]
+    assert all("run.steps=2" in commands[place] for place in (1, 3))
+    assert f"model.path={files.train}/round_1/hf" in commands[2] and "run.seed=4" in commands[2]
+    for directory, first in zip(trainings_of(run, files), (40.0, 30.0), strict=True):
+        directory.mkdir(parents=True)
+        facts = {"step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 4}
+        lines = [json.dumps({"step": step, **facts}) for step in (1, 2)]
+        (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        lengths = {0: first, 2: first - 10}
+        lines = [
+            json.dumps({"step": s, "eval_mean_response_tokens": t}) for s, t in lengths.items()
+        ]
+        (directory / "evals.jsonl").write_text("\n".join(lines) + "\n")
+    training = read_rows(tmp_path, plan)[1].training
+    assert training is not None and (training.steps, training.tokens) == (4, 120)
+    assert training.lengths == [(0, 40.0), (2, 30.0), (4, 20.0)] and training.seconds == 8.0
 
 
 @pytest.mark.parametrize(
@@ -85,6 +112,7 @@ def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path)
         ({"baseline": "nobody"}, "baseline=nobody is the name of no run"),
         ({"seeds": [1, 1]}, "a seed is named twice"),
         ({"colour": 1}, "colour"),
+        ({"sections": {"a": {"title": "", "runs": {"b": {"seeds": [2, 2]}}}}}, "named twice"),
         (
             {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
             "would share the directory base-s0; rename one",
@@ -94,6 +122,20 @@ def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path)
 def test_a_wrong_study_is_one_line(tmp_path: Path, changes: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         plan_of(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"rounds": 2}, "samples while it trains: there are no rounds of fixed data"),
+        ({"rounds": 3, "set": {"method.name": "crst"}}, "does not divide run.steps=2"),
+    ],
+)
+def test_rounds_that_cannot_be_are_said(tmp_path: Path, entry: Any, message: str) -> None:
+    runs = {"base": {"train": False}, "b": entry}
+    plan = plan_of(tmp_path, sections={"a": {"title": "", "runs": runs}})
+    with pytest.raises(UserError, match=message):
+        check_run(plan.runs[1], files_of(tmp_path, plan.runs[1]))
 
 
 def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: ForkedCli) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 from vllm_jobs import opened
 
 from megatron_opsft.records import Sample, SyncResult
-from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.machine import free_gpu_bytes
+from megatron_opsft.runtime.memory import peak_memory_bytes
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 from proof.report import publish
