@@ -95,16 +95,6 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
     baseline = _read_baseline(settings, subject.model, benchmarks)
     subjects = [subject, baseline] if isinstance(baseline, Subject) else [subject]
     if settings.method == "deer":
-        if settings.tp != 1:
-            raise UserError(
-                f"method=deer: engines of one rank only, not tp={settings.tp}; leave tp out"
-            )
-        if settings.budgets:
-            raise UserError(
-                "budgets: early exit tries answers by the room left, so its samples do not tell "
-                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
-                "max_tokens"
-            )
         for each in subjects:
             DeerTokens.read(settings.deer, each.model.tokenizer)
     max_tokens = _max_tokens(settings.max_tokens, subjects)

@@ -1,9 +1,9 @@
 """Settings of an evaluation: a YAML file, `key=value` on the command line, or both."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config_section import (
@@ -13,6 +13,7 @@ from megatron_opsft.config_section import (
     Section,
     TemplateName,
 )
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 
 
@@ -97,6 +98,21 @@ class EvalSettings(Section):
         description="Verifier processes per rank; 0: the rank's share of the CPU cores but one.",
     )
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
+
+    @model_validator(mode="after")
+    def _early_exit_is_alone(self) -> Self:
+        """Errors: `UserError` for what early exit cannot be together with."""
+        if self.method == "deer" and self.tp != 1:
+            raise UserError(
+                f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
+            )
+        if self.method == "deer" and self.budgets:
+            raise UserError(
+                "budgets: early exit tries answers by the room left, so its samples do not tell "
+                "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
+                "max_tokens"
+            )
+        return self
 
     @property
     def verify(self) -> VerifyConfig:

@@ -129,9 +129,10 @@ def test_a_wrong_study_is_one_line(tmp_path: Path, changes: Any, message: str) -
     [
         ({"rounds": 2}, "samples while it trains: there are no rounds of fixed data"),
         ({"rounds": 3, "set": {"method.name": "crst"}}, "does not divide run.steps=2"),
+        ({"eval": {"method": "deer", "budgets": [16]}}, "budgets: early exit tries answers"),
     ],
 )
-def test_rounds_that_cannot_be_are_said(tmp_path: Path, entry: Any, message: str) -> None:
+def test_what_cannot_be_made_is_said_at_once(tmp_path: Path, entry: Any, message: str) -> None:
     runs = {"base": {"train": False}, "b": entry}
     plan = plan_of(tmp_path, sections={"a": {"title": "", "runs": runs}})
     with pytest.raises(UserError, match=message):
