@@ -42,6 +42,9 @@ def study(
             min=0, help="The run of this number alone, from 0, as in --list.", show_default=False
         ),
     ] = None,
+    section: Annotated[
+        str | None, typer.Option(help="The runs of one section alone.", show_default=False)
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the runs and leave.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the commands that are left, and leave.")
@@ -60,6 +63,8 @@ def study(
     plan = read_study(file)
     for run in plan.runs:
         check_run(run, files_of(out, run))
+    if section is not None and section not in plan.rows:
+        raise UserError(f"--section {section}: {file} has {', '.join(plan.rows)}")
     if show_list:
         for number, run in enumerate(plan.runs):
             done = "done" if files_of(out, run).is_finished else ""
@@ -67,7 +72,8 @@ def study(
         return
     if only is not None and only >= len(plan.runs):
         raise UserError(f"--only {only}: {file} has {len(plan.runs)} runs, numbered from 0")
-    chosen = plan.runs if only is None else [plan.runs[only]]
+    numbers = range(len(plan.runs)) if only is None else [only]
+    chosen = [plan.runs[n] for n in numbers if section is None or plan.runs[n] in plan.of(section)]
     runs = [run for run in chosen if not files_of(out, run).is_finished]
     if dry_run:
         for run in runs:

@@ -130,6 +130,10 @@ class StudyPlan:
     rows: dict[str, dict[str, list[StudyRun]]]
     runs: list[StudyRun]
 
+    def of(self, section: str) -> list[StudyRun]:
+        """A section's runs, some of which other sections may show too."""
+        return [run for runs in self.rows[section].values() for run in runs]
+
 
 def read_study(path: Path) -> StudyPlan:
     """Errors: `UserError` for a file that cannot be read, an unknown key, names that mean several

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,17 @@ def test_what_cannot_be_made_is_said_at_once(tmp_path: Path, entry: Any, message
         check_run(plan.runs[1], files_of(tmp_path, plan.runs[1]))
 
 
+def test_a_section_s_runs_alone_are_chosen(tmp_path: Path, cli: ForkedCli) -> None:
+    plan_of(tmp_path)
+    words = ["study", tmp_path / "study.yaml", "--out", tmp_path / "out", "--dry-run"]
+    ended = cli.run([*words, "--section", "limits"])
+    trained = [line for line in ended.stdout.split("\n") if line.startswith("train ")]
+    assert ended.exit_code == 0 and len(trained) == 4 and "crst" not in ended.stdout
+    wrong = cli.run([*words, "--section", "limit"])
+    assert wrong.exit_code == 2 and "--section limit" in wrong.stderr
+    assert "methods, limits" in wrong.stderr
+
+
 def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: ForkedCli) -> None:
     sections = {
         "a": {"title": "", "runs": {"base": {"train": False}, "b": {"set": {"run.step": 3}}}}
@@ -159,6 +171,22 @@ def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path
     files.definition.write_text(json.dumps({**run.definition(), "seed": 5}))
     with pytest.raises(UserError, match="was made with other settings; delete it"):
         check_run(run, files)
+
+
+@pytest.mark.parametrize("words", [[], ["--quick"], ["--quick", "--jobs", "1"]])
+def test_the_paper_s_script_hands_a_study_to_the_command(tmp_path: Path, words: list[str]) -> None:
+    for name, text in {"tools/make_venv.sh": "", ".venv/bin/megatron-opsft": 'echo "$@"'}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "examples/paper.sh"
+    script.parent.mkdir()
+    script.write_bytes((ROOT / "examples/paper.sh").read_bytes())
+    said = subprocess.run(["bash", script, *words], capture_output=True, text=True, check=True)
+    name = "tiny_quick" if words else "paper_tiny"
+    expected = ["study", f"examples/studies/{name}.yaml", "--out", f"runs/{name}", *words[1:]]
+    assert said.stdout.split() == expected
+    assert (ROOT / expected[1]).is_file()
 
 
 def test_length_has_converged_where_it_stays_within_a_tenth_of_the_last() -> None:

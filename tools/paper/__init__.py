@@ -1,0 +1,1 @@
+"""docs/paper.md from the table.json of a study."""
