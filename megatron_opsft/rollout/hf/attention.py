@@ -14,6 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 GROUPED_SDPA = "grouped_sdpa"  # the name to give as attn_implementation
+FEW_QUERIES = 16  # a token and its draft; a prompt keeps the attention of transformers
 
 
 def _attend(
@@ -32,15 +33,20 @@ def _attend(
     """
     rows, num_heads, num_queries, _ = query.shape
     num_kv_heads = key.shape[1]
-    if num_queries > 1 or num_heads == num_kv_heads or kwargs.get("position_bias") is not None:
+    few = num_queries == 1 or (attention_mask is not None and num_queries <= FEW_QUERIES)
+    if not few or num_heads == num_kv_heads or kwargs.get("position_bias") is not None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    grouped = query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, query.shape[-1])
+    sharing = num_heads // num_kv_heads
+    grouped = query.reshape(rows, num_kv_heads, sharing * num_queries, query.shape[-1])
+    if num_queries > 1 and attention_mask is not None:
+        attention_mask = attention_mask.repeat(1, 1, sharing, 1)
     output = torch.nn.functional.scaled_dot_product_attention(
         grouped, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling
     )
-    return output.reshape(rows, 1, num_heads, value.shape[-1]), None
+    shape = (rows, num_heads, num_queries, value.shape[-1])
+    return output.reshape(shape).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(GROUPED_SDPA, _attend)

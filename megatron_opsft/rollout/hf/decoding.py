@@ -25,6 +25,7 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, single_requests
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
+from megatron_opsft.rollout.hf.speculation import Speculation, SpeculativeBatch, can_speculate
 from megatron_opsft.rollout.sampling import (
     largest_move,
     sample_tokens,
@@ -42,12 +43,15 @@ ROUNDING = 5e-5
 class HfDecoding:
     """Decodes batches with any causal LM of transformers that takes a `DynamicCache`."""
 
-    def __init__(self, model: PreTrainedModel, noise: float) -> None:
+    def __init__(
+        self, model: PreTrainedModel, noise: float, speculation: Speculation | None = None
+    ) -> None:
         """noise: how far rounding may move a cumulative probability; 0: draws are taken as they
-        come.
+        come. speculation: where drafts come from, if there are any.
         """
         self._model = model
         self.noise = noise
+        self.speculation = speculation
 
     @torch.inference_mode()
     def decode(
@@ -66,7 +70,12 @@ class HfDecoding:
         cache.batch_select_indices(owner_N)
         make_room(cache)
         singles = single_requests(batch)
-        yield from self._decode(logits_PV[owner_N], mask_PS[owner_N], cache, singles, sampling)
+        logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
+        if self.speculation is not None and can_speculate(cache):
+            drafted = SpeculativeBatch(self, self.speculation, mask_NS, cache, singles, sampling)
+            yield from drafted.decode(logits_NV)
+        else:
+            yield from self._decode(logits_NV, mask_NS, cache, singles, sampling)
 
     def _decode(
         self,
@@ -98,9 +107,7 @@ class HfDecoding:
                 for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
                     row = int(rows_N[n])
                     ids = [*singles[row].prompt_ids, *tokens_NL[row, :t].tolist()]
-                    token_N[n] = self._sample_alone(
-                        ids, logits_NV[n], uniforms_NL[row, t], sampling
-                    )
+                    token_N[n] = self.sample_alone(ids, logits_NV[n], uniforms_NL[row, t], sampling)
             tokens_NL[rows_N, t] = token_N
             length_N = torch.where((length_N == 0) & torch.isin(token_N, ends), t + 1, length_N)
             last = t + 1 == num_tokens
@@ -128,7 +135,7 @@ class HfDecoding:
                 cache,
             )
 
-    def _sample_alone(
+    def sample_alone(
         self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
     ) -> Tensor:
         """The next token, [1], from logits that depend on `ids` alone; logits_V: the batch's.
@@ -153,15 +160,27 @@ class HfDecoding:
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits at the last position, [rows, V]; the cache grows by the given tokens."""
-        output = self._model(
+        return self.forward(ids, mask, positions, cache, kept=1)[:, -1]
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, *, kept: int
+    ) -> Tensor:
+        """Logits at the last `kept` positions, [rows, kept, V]; mask: of tokens, or of queries and
+        places as attention takes it.
+        """
+        logits: Tensor = self._model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+            logits_to_keep=kept,
+        ).logits
+        return logits
+
+    def raise_not_finite(self, problem_ids: Sequence[str], t: int) -> None:
+        """Errors: `NonFiniteError`, of these rows before their token `t + 1`."""
+        _check_finite(torch.zeros(len(problem_ids), dtype=torch.bool), problem_ids, t - 1)
 
 
 def _check_finite(finite_N: Tensor, problem_ids: Sequence[str], t: int) -> None:

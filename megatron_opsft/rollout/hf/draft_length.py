@@ -1,7 +1,7 @@
 """How many draft tokens a forward pass checks, from what it costs and how often drafts are right.
 
-Both are measured while a batch is decoded. Seconds enter, so the lengths differ from run to run; the
-tokens of responses do not depend on them.
+Both are measured while a batch is decoded. Seconds enter, so the lengths differ from run to run;
+the tokens of responses do not depend on them.
 """
 
 import logging

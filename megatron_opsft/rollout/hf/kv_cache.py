@@ -25,19 +25,32 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
         self.keys, self.values = keys, values
         self._key_buffer, self._value_buffer = keys, values
+        self._places: tuple[Tensor, int] | None = None
+
+    def write_at(self, places_Bn: Tensor, total: int) -> None:
+        """The next update writes at these places of each row, whatever is there, and `total` places
+        are then held.
+        """
+        self._places = (places_Bn, total)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, D] and return everything held."""
+        """Append [B, H, n, D], or write it where it was said; return everything held."""
         held = self.keys.shape[-2]
-        total = held + key_states.shape[-2]
+        places, self._places = self._places, None
+        total = held + key_states.shape[-2] if places is None else places[1]
         if total > self._key_buffer.shape[-2]:
             capacity = max(total + held // 4, held + _MIN_GROWTH)
             self._key_buffer = _grow(self.keys, capacity)
             self._value_buffer = _grow(self.values, capacity)
-        self._key_buffer[:, :, held:total] = key_states
-        self._value_buffer[:, :, held:total] = value_states
+        if places is None:
+            self._key_buffer[:, :, held:total] = key_states
+            self._value_buffer[:, :, held:total] = value_states
+        else:
+            rows_B1 = torch.arange(len(key_states), device=key_states.device)[:, None]
+            self._key_buffer[rows_B1, :, places[0]] = key_states.transpose(1, 2)
+            self._value_buffer[rows_B1, :, places[0]] = value_states.transpose(1, 2)
         self.keys = self._key_buffer[:, :, :total]
         self.values = self._value_buffer[:, :, :total]
         return self.keys, self.values
@@ -56,10 +69,15 @@ def make_room(cache: DynamicCache) -> None:
     ]
 
 
+def write_at(cache: DynamicCache, places_Bn: Tensor, total: int) -> None:
+    """`GrowingLayer.write_at` of every layer."""
+    for layer in cache.layers:
+        layer.write_at(places_Bn, total)  # type: ignore[attr-defined]
+
+
 def _grow(held: Tensor, capacity: int) -> Tensor:
     """A buffer [B, H, capacity, D] that begins with `held`."""
-    buffer = torch.empty(
-        (*held.shape[:2], capacity, held.shape[-1]), dtype=held.dtype, device=held.device
-    )
+    # Not empty: a place that is masked before it was written must hold a number.
+    buffer = held.new_zeros((*held.shape[:2], capacity, held.shape[-1]))
     buffer[:, :, : held.shape[-2]] = held
     return buffer

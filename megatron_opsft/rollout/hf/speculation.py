@@ -13,7 +13,7 @@ places that are drawn at, T places in the cache, L longest response, V vocabular
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +26,24 @@ from megatron_opsft.rollout.hf.kv_cache import GrowingLayer, write_at
 from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
 
-if TYPE_CHECKING:
-    from megatron_opsft.rollout.hf.decoding import HfDecoding
-
 Draft = tuple[int, list[int]]  # how many tokens agreed; what may come next
 _NONE: Draft = (0, [])
+
+
+class _Decoding(Protocol):
+    """What is asked of `HfDecoding`."""
+
+    noise: float
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, *, kept: int
+    ) -> Tensor: ...
+
+    def sample_alone(
+        self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
+    ) -> Tensor: ...
+
+    def raise_not_finite(self, problem_ids: Sequence[str], t: int) -> None: ...
 
 
 def can_speculate(cache: DynamicCache) -> bool:
@@ -66,7 +79,7 @@ class SpeculativeBatch:
 
     def __init__(
         self,
-        decoding: "HfDecoding",
+        decoding: _Decoding,
         memory: Speculation,
         mask_NS: Tensor,
         cache: DynamicCache,
@@ -97,21 +110,114 @@ class SpeculativeBatch:
 
     def decode(self, logits_NV: Tensor) -> Iterator[dict[int, list[int]]]:
         """See `HfDecoding.decode`; logits_NV: after the prompts."""
-        logits_NQV, drafts = logits_NV[:, None], [_NONE] * len(self._rows)
         length = self._memory.length
-        while True:
-            alive = sum(not row.ended for row in self._rows)
-            yield self._draw(logits_NQV, drafts)
-            if all(row.ended for row in self._rows):
-                return
+        yield self._draw(logits_NV[:, None], [_NONE] * len(self._rows))
+        while not all(row.ended for row in self._rows):
             self._compact()
             start = time.perf_counter()
             drafts = self._drafts()
             width = 1 + max(len(tokens) for _, tokens in drafts)
-            logits_NQV = self._forward(drafts, width)
             before = sum(row.num_tokens for row in self._rows)
-            alive = sum(not row.ended for row in self._rows)
-            finished = self._draw(logits_NQV, drafts)
+            finished = self._draw(self._forward(drafts, width), drafts)
             seconds = time.perf_counter() - start
-            length.note(alive, width, seconds, sum(r.num_tokens for r in self._rows) - before)
+            drawn = sum(row.num_tokens for row in self._rows) - before
+            length.note(len(self._rows), width, seconds, drawn)
             yield finished
+
+    def _drafts(self) -> list[Draft]:
+        """A draft for every row, none where they do not pay; never beyond the longest response."""
+        nothing = [_NONE] * len(self._rows)
+        if not self._memory.length.wants_drafts(len(self._rows)):
+            return nothing
+        for index in self._indexes:
+            index.catch_up()
+        drafts = [
+            _NONE if row.ended else row.index.draft(row.text, self._room(row)) for row in self._rows
+        ]
+        most = self._memory.length.width(drafts) - 1
+        return [(matched, tokens[:most]) for matched, tokens in drafts]
+
+    def _room(self, row: _Row) -> int:
+        """How long a draft may be: one more token is drawn after it."""
+        return min(self._limit - row.num_tokens - 1, WIDTHS[-1] - 1)
+
+    def _forward(self, drafts: Sequence[Draft], width: int) -> Tensor:
+        """Logits [N, Q, V] after the last token of every row and after each token of its draft."""
+        ids = [
+            [row.text[-1], *tokens] + [0] * (width - 1 - len(tokens))
+            for row, (_, tokens) in zip(self._rows, drafts, strict=True)
+        ]
+        starts = [(len(row.single.prompt_ids), row.num_tokens - 1) for row in self._rows]
+        prompts_N, done_N = torch.tensor(starts, device=self._device).T
+        ahead_Q = torch.arange(width, device=self._device)
+        # Behind a row's own limit there is nothing to say, only a place to keep the shape.
+        done_NQ = (done_N[:, None] + ahead_Q).clamp_max(self._limit - 1)
+        places_NQ = self._width_S + done_NQ
+        total = self._width_S + min(max(n for _, n in starts) + width, self._limit)
+        places_T = torch.arange(total, device=self._device)
+        mask_NQT = (places_T <= places_NQ[..., None]) & self._mask_NT[:, None, :total]
+        write_at(self._cache, places_NQ, total)
+        return self._decoding.forward(
+            torch.tensor(ids, device=self._device),
+            mask_NQT[:, None],
+            prompts_N[:, None] + done_NQ,
+            self._cache,
+            kept=width,
+        )
+
+    def _draw(self, logits_NQV: Tensor, drafts: Sequence[Draft]) -> dict[int, list[int]]:
+        """Put what is drawn behind every row; responses that ended, by number."""
+        places = [
+            (n, j)
+            for n, (row, (_, tokens)) in enumerate(zip(self._rows, drafts, strict=True))
+            if not row.ended
+            for j in range(len(tokens) + 1)
+        ]
+        where = [(self._rows[n].number, self._rows[n].num_tokens + j) for n, j in places]
+        rows_M, ahead_M = torch.tensor(places, device=self._device).T
+        numbers_M, done_M = torch.tensor(where, device=self._device).T
+        logits_MV = logits_NQV[rows_M, ahead_M]
+        uniforms_M = self._uniforms_NL[numbers_M, done_M]
+        sampling, decoding = self._sampling, self._decoding
+        finite = logits_MV.amax(dim=-1).isfinite().tolist()
+        token_M, sure_M = sample_with_margins(
+            logits_MV, uniforms_M, sampling.temperature, sampling.top_p, decoding.noise
+        )
+        drawn, sure = token_M.tolist(), sure_M.tolist()
+        finished: dict[int, list[int]] = {}
+        m = 0
+        for row, (matched, tokens) in zip(self._rows, drafts, strict=True):
+            if row.ended:
+                continue
+            accepted = 0
+            for j in range(len(tokens) + 1):
+                if not finite[m + j]:
+                    decoding.raise_not_finite([row.single.problem_id], row.num_tokens)
+                token = drawn[m + j]
+                if not sure[m + j]:
+                    alone = decoding.sample_alone(
+                        row.text, logits_MV[m + j], uniforms_M[m + j], sampling
+                    )
+                    token = int(alone)
+                row.text.append(token)
+                row.ended = token in sampling.end_token_ids or row.num_tokens == self._limit
+                right = j < len(tokens) and token == tokens[j]
+                accepted += right
+                if row.ended or not right:
+                    break
+            if tokens:
+                self._memory.length.note_draft(matched, len(tokens), accepted)
+            if row.ended:
+                finished[row.number] = row.text[len(row.single.prompt_ids) :]
+                self._memory.history.add(row.single.problem_id, row.text)
+            m += len(tokens) + 1
+        return finished
+
+    def _compact(self) -> None:
+        """Drop rows that ended, once they are worth copying the cache."""
+        kept = [n for n, row in enumerate(self._rows) if not row.ended]
+        if len(self._rows) - len(kept) >= COMPACT_AT * len(self._rows):
+            kept_K = torch.tensor(kept, device=self._device)
+            self._cache.batch_select_indices(kept_K)
+            self._mask_NT = self._mask_NT[kept_K]
+            self._rows = [self._rows[n] for n in kept]
