@@ -26,7 +26,9 @@ from megatron_opsft.rollout.engine import (
     split_batches,
 )
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
+from megatron_opsft.rollout.hf.draft_length import DraftLength
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.hf.speculation import Speculation
 
 VOCAB_SIZE = 97
 END = 5
@@ -127,6 +129,27 @@ def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
         for rollout in engine.generate([request], settings)
     ]
     assert sorted(alone, key=_key) == sorted(together, key=_key)
+
+
+@pytest.mark.parametrize("kind", ["qwen2_tied", "llama"])
+def test_drafts_of_any_length_leave_every_token_as_it_is(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right and wrong drafts, the end of text and the limit inside of drafts included."""
+    engine = _engine(_model(kind), batch_size=16)
+    requests, settings = _requests(num_prompts=6, group_size=5), _settings()
+    plain = engine.generate(requests, settings)
+    assert {rollout.finish_reason for rollout in plain} == set(FinishReason)
+    widths = iter([1, 16, 2, 8, 4] * 1000)
+    monkeypatch.setattr(DraftLength, "width", lambda *_: next(widths))
+    monkeypatch.setattr(DraftLength, "wants_drafts", lambda *_: True)
+    engine.decoding.speculation = Speculation()
+    assert engine.generate(requests, settings) == plain
+    counts = engine.decoding.speculation.length.counts
+    first = counts.accepted, counts.drafted
+    assert engine.generate(requests, settings) == plain  # the history has the very responses
+    assert counts.accepted - first[0] > 100
+    assert counts.drafted > counts.accepted
 
 
 @pytest.mark.slow

@@ -14,8 +14,10 @@ _log = logging.getLogger(__name__)
 WIDTHS = (1, 2, 4, 8, 16)  # tokens of a row in a forward pass, the last drawn one first
 _PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
 _MEMORY = 0.98  # of what was seen, after each forward pass
-_GAIN = 1.05  # by which drafts must be faster than none: finding them takes time too
+_GAIN = 1.1  # by which drafts must be faster than none: finding them takes time too
 _IDLE = 4  # passes in a row without a draft, after which none is looked for
+_TRY = 1.5  # times the cost of half the width: what one never tried is taken to cost
+_PLAIN_EVERY = 32  # passes with drafts, then one without
 _PAUSE = 16  # for so many passes, then twice as many; but for a batch that has shrunk by half
 
 
@@ -47,7 +49,8 @@ class DraftLength:
         self.counts = Counts()
         self._right = dict.fromkeys(MATCHED, _PRIOR[0])
         self._seen = dict.fromkeys(MATCHED, _PRIOR[1])
-        self._seconds: dict[int, float] = {}  # of a pass, by the power of two of its tokens
+        self._seconds: dict[tuple[int, int], float] = {}  # of a row, by power of two of rows, width
+        self._since_plain = 0
         self._idle = self._pause = self._left = self._rows = 0
         self._told = False
 
@@ -69,12 +72,15 @@ class DraftLength:
         """The width with the most tokens a second, one of `WIDTHS`; drafts: of every row."""
         num_rows = len(drafts)
         longest = max(len(tokens) for _, tokens in drafts)
-        plain = num_rows / self._cost(num_rows)
+        self._since_plain += 1
+        if self._since_plain > _PLAIN_EVERY or (num_rows.bit_length(), 1) not in self._seconds:
+            return 1  # what a pass without drafts costs changes with the length of responses
+        plain = num_rows / self._cost(num_rows, 1)
         best, best_rate = 1, plain * _GAIN
         for width in WIDTHS[1:]:
             if width > 2 * longest:
                 break
-            rate = self._expected(drafts, width) / self._cost(num_rows * width)
+            rate = self._expected(drafts, width) / self._cost(num_rows, width)
             if rate > best_rate:
                 best, best_rate = width, rate
         self._idle = 0 if best > 1 else self._idle + 1
@@ -87,14 +93,17 @@ class DraftLength:
 
     def note(self, num_rows: int, width: int, seconds: float, num_tokens: int) -> None:
         """A forward pass of so many rows took so long and gave so many tokens."""
-        key = (num_rows * width).bit_length()
-        self._seconds[key] = 0.7 * self._seconds.get(key, seconds) + 0.3 * seconds
+        key = num_rows.bit_length(), width
+        each = seconds / num_rows
+        self._seconds[key] = 0.7 * self._seconds.get(key, each) + 0.3 * each
+        if width == 1:
+            self._since_plain = 0
         counts = self.counts
         counts.passes += 1
         counts.rows += num_rows
         counts.tokens += num_tokens
         if width > 1:
-            counts.saved_seconds += num_tokens / num_rows * self._cost(num_rows) - seconds
+            counts.saved_seconds += num_tokens / num_rows * self._cost(num_rows, 1) - seconds
             for k in MATCHED:
                 self._right[k] *= _MEMORY
                 self._seen[k] *= _MEMORY
@@ -115,14 +124,9 @@ class DraftLength:
                 total += right * (1 - right ** min(len(tokens), width - 1)) / (1 - right)
         return total
 
-    def _cost(self, num_tokens: int) -> float:
-        """Seconds of a pass; one of a size not tried yet as of the next smaller, so that it will
-        be tried.
-        """
-        key = num_tokens.bit_length()
-        if key in self._seconds:
-            return self._seconds[key]
-        smaller = [k for k in self._seconds if k < key]
-        if smaller:
-            return self._seconds[max(smaller)]
-        return self._seconds[min(self._seconds)] if self._seconds else 1.0
+    def _cost(self, num_rows: int, width: int) -> float:
+        """Seconds of a pass; of a width not tried yet, half again what half of it takes."""
+        size, factor = num_rows.bit_length(), 1.0
+        while (size, width) not in self._seconds and width > 1:
+            width, factor = width // 2, factor * _TRY
+        return factor * self._seconds.get((size, width), 0.0) * num_rows

@@ -116,9 +116,10 @@ class SpeculativeBatch:
             self._compact()
             start = time.perf_counter()
             drafts = self._drafts()
-            width = 1 + max(len(tokens) for _, tokens in drafts)
+            longest = 1 + max(len(tokens) for _, tokens in drafts)
+            width = next(w for w in WIDTHS if w >= longest)
             before = sum(row.num_tokens for row in self._rows)
-            finished = self._draw(self._forward(drafts, width), drafts)
+            finished = self._draw(self._forward(drafts, longest), drafts)
             seconds = time.perf_counter() - start
             drawn = sum(row.num_tokens for row in self._rows) - before
             length.note(len(self._rows), width, seconds, drawn)
