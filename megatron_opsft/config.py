@@ -212,6 +212,10 @@ class RolloutConfig(Section):
         3500, ge=1, description="L: longest response, end token included."
     )
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
+    speculation: Literal["off", "ngram", "suffix"] = Field(
+        "off",
+        description="Drafts that one forward pass checks, so that responses stay what they are: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem.",
+    )
 
 
 class VerifyConfig(Section):

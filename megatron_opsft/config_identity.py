@@ -34,6 +34,7 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("eval", "holdout", 0),
     ("eval", "more", []),
     ("eval", "patience", 0),
+    ("rollout", "speculation", "off"),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),
 )

@@ -1,8 +1,8 @@
 """The batch of a step: sampled and judged, weighed by the method, packed for this rank."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.exchange import Fetch
@@ -17,6 +17,8 @@ from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Problem, ResponseFacts, Rollout, StepResult, Verdict
+from megatron_opsft.rollout.draft_counts import sum_counts
+from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
 
@@ -39,13 +41,14 @@ class JudgedBatch(JudgedProblems):
 
     responses: without groups that the method drops; groups: the same by problem; weights: what the
     method makes of them, in the same order; fetcher: how this rank gets the tokens of some of
-    them; refills: how often problems were drawn again.
+    them; refills: how often problems were drawn again; drafts: metrics of speculation, if it is on.
     """
 
     groups: Sequence[Group]
     weights: Weights
     fetcher: Callable[[Sequence[ResponseFacts]], Fetch]
     refills: int = 0
+    drafts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accepted(self) -> list[ResponseFacts]:
@@ -68,6 +71,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     wanted = s.config.data.prompts_per_step
     parts: list[JudgedProblems] = []
     more = True
+    s.sampler.engine.take_draft_counts()  # what was before is an evaluation's
     while more:
         draw = s.method.first_draw(step) + len(parts)
         problems = s.problems_of_draw(draw)
@@ -93,7 +97,15 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         weights=s.method.weigh(groups),
         fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
+        drafts=_draft_figures(s),
     )
+
+
+def _draft_figures(s: Session) -> dict[str, float]:
+    if s.config.rollout.speculation == "off":
+        return {}
+    counts = gather_from_all([s.sampler.engine.take_draft_counts()])
+    return sum_counts(counts).figures()
 
 
 def begin_stage(s: Session) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.sampling import response_seed
 from megatron_opsft.weights.rectangles import Parameter
 
@@ -67,7 +68,7 @@ class EngineSettings:
     otherwise the engine starts workers of its own where tp is above 1.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
-    job_id: the same on all ranks of a job and no other.
+    job_id: the same on all ranks of a job and no other. speculation: `rollout.speculation`.
     """
 
     model_dir: Path
@@ -82,6 +83,7 @@ class EngineSettings:
     under_launcher: bool
     collective_minutes: float
     job_id: str = ""
+    speculation: str = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,9 @@ class RolloutEngine(Protocol):
         Prompts of the same problem must not ask for the same sample index. Empty where
         `replica.answers` is false.
         """
+
+    def take_draft_counts(self) -> DraftCounts:
+        """What drafts have brought on this rank since the last call."""
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """How probable the engine finds these responses; call it right after a push."""

@@ -10,7 +10,7 @@ from megatron_opsft.rollout.traits import check_engine_settings, check_installed
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
+    check_engine_settings(rollout.engine, rollout.tp, rollout.placement, rollout.speculation)
     if config.model.load == "engine" and not reads_files(rollout):
         raise UserError(
             "model.load=engine: weights come from vLLM inside the training ranks alone; set "

@@ -17,6 +17,7 @@ from megatron_opsft.rollout.engine import (
     StreamingEngine,
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.limits import check_separate, max_engine_tokens
 from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
@@ -58,10 +59,15 @@ def open_colocated(
                 replica=Replica(index=rank, count=world_size, batch_size=settings.batch_size),
                 # How many ranks share the work decides which responses share a batch.
                 exact=settings.dtype == "float32",
+                speculation=_speculation(settings.speculation),
             )
         case "vllm":
             return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
     raise ValueError(f"there is no engine {name}")
+
+
+def _speculation(kind: str) -> Speculation | None:
+    return None if kind == "off" else Speculation(alone=kind == "ngram")
 
 
 def check_gpus(config: Config, device: Device) -> None:
@@ -100,6 +106,7 @@ def open_engine(
         collective_minutes=config.run.collective_minutes,
         under_launcher=rollout.placement == "colocated",
         job_id=broadcast_object(uuid4().hex),
+        speculation=rollout.speculation,
     )
     if rollout.placement == "separate":
         return RemoteEngine(

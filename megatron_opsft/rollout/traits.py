@@ -20,6 +20,7 @@ class EngineTraits:
     reads_files: inside the trainer's process it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
+    speculates: it decodes with drafts.
     experts_on_cpu: a mixture of experts can be updated there.
     eval_batch_size: default of `eval`.
     """
@@ -33,6 +34,7 @@ class EngineTraits:
     reopens: bool
     reads_files: bool
     refills: bool
+    speculates: bool
     experts_on_cpu: bool
     eval_batch_size: int
 
@@ -48,6 +50,7 @@ ENGINES = {
         reopens=True,
         reads_files=False,
         refills=False,
+        speculates=True,
         experts_on_cpu=True,
         eval_batch_size=64,
     ),
@@ -61,6 +64,7 @@ ENGINES = {
         reopens=False,
         reads_files=True,
         refills=True,
+        speculates=False,
         experts_on_cpu=False,
         eval_batch_size=256,
     ),
@@ -75,7 +79,12 @@ def engine_traits(name: str, *, section: str = "rollout.") -> EngineTraits:
 
 
 def check_engine_settings(
-    name: str, tp: int, placement: str = "colocated", *, section: str = "rollout."
+    name: str,
+    tp: int,
+    placement: str = "colocated",
+    speculation: str = "off",
+    *,
+    section: str = "rollout.",
 ) -> None:
     """Errors: `UserError` for an unknown engine and for what it cannot do; section: before the
     option's name.
@@ -84,6 +93,7 @@ def check_engine_settings(
     for option, value, default, able in (
         ("placement", placement, "colocated", {n for n, its in ENGINES.items() if its.separate}),
         ("tp", tp, 1, {n for n, its in ENGINES.items() if its.tensor_parallel}),
+        ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.speculates}),
     ):
         if value != default and name not in able:
             raise UserError(

@@ -6,8 +6,8 @@ the tokens of responses do not depend on them.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.suffix_index import MATCHED
 
 _log = logging.getLogger(__name__)
@@ -21,32 +21,11 @@ _PLAIN_EVERY = 32  # passes with drafts, then one without
 _PAUSE = 16  # for so many passes, then twice as many; but for a batch that has shrunk by half
 
 
-@dataclass(slots=True)
-class Counts:
-    """Since the last look. rows: of all forward passes; saved_seconds: an estimate."""
-
-    passes: int = 0
-    rows: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    saved_seconds: float = 0.0
-
-    def figures(self) -> dict[str, float]:
-        """Metrics of a step."""
-        return {
-            "speculation_draft_tokens": self.drafted / max(self.rows, 1),
-            "speculation_acceptance": self.accepted / max(self.drafted, 1),
-            "speculation_tokens_per_pass": self.tokens / max(self.rows, 1),
-            "speculation_saved_seconds": self.saved_seconds,
-        }
-
-
 class DraftLength:
     """Chooses the width of each forward pass; one for an engine."""
 
     def __init__(self) -> None:
-        self.counts = Counts()
+        self.counts = DraftCounts()
         self._right = dict.fromkeys(MATCHED, _PRIOR[0])
         self._seen = dict.fromkeys(MATCHED, _PRIOR[1])
         self._seconds: dict[tuple[int, int], float] = {}  # of a row, by power of two of rows, width
@@ -99,7 +78,6 @@ class DraftLength:
         if width == 1:
             self._since_plain = 0
         counts = self.counts
-        counts.passes += 1
         counts.rows += num_rows
         counts.tokens += num_tokens
         if width > 1:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineLayout,
@@ -26,6 +27,7 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
+from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
@@ -46,14 +48,15 @@ class HfEngine:
         replica: Replica = _ALONE,
         *,
         exact: bool = False,
+        speculation: Speculation | None = None,
     ) -> None:
         """version: of the weights the model holds; None: they are not to be sampled from.
 
         exact: responses do not depend on the batch they share; for float32 alone, as rounding in
-        bfloat16 is no small matter.
+        bfloat16 is no small matter. speculation: where drafts come from, if there are any.
         """
         self.replica = replica
-        self.decoding = HfDecoding(model, ROUNDING if exact else 0.0)
+        self.decoding = HfDecoding(model, ROUNDING if exact else 0.0, speculation)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -79,6 +82,7 @@ class HfEngine:
         batch_size: int,
         replica: Replica = _ALONE,
         exact: bool = False,
+        speculation: Speculation | None = None,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
@@ -89,7 +93,13 @@ class HfEngine:
             )
         model.tie_weights()  # skipped together with the initialisation
         return cls(
-            model.to(device), tokenizer, batch_size, version=None, replica=replica, exact=exact
+            model.to(device),
+            tokenizer,
+            batch_size,
+            version=None,
+            replica=replica,
+            exact=exact,
+            speculation=speculation,
         )
 
     @classmethod
@@ -135,6 +145,11 @@ class HfEngine:
                     tokenizer=self.tokenizer,
                     version=self.version,
                 )
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`."""
+        speculation = self.decoding.speculation
+        return DraftCounts() if speculation is None else speculation.take_counts()
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> Scores:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
 from megatron_opsft.rollout.hf.batching import COMPACT_AT
 from megatron_opsft.rollout.hf.draft_length import WIDTHS, DraftLength
@@ -52,11 +53,36 @@ def can_speculate(cache: DynamicCache) -> bool:
 
 
 class Speculation:
-    """What an engine remembers from batch to batch."""
+    """What an engine remembers from batch to batch.
 
-    def __init__(self) -> None:
+    alone: drafts come from a response and its prompt alone, not from its siblings nor from earlier
+    responses.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self.alone = alone
         self.length = DraftLength()
         self.history = TextHistory()
+
+    def take_counts(self) -> DraftCounts:
+        """Of everything since it was asked before."""
+        counts, self.length.counts = self.length.counts, DraftCounts()
+        return counts
+
+    def indexes(
+        self, singles: Sequence[PromptRequest], texts: Sequence[list[int]]
+    ) -> list[SuffixIndex]:
+        """One for each response; siblings share theirs."""
+        if self.alone:
+            return [SuffixIndex([], [text]) for text in texts]
+        of_problem = {
+            name: SuffixIndex(
+                self.history.of(name),
+                [t for t, s in zip(texts, singles, strict=True) if s.problem_id == name],
+            )
+            for name in {single.problem_id for single in singles}
+        }
+        return [of_problem[single.problem_id] for single in singles]
 
 
 @dataclass(slots=True)
@@ -94,17 +120,13 @@ class SpeculativeBatch:
         seeds_N = torch.tensor([single.seeds[0] for single in singles], device=self._device)
         self._uniforms_NL = uniforms(seeds_N, self._limit)
         texts = [list(single.prompt_ids) for single in singles]
-        indexes = {
-            name: SuffixIndex(
-                memory.history.of(name),
-                [t for t, s in zip(texts, singles, strict=True) if s.problem_id == name],
-            )
-            for name in {single.problem_id for single in singles}
-        }
-        self._indexes = tuple(indexes.values())
+        indexes = memory.indexes(singles, texts)
+        self._indexes = tuple({id(index): index for index in indexes}.values())
         self._rows = [
-            _Row(number, single, text, indexes[single.problem_id])
-            for number, (single, text) in enumerate(zip(singles, texts, strict=True))
+            _Row(number, single, text, index)
+            for number, (single, text, index) in enumerate(
+                zip(singles, texts, indexes, strict=True)
+            )
         ]
         memory.length.open_batch(len(singles))
 
@@ -210,7 +232,8 @@ class SpeculativeBatch:
                 self._memory.length.note_draft(matched, len(tokens), accepted)
             if row.ended:
                 finished[row.number] = row.text[len(row.single.prompt_ids) :]
-                self._memory.history.add(row.single.problem_id, row.text)
+                if not self._memory.alone:
+                    self._memory.history.add(row.single.problem_id, row.text)
             m += len(tokens) + 1
         return finished
 

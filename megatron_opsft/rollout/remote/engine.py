@@ -16,6 +16,7 @@ from torch import Tensor
 from megatron_opsft.errors import EngineDied, UserError
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -117,6 +118,10 @@ class RemoteEngine:
             tokenizer=self.tokenizer,
             version=self.version,
         )
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`: there are none."""
+        return DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`; empty on a rank without an engine."""

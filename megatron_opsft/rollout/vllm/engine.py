@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -86,6 +87,10 @@ class VllmEngine:
                 tokenizer=self.tokenizer,
                 version=self.version,
             )
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`: there are none."""
+        return DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""
