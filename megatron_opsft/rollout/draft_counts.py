@@ -19,9 +19,9 @@ class DraftCounts:
     def figures(self) -> dict[str, float]:
         """Metrics of a step."""
         return {
-            "draft_tokens": self.drafted / max(self.rows, 1),
+            "draft_length": self.drafted / max(self.rows, 1),
             "draft_acceptance": self.accepted / max(self.drafted, 1),
-            "tokens_per_pass": self.tokens / max(self.rows, 1),
+            "draft_pass_tokens": self.tokens / max(self.rows, 1),
             "draft_saved_seconds": self.saved_seconds,
         }
 
