@@ -6,8 +6,8 @@ from dataclasses import astuple, dataclass
 
 @dataclass(slots=True)
 class DraftCounts:
-    """rows: of all forward passes, so a pass over eight responses counts eight; saved_seconds: an
-    estimate, by what passes without drafts took.
+    """rows: of all forward passes, so one over eight responses under way counts eight;
+    saved_seconds: an estimate, by what passes without drafts took.
     """
 
     rows: int = 0

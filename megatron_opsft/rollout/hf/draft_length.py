@@ -70,18 +70,22 @@ class DraftLength:
                 _log.info("speculation does not pay with %d responses a batch: off there", num_rows)
         return best
 
-    def note(self, num_rows: int, width: int, seconds: float, num_tokens: int) -> None:
-        """A forward pass of so many rows took so long and gave so many tokens."""
+    def note(
+        self, num_rows: int, num_live: int, width: int, seconds: float, num_tokens: int
+    ) -> None:
+        """A forward pass of so many rows, some of which had ended, took so long and gave so many
+        tokens.
+        """
         key = num_rows.bit_length(), width
         each = seconds / num_rows
         self._seconds[key] = 0.7 * self._seconds.get(key, each) + 0.3 * each
         if width == 1:
             self._since_plain = 0
         counts = self.counts
-        counts.rows += num_rows
+        counts.rows += num_live
         counts.tokens += num_tokens
         if width > 1:
-            counts.saved_seconds += num_tokens / num_rows * self._cost(num_rows, 1) - seconds
+            counts.saved_seconds += num_tokens / num_live * self._cost(num_rows, 1) - seconds
             for k in MATCHED:
                 self._right[k] *= _MEMORY
                 self._seen[k] *= _MEMORY

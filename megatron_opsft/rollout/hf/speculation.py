@@ -141,10 +141,11 @@ class SpeculativeBatch:
             longest = 1 + max(len(tokens) for _, tokens in drafts)
             width = next(w for w in WIDTHS if w >= longest)
             before = sum(row.num_tokens for row in self._rows)
+            num_live = sum(not row.ended for row in self._rows)
             finished = self._draw(self._forward(drafts, longest), drafts)
             seconds = time.perf_counter() - start
             drawn = sum(row.num_tokens for row in self._rows) - before
-            length.note(len(self._rows), width, seconds, drawn)
+            length.note(len(self._rows), num_live, width, seconds, drawn)
             yield finished
 
     def _drafts(self) -> list[Draft]:
