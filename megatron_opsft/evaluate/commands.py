@@ -109,7 +109,7 @@ def run(
         "model": model,
         "baseline": baseline,
         "benchmarks": benchmarks,
-        "data": _files(data or []) or None,
+        "data": files_of(data or []) or None,
         "out": out,
         "name": name,
     }
@@ -152,7 +152,7 @@ def compare(
     typer.echo(f"table and figures: {out}")
 
 
-def _files(given: Sequence[str]) -> dict[str, str]:
+def files_of(given: Sequence[str]) -> dict[str, str]:
     """Benchmark -> file."""
     files: dict[str, str] = {}
     for text in given:

@@ -38,7 +38,7 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"--out {directory}: another evaluation is writing there; wait for it, or name "
+                f"--out {directory}: another process is writing there; wait for it, or name "
                 "another directory"
             ) from None
         yield

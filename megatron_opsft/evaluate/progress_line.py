@@ -20,7 +20,7 @@ class Tally:
         """name: of this part of the job."""
         self._job, self._name = job, name
 
-    def add(self, *, samples: int, correct: int, tokens: int) -> None:
+    def add(self, *, samples: int, correct: int = 0, tokens: int) -> None:
         """Count these; samples last, so that none is counted without its tokens."""
         for what, number in (("correct", correct), ("tokens", tokens), ("done", samples)):
             self._job.add(f"{self._name}/{what}", number)
@@ -40,9 +40,11 @@ class ProgressLine:
     """
 
     def __init__(
-        self, label: str, tally: Tally, *, shown: bool, total: int, done: int, correct: int
+        self, label: str, tally: Tally, *, shown: bool, total: int, done: int, correct: int | None
     ) -> None:
-        """shown: on this rank. total: samples in all; done, correct: those of earlier starts."""
+        """shown: on this rank. total: samples in all; done, correct: those of earlier starts;
+        correct is None where nobody judges.
+        """
         self._label, self._tally, self._shown = label, tally, shown
         self._total, self._done, self._correct = total, done, correct
         self._start = self._last_look = self._last_line = time.monotonic()
@@ -81,7 +83,7 @@ class ProgressLine:
         elapsed = time.monotonic() - self._start
         done = self._done + new
         parts = [f"{self._label}: {done:,} of {self._total:,} samples"]
-        if done:
+        if done and self._correct is not None:
             parts.append(f"accuracy {100 * (self._correct + correct) / done:.1f} %")
         if new:
             parts.append(f"{tokens / elapsed:,.0f} tokens/s")

@@ -338,6 +338,6 @@ def test_two_at_once_in_one_directory(cli: ForkedCli, tmp_path: Path) -> None:
     first = start(cli, tmp_path / "out", "limit=100")
     while not (tmp_path / "out/manifest.json").exists():
         time.sleep(0.02)
-    assert "another evaluation is writing" in error_of(start(cli, tmp_path / "out").wait())
+    assert "another process is writing" in error_of(start(cli, tmp_path / "out").wait())
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
