@@ -45,11 +45,11 @@ def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
     enter(tmp_path, identity(mini="d1"))
 
 
-def test_a_lack_of_processes_is_not_taken_for_another_evaluation(tmp_path: Path) -> None:
+def test_a_lack_of_processes_is_not_taken_for_another_writer(tmp_path: Path) -> None:
     """A fork that the system refuses has the same type as a lock that is held."""
     with pytest.raises(BlockingIOError), locked(tmp_path):
         raise BlockingIOError(11, "Resource temporarily unavailable")
-    with locked(tmp_path), pytest.raises(UserError, match="another evaluation"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(UserError, match="another process"), locked(tmp_path):
         pass
 
 

@@ -33,14 +33,14 @@ def test_every_option_of_an_old_command_is_the_setting_of_its_name(
     config = tmp_path / "eval.yaml"
     config.write_text("model: m\nseed: 4\nlimit: 9\ndeer: {max_trials: 3, threshold: 0.1}\n")
     old = [
-        *("--config", str(config), "--engine", "vllm", "--method", "deer", "--template", "cod"),
+        *("--config", str(config), "--engine", "vllm", "--template", "cod"),
         *("--deer-threshold", "0.9", "--deer-words", "Wait,But", "--temperature", "0.7"),
         *("--top-p=0.9", "--max-tokens", "100", "--samples", "2", "--seed", "3"),
         *("--budgets", "10,20", "--dtype", "bfloat16", "--device", "cpu", "--batch-size", "5"),
         *("--tp", "2", "--gpu-memory-fraction", "0.5", "--benchmarks", "a,b", "--data", "a=f"),
     ]
     new = [
-        *(str(config), "engine=vllm", "method=deer", "template=cod", "deer.threshold=0.9"),
+        *(str(config), "engine=vllm", "template=cod", "deer.threshold=0.9"),
         *("deer.transition_words=Wait,But", "temperature=0.7", "top_p=0.9", "max_tokens=100"),
         *("samples=2", "seed=3", "budgets=[10, 20]", "dtype=bfloat16", "device=cpu"),
         *("batch_size=5", "tp=2", "gpu_memory_fraction=0.5", "benchmarks=[a, b]", "data.a=f"),
@@ -49,6 +49,9 @@ def test_every_option_of_an_old_command_is_the_setting_of_its_name(
     assert settings == settings_of(monkeypatch, *new)
     assert settings.limit == 9 and settings.deer.max_trials == 3
     assert settings.deer.transition_words == ("Wait", "But")
+    early = settings_of(monkeypatch, "--config", str(config), "--method", "deer")
+    assert early == settings_of(monkeypatch, str(config), "method=deer")
+    assert early.method == "deer"
 
 
 def test_shorthands_win_over_the_file_and_are_taken_as_they_are(
