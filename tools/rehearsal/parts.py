@@ -180,8 +180,12 @@ class StepParts:
             for n in mine:
                 parts = routed.setdefault(accepted[n].rank, {})
                 parts[to] = parts.get(to, 0) + 4 * accepted[n].num_tokens
+        # All one large token: small integers are shared in Python, those of a vocabulary are not.
         return {
-            source: {to: torch.zeros(size, dtype=torch.uint8) for to, size in parts.items()}
+            source: {
+                to: torch.full((size // 4,), _TOKENS[-1], dtype=torch.int32).view(torch.uint8)
+                for to, size in parts.items()
+            }
             for source, parts in routed.items()
         }
 
