@@ -266,7 +266,7 @@ class OptimizerConfig(Section):
 class ParallelConfig(Section):
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
-    cp: int = Field(1, ge=1, description="Context-parallel size.")
+    cp: int = Field(1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack.")
     vpp: int | None = Field(
         None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
     )
@@ -282,10 +282,22 @@ class ParallelConfig(Section):
         description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them; only with overlap_grad_reduce.",
     )
 
+    @property
+    def replica_size(self) -> int:
+        """Ranks of one data-parallel replica."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def replica(self) -> str:
+        """Their number, for a message."""
+        if self.cp == 1:
+            return f"parallel.tp x parallel.pp = {self.tp} x {self.pp}"
+        return f"parallel.tp x parallel.pp x parallel.cp = {self.tp} x {self.pp} x {self.cp}"
+
 
 class TrainConfig(Section):
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="Packing budget; a longer sequence gets a micro-batch of its own."
+        16384, ge=1, description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own."
     )
     cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
         "auto",

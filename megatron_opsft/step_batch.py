@@ -247,6 +247,8 @@ def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
         budget=s.config.train.max_tokens_per_microbatch,
         dp_rank=s.layout.dp_rank,
         dp_size=s.layout.dp_size,
+        cp_rank=s.layout.cp_rank,
+        cp_size=s.layout.cp_size,
         multiple=s.layout.pp_size if s.config.parallel.vpp else 1,
         align=s.layout.tp_size if s.config.parallel.sequence_parallel else 1,
         quadratic_at=quadratic_at(s.shards.table.shape),

@@ -1,6 +1,7 @@
 """The tensors of a micro-batch: whole samples, packed one behind the other (THD)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.packing import PackingReport, Share, describe_plan, plan_packing
+from megatron_opsft.batching.zigzag import filled, own_places
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import share_work
 
@@ -19,12 +21,16 @@ def build_microbatch(
     align: int,
     device: torch.device,
     advantages: Sequence[float] | None = None,
+    cp_rank: int = 0,
+    cp_size: int = 1,
 ) -> MicroBatch:
-    """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens.
+    """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens; in a
+    context-parallel group fill up each sequence, and keep this rank's part.
 
     A response token is predicted at the position before it, so the loss sits on the prompt's last
     position and on all of the response but its last. No sample at all gives a filler of `align`
-    tokens. advantages: of each sample, where the objective asks for them apart from the weights.
+    tokens (or a group's smallest). advantages: of each sample, where the objective asks for them
+    apart from the weights.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -39,16 +45,18 @@ def build_microbatch(
         labels += sample.response_ids
         weights += [weight] * num_response
         tokens += sample.prompt_ids + sample.response_ids
-        lengths.append(len(sample.prompt_ids) + num_response)
+        length = len(sample.prompt_ids) + num_response
+        lengths.append(filled(length, cp_size, align))
+        tokens += [0] * (lengths[-1] - length)
         positions += range(lengths[-1])
-    filler = -len(tokens) % align if tokens else align
+    filler = -len(tokens) % align if tokens else filled(align, cp_size, align)
     if filler:
         tokens += [0] * filler
         positions += range(filler)
         lengths.append(filler)
     responses = tuple(len(sample.response_ids) for sample in samples)
     borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return MicroBatch(
+    whole = MicroBatch(
         tokens_T=torch.tensor(tokens, device=device),
         positions_T=torch.tensor(positions, device=device),
         cu_seqlens=borders.to(device),
@@ -59,6 +67,31 @@ def build_microbatch(
         response_lengths=responses,
         old_log_probs_R=_old_log_probs(samples, device),
         advantages_R=None if advantages is None else _by_token(advantages, responses, device),
+    )
+    return whole if cp_size == 1 else _part_of(whole, own_places(lengths, cp_rank, cp_size))
+
+
+def _part_of(whole: MicroBatch, places_T: Tensor) -> MicroBatch:
+    """places_T: int64, ascending: the tokens of the pack that this rank has."""
+    places_T = places_T.to(whole.tokens_T.device)
+    here = torch.full_like(whole.tokens_T, -1)
+    here[places_T] = torch.arange(len(places_T), device=places_T.device)
+    indices_R = here[whole.loss_indices_R]
+    (places_R,) = (indices_R >= 0).nonzero(as_tuple=True)
+
+    def own(values_R: Tensor | None) -> Tensor | None:
+        return None if values_R is None else values_R[places_R]
+
+    return replace(
+        whole,
+        tokens_T=whole.tokens_T[places_T],
+        positions_T=whole.positions_T[places_T],
+        loss_indices_R=indices_R[places_R],
+        labels_R=whole.labels_R[places_R],
+        weights_R=whole.weights_R[places_R],
+        advantages_R=own(whole.advantages_R),
+        old_log_probs_R=own(whole.old_log_probs_R),
+        places_R=places_R,
     )
 
 
@@ -85,6 +118,8 @@ def pack(
     budget: int,
     dp_rank: int,
     dp_size: int,
+    cp_rank: int = 0,
+    cp_size: int = 1,
     multiple: int = 1,
     align: int = 1,
     quadratic_at: float = 8192.0,
@@ -95,19 +130,24 @@ def pack(
     """This rank's micro-batches of the global batch, and how well all ranks' are packed.
 
     Every rank calls it with the same lengths (tokens of prompt and response) and weights of all
-    samples; `fetch` gets the tokens of those that this rank packs. multiple, quadratic_at: see
-    `plan_packing`; align, advantages: see `build_microbatch`;
-    share: see `plan_packing`. Collective over the world.
+    samples; `fetch` gets the tokens of those that this rank packs. budget: tokens of a rank, so
+    that a context-parallel group's packs have cp_size times as many. Whole packs are balanced over
+    data-parallel ranks; the parts of one are alike. multiple, quadratic_at: see `plan_packing`;
+    align, advantages: see `build_microbatch`; share: see `plan_packing`. Collective over the world.
     """
+    tokens = [filled(length, cp_size, align) for length in lengths]
+    budget *= cp_size
     plan = plan_packing(
-        lengths,
+        tokens,
         budget=budget,
         dp_size=dp_size,
         multiple=multiple,
         quadratic_at=quadratic_at,
         share=share,
     )
-    report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
+    report = describe_plan(tokens, plan, budget=budget, quadratic_at=quadratic_at)
+    if fillers := sum(tokens) - sum(lengths):
+        report = replace(report, fill=report.fill * (1 - fillers / sum(tokens)))
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = [
         build_microbatch(
@@ -116,6 +156,8 @@ def pack(
             align=align,
             device=device,
             advantages=None if advantages is None else [advantages[i] for i in sorted(indices)],
+            cp_rank=cp_rank,
+            cp_size=cp_size,
         )
         for indices in plan[dp_rank]
     ]

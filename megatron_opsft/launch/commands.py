@@ -15,6 +15,7 @@ from megatron_opsft.command_line import (
     check_start,
     examples,
 )
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.config_file import load_config
 from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
@@ -52,7 +53,7 @@ def local(
     """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
     check_start(resume=resume, overwrite=overwrite)
     loaded = load_config(config, overrides or [])
-    _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
+    _check_world_size(ranks, loaded.parallel, "--ranks")
     check_run(
         loaded,
         resume=resume is not None,
@@ -101,7 +102,7 @@ def rounds(
     from megatron_opsft.launch.rounds import Rounds, check_rounds, run_rounds
 
     loaded = load_config(config, overrides or [])
-    _check_world_size(ranks, loaded.parallel.tp * loaded.parallel.pp, "--ranks")
+    _check_world_size(ranks, loaded.parallel, "--ranks")
     check_rounds(loaded)
     from megatron_opsft.launch.torchrun import Torchrun
 
@@ -163,8 +164,7 @@ def slurm(
         raise UserError("launch slurm: name a YAML file, such as examples/configs/*.yaml")
     loaded = {path: load_config(path, overrides) for path in configs}
     for path, config in loaded.items():
-        needed = config.parallel.tp * config.parallel.pp
-        _check_world_size(nodes * ranks_per_node, needed, f"{path} with --nodes")
+        _check_world_size(nodes * ranks_per_node, config.parallel, f"{path} with --nodes")
     job = batch_job(
         {path: config.run.dir for path, config in loaded.items()},
         overrides,
@@ -182,9 +182,9 @@ def slurm(
     typer.echo(job.command_line() if dry_run else submit(job))
 
 
-def _check_world_size(world_size: int, model_size: int, option: str) -> None:
-    if world_size % model_size:
+def _check_world_size(world_size: int, parallel: ParallelConfig, option: str) -> None:
+    if world_size % parallel.replica_size:
         raise UserError(
-            f"{option}: {world_size} ranks are not a multiple of parallel.tp x parallel.pp = "
-            f"{model_size}; change one of them"
+            f"{option}: {world_size} ranks are not a multiple of {parallel.replica}; "
+            "change one of them"
         )

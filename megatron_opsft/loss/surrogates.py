@@ -3,10 +3,12 @@
 Pure functions of float32 vectors over response tokens, equal in length; only `log_probs` has a
 gradient. old: log-probabilities under the policy that sampled; reference: under the reference
 model; advantages: each response's at every token of it. To be maximised, but for the divergence.
-lengths: tokens of each response; the vectors are then of whole responses.
+lengths: tokens of each response; the vectors are then of whole responses, or of the part of them
+that `ResponsePart` says.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +17,18 @@ from megatron_opsft.methods.objective import KlEstimator
 
 # As in verl's `kl_penalty_forward`: only the exponential needs bounds.
 _MAX_LOG_RATIO, _MAX_K3 = 20.0, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsePart:
+    """Some tokens of each response, where the other ranks of a group have the others.
+
+    numbers: int64, of which response each token is; total: elementwise sum over the group's ranks,
+    differentiable.
+    """
+
+    numbers: Tensor
+    total: Callable[[Tensor], Tensor]
 
 
 def likelihood(log_probs: Tensor, advantages: Tensor) -> Tensor:
@@ -47,17 +61,24 @@ def sequence_clip(
     *,
     low: float,
     high: float,
+    part: ResponsePart | None = None,
 ) -> Tensor:
     """`token_clip` with r = exp(mean_t (log p - log old)), shared out among the n tokens."""
-    means, counts = mean_of_response(log_probs - old, lengths)
+    means, counts = mean_of_response(log_probs - old, lengths, part)
     return token_clip(means, torch.zeros_like(means), advantages, low=low, high=high) / counts
 
 
 def squared_log_ratio(
-    log_probs: Tensor, old: Tensor, advantages: Tensor, lengths: Sequence[int], *, tau: float
+    log_probs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    lengths: Sequence[int],
+    *,
+    tau: float,
+    part: ResponsePart | None = None,
 ) -> Tensor:
     """A log p - tau / 2 (sum_t (log p - log old))^2, the square shared out among the n tokens."""
-    means, counts = mean_of_response(log_probs - old, lengths)
+    means, counts = mean_of_response(log_probs - old, lengths, part)
     return advantages * log_probs - 0.5 * tau * counts * means.square()
 
 
@@ -74,8 +95,14 @@ def kl_estimate(estimator: KlEstimator, log_probs: Tensor, reference: Tensor) ->
     return (d.exp() - d - 1).clamp(-_MAX_K3, _MAX_K3)
 
 
-def mean_of_response(values: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+def mean_of_response(
+    values: Tensor, lengths: Sequence[int], part: ResponsePart | None = None
+) -> tuple[Tensor, Tensor]:
     """At every token: the mean over its response, and that one's number of tokens."""
+    if part is not None:
+        counts_S = values.new_tensor(lengths)
+        sums_S = part.total(torch.zeros_like(counts_S).index_add(0, part.numbers, values))
+        return (sums_S / counts_S)[part.numbers], counts_S[part.numbers]
     parts = values.split(list(lengths))
     means = [part.mean().expand_as(part) for part in parts]
     counts = [part.new_full(part.shape, len(part)) for part in parts]

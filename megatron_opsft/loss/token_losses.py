@@ -17,6 +17,7 @@ from megatron_opsft.methods.objective import (
     TokenClip,
 )
 from megatron_opsft.records import MicroBatch
+from megatron_opsft.runtime.context import sum_over_context
 
 _ALL = slice(None)
 
@@ -100,6 +101,7 @@ class ObjectiveLosses:
         advantages_C = batch.advantages_R[part]
         given_R = batch.old_log_probs_R
         old_C = log_probs_C.detach() if given_R is None else given_R[part]
+        lengths, parted = batch.response_lengths, _response_part(batch)
         match self.objective.surrogate:
             case Likelihood():
                 return surrogates.likelihood(log_probs_C, advantages_C)
@@ -109,11 +111,11 @@ class ObjectiveLosses:
                 )
             case SequenceClip(low=low, high=high):
                 return surrogates.sequence_clip(
-                    log_probs_C, old_C, advantages_C, batch.response_lengths, low=low, high=high
+                    log_probs_C, old_C, advantages_C, lengths, low=low, high=high, part=parted
                 )
             case SquaredLogRatio(tau=tau):
                 return surrogates.squared_log_ratio(
-                    log_probs_C, old_C, advantages_C, batch.response_lengths, tau=tau
+                    log_probs_C, old_C, advantages_C, lengths, tau=tau, part=parted
                 )
 
     def _divergence(self, log_probs_C: Tensor, part: slice) -> Tensor:
@@ -130,6 +132,15 @@ class ObjectiveLosses:
             (gradient_R,) = torch.autograd.grad(self._surrogate(leaf_R, _ALL).sum(), leaf_R)
         assert self.batch.advantages_R is not None
         return ((gradient_R == 0) & (self.batch.advantages_R != 0)).float()
+
+
+def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
+    """What a rank of a context-parallel group has of each response; None: all of it."""
+    if batch.places_R is None:
+        return None
+    ends = torch.tensor(batch.response_lengths, device=batch.places_R.device).cumsum(0)
+    numbers = torch.searchsorted(ends, batch.places_R, right=True)
+    return surrogates.ResponsePart(numbers=numbers, total=sum_over_context)
 
 
 def token_losses(objective: Objective, batch: MicroBatch) -> TokenLosses:

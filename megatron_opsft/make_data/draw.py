@@ -68,7 +68,7 @@ def scores_of(
     entropy: bool = False,
 ) -> list[tuple[float, ...]]:
     """See `Trainer.score`, in passes of as many tokens as the training step's."""
-    budget = session.config.train.max_tokens_per_microbatch
+    budget = session.config.train.max_tokens_per_microbatch * session.layout.cp_size
     with Stopwatch(session.device).phase("score"):
         return [
             scores

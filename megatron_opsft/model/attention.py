@@ -1,8 +1,9 @@
 """Modules of ours for Megatron's layer spec where TransformerEngine is not there.
 
 `PackedAttention` takes Megatron's place for packed (THD) sequences: one causal scaled-dot-product
-attention per sequence, so memory never grows with the square of the pack. `RMSNorm` allows
-sequence parallelism.
+attention per sequence, so memory never grows with the square of the pack. In a context-parallel
+group it gathers keys and values, where TransformerEngine lets them go round: the same sums, and so
+the oracle of that. `RMSNorm` allows sequence parallelism.
 """
 
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
+
+from megatron_opsft.batching.zigzag import joined_order, own_pieces
 
 
 class RMSNorm(torch.nn.Module):
@@ -38,10 +42,16 @@ class PackedAttention(torch.nn.Module):
     """Causal attention of packed sequences, called as Megatron's core attention is."""
 
     def __init__(
-        self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kw: Any
+        self,
+        config: TransformerConfig,
+        *args: Any,
+        softmax_scale: float | None = None,
+        pg_collection: Any = None,
+        **unused: Any,
     ) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
+        self.context: Any = pg_collection.cp if config.context_parallel_size > 1 else None
 
     def forward(
         self,
@@ -53,19 +63,54 @@ class PackedAttention(torch.nn.Module):
         packed_seq_params: PackedSeqParams,
         **unused: Any,
     ) -> Tensor:
-        """query [T, heads, d], key and value [T, kv heads, d] -> [T, heads * d]."""
+        """query [T, heads, d], key and value [T, kv heads, d] -> [T, heads * d]; of this rank's
+        part of the pack in a context-parallel group, whose ranks all call it.
+        """
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
+        if self.context is not None:
+            return self._attend_to_all(query, key, value, lengths)
         parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
         outputs = [self._attend(q, k, v) for q, k, v in parts]
         return torch.cat(outputs).flatten(1)
 
+    def _attend_to_all(
+        self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]
+    ) -> Tensor:
+        """Each of this rank's two pieces of a sequence attends to all that is not behind it."""
+        rank, size = self.context.rank(), self.context.size()
+        # The backward pass adds up what the ranks' queries say of a key.
+        gathered = gather_from_sequence_parallel_region(
+            torch.stack((key, value), dim=1), tensor_parallel_output_grad=True, group=self.context
+        )
+        order = joined_order(lengths, size).to(gathered.device)
+        keys, values = gathered[order].unbind(1)
+        outputs: list[Tensor] = []
+        parts = zip(
+            query.split([n // size for n in lengths]),
+            keys.split(lengths),
+            values.split(lengths),
+            strict=True,
+        )
+        for q, k, v in parts:
+            for piece, number in zip(q.chunk(2), own_pieces(rank, size), strict=True):
+                end = (number + 1) * len(piece)
+                outputs.append(self._attend(piece, k[:end], v[:end]))
+        return torch.cat(outputs).flatten(1)
+
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """One sequence: [n, heads, d] each -> [n, heads, d]."""
+        """[n, heads, d]: the last n queries of a sequence of as many keys and values as there are
+        given, causal.
+        """
+        mask = None
+        if len(key) != len(query):
+            mask = query.new_ones(len(query), len(key), dtype=torch.bool)
+            mask = mask.tril(len(key) - len(query))
         out = F.scaled_dot_product_attention(
             query.transpose(0, 1)[None],
             key.transpose(0, 1)[None],
             value.transpose(0, 1)[None],
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             scale=self.softmax_scale,
             enable_gqa=key.shape[1] != query.shape[1],
         )

@@ -15,11 +15,20 @@ from megatron_opsft.records import MicroBatch
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
-    """Megatron's description of a packed micro-batch."""
+    """Megatron's description of a packed micro-batch.
+
+    Fillers that end a sequence count as its tokens. Nothing before them attends to them, every
+    sequence can be cut as context parallelism wants it, and no attention has to leave gaps out:
+    TransformerEngine up to 2.17.1 does so wrongly between parts of uneven lengths (its issue 3331).
+    """
+    borders = batch.cu_seqlens if batch.places_R is not None else None
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=batch.cu_seqlens,
         cu_seqlens_kv=batch.cu_seqlens,
+        # The same tensors: that is how TransformerEngine knows that there are no gaps.
+        cu_seqlens_q_padded=borders,
+        cu_seqlens_kv_padded=borders,
         max_seqlen_q=batch.max_seqlen,
         max_seqlen_kv=batch.max_seqlen,
     )

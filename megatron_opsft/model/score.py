@@ -17,6 +17,7 @@ from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.model.schedule import PassSchedule
 from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.context import join_over_context
 from megatron_opsft.runtime.distributed import Layout, broadcast_over
 
 
@@ -81,12 +82,22 @@ def score_samples(
     its own weights and returns its own result, on all of its ranks.
     """
     device = next(schedule.chunks[0].parameters()).device
-    batch = build_microbatch(samples, [1.0] * len(samples), align=align, device=device)
+    batch = build_microbatch(
+        samples,
+        [1.0] * len(samples),
+        align=align,
+        device=device,
+        cp_rank=layout.cp_rank,
+        cp_size=layout.cp_size,
+    )
     # Interleaved stages want a multiple of their number.
     batches = [batch] * (layout.pp_size if len(schedule.chunks) > 1 else 1)
     of_hidden = partial(_in_float32, entropy=entropy)
     found = _run(schedule, of_hidden, batches, temperature=temperature)
-    flat_R = found[0] if layout.is_loss_rank else torch.empty(batch.num_loss_tokens, device=device)
+    num_scores = sum(batch.response_lengths)
+    flat_R = torch.empty(num_scores, device=device)
+    if layout.is_loss_rank:
+        flat_R = join_over_context(found[0], batch.places_R, num_scores)
     source = (layout.pp_size - 1) * layout.tp_size
     broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
     flat, ends = flat_R.tolist(), list(accumulate(batch.response_lengths))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.methods.objective import Objective
 from megatron_opsft.records import MicroBatch
+from megatron_opsft.runtime.context import join_over_context
 from megatron_opsft.runtime.distributed import Layout, sum_over_world
 
 _FLOOR = 1e-8  # of a variance
@@ -50,6 +51,8 @@ def _paying(batch: MicroBatch, beta: float) -> MicroBatch:
     old_R, reference_R = batch.old_log_probs_R, batch.reference_log_probs_R
     if old_R is None or reference_R is None:  # not the last stage
         return batch
-    parts = (old_R - reference_R).split(list(batch.response_lengths))
+    lengths, places_R = list(batch.response_lengths), batch.places_R
+    parts = join_over_context(old_R - reference_R, places_R, sum(lengths)).split(lengths)
     to_go = torch.cat([old_R[:0], *(part.flip(0).cumsum(0).flip(0) for part in parts)])
+    to_go = to_go if places_R is None else to_go[places_R]
     return replace(batch, advantages_R=(_values(batch) - beta * to_go.double()).float())

@@ -62,6 +62,8 @@ def transformer_config(
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
+        context_parallel_size=parallel.cp,
+        cp_comm_type="p2p" if parallel.cp > 1 else None,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that
         # only with this dispatcher, even where there are no experts to dispatch to.

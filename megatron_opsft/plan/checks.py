@@ -26,6 +26,8 @@ def check_job(job: TrainingJob) -> None:
     rollout = config.rollout
     check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
     check_world(job.world_size, config.parallel)
+    if config.parallel.cp > 1:
+        raise UserError(f"parallel.cp={config.parallel.cp}: plans know no context parallelism yet")
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     check_offload(shape, config.train, config.parallel, with_te=job.modules == "te")

@@ -38,7 +38,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """This rank's place in TP x PP x DP."""
+    """This rank's place in TP x CP x DP x PP."""
 
     rank: int
     world_size: int
@@ -48,6 +48,8 @@ class Layout:
     pp_size: int
     dp_rank: int
     dp_size: int
+    cp_rank: int = 0
+    cp_size: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -55,22 +57,33 @@ class Layout:
 
     @property
     def is_loss_rank(self) -> bool:
-        """Whether this rank's token losses are the ones to add up: one rank per data-parallel
-        replica.
+        """Whether this rank's token losses are the ones to add up: of a data-parallel replica one
+        rank, or one for each part of its packs.
         """
         return self.pp_rank == self.pp_size - 1 and self.tp_rank == 0
 
     def first_of_replica(self, dp_rank: int) -> int:
-        """The rank with tp_rank 0 and pp_rank 0 of a data-parallel replica: Megatron counts ranks
-        over tp first, then dp, then pp.
+        """The rank with tp_rank, cp_rank and pp_rank 0 of a data-parallel replica: Megatron counts
+        ranks over tp first, then cp, then dp, then pp.
         """
-        return dp_rank * self.tp_size
+        return dp_rank * self.cp_size * self.tp_size
+
+    @property
+    def num_copies(self) -> int:
+        """Ranks that hold the same shards of the weights as this one, itself included."""
+        return self.dp_size * self.cp_size
+
+    @property
+    def copy_rank(self) -> int:
+        """Which of them this is."""
+        return self.dp_rank * self.cp_size + self.cp_rank
 
 
 def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
     """Join the job's process group (torchrun's, or a group of one) and make Megatron's groups.
 
-    Called once by every rank. Errors: `UserError` when the world size is not a multiple of tp x pp.
+    Called once by every rank. Errors: `UserError` when the world size is not a multiple of
+    tp x pp x cp.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_world(world_size, parallel)
@@ -88,6 +101,7 @@ def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
         tensor_model_parallel_size=parallel.tp,
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
+        context_parallel_size=parallel.cp,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=math.ceil(minutes),
     )
@@ -105,6 +119,8 @@ def current_layout() -> Layout:
         pp_size=parallel_state.get_pipeline_model_parallel_world_size(),
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
     )
 
 
@@ -237,7 +253,10 @@ def broadcast_in_replica(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
     is overwritten. Collective over the ranks of a data-parallel replica.
     """
+    context = parallel_state.get_context_parallel_group()
     group = parallel_state.get_model_parallel_group()
+    if context.size() > 1 and group.rank() == 0:
+        broadcast_over(tensor, 0, context)
     return tensor if group.size() == 1 else broadcast_over(tensor, 0, group)
 
 

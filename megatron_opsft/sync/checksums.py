@@ -51,7 +51,7 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
     layout = shards.layout
     held: dict[str, list[Copy]] = {}
     for number, (rule, _) in enumerate(shards.parameters):
-        if rule.replica or number % layout.dp_size != layout.dp_rank:
+        if rule.replica or number % layout.num_copies != layout.copy_rank:
             continue
         if rule.kind is ShardKind.COPY and layout.tp_rank:
             continue

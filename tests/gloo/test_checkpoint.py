@@ -99,6 +99,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
         Case(dp=4),
         Case(pp=2, vpp=2),
         Case(tp=2, dp=2, dtype="bfloat16"),
+        Case(cp=2, dp=2, dtype="bfloat16"),
         Case(model="qwen3_moe", tp=2, dp=2, sequence_parallel=True),
     ],
     ids=str,
@@ -127,6 +128,20 @@ def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=tolerance)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Case(cp=2, tp=2), Case()), (Case(dp=2), Case(cp=2))], ids=str
+)
+def test_checkpoint_goes_on_with_and_without_context_parallelism(
+    world: World, first: Case, second: Case, tmp_path: Path
+) -> None:
+    results, saved, _ = world.run(save_after_two_steps, first.world_size, first, tmp_path)[0]
+    again, loaded, _ = world.run(load_and_go_on, second.world_size, second, tmp_path)[0]
+    assert same(loaded, saved)
+    for before, now in zip(results, again, strict=True):
+        assert now.loss == pytest.approx(before.loss, rel=1e-5)
+        assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
 
 
 def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: Path) -> None:
@@ -184,11 +199,13 @@ def share_bytes(case: Case) -> int:
 
 
 @pytest.mark.parametrize(
-    "case", [Case(dp=4), Case(tp=2, dp=2, dtype="bfloat16"), Case(pp=2, dp=2)], ids=str
+    "case",
+    [Case(dp=4), Case(tp=2, dp=2, dtype="bfloat16"), Case(pp=2, dp=2), Case(cp=2, dp=2)],
+    ids=str,
 )
 def test_each_data_parallel_rank_writes_its_own_share_alone(world: World, case: Case) -> None:
     """Gathered state was that of the whole TP x PP shard on every data-parallel rank."""
-    (whole,) = world.run(share_bytes, 1, replace(case, tp=1, pp=1, dp=1))
+    (whole,) = world.run(share_bytes, 1, replace(case, tp=1, pp=1, dp=1, cp=1))
     found = world.run(share_bytes, case.world_size, case)
     assert max(found) <= 1.2 * sum(found) / case.world_size
     # Norms are on every tensor-parallel rank, one of which writes them.

@@ -79,24 +79,38 @@ def test_exported_model_loads_in_transformers(undisturbed: Path) -> None:
     assert math.isfinite(float(model(input_ids=ids, labels=ids).loss))
 
 
-def in_layout(tp: int, pp: int, budget: int) -> list[str]:
+def in_layout(tp: int, pp: int, budget: int, cp: int = 1) -> list[str]:
     return [
         f"parallel.tp={tp}",
         f"parallel.pp={pp}",
+        f"parallel.cp={cp}",
         f"parallel.sequence_parallel={tp > 1}",
         f"train.max_tokens_per_microbatch={budget}",
     ]
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "ranks", "budget"),
-    [(2, 1, 2, 64), (1, 2, 2, 1000), (2, 1, 4, 1000), (2, 2, 4, 4096)],
+    ("tp", "pp", "ranks", "budget", "cp"),
+    [
+        (2, 1, 2, 64, 1),
+        (1, 2, 2, 1000, 1),
+        (2, 1, 4, 1000, 1),
+        (2, 2, 4, 4096, 1),
+        (1, 1, 4, 500, 2),
+    ],
 )
 def test_same_rollouts_losses_and_norms_in_layout(
-    world: World, undisturbed: Path, tmp_path: Path, tp: int, pp: int, ranks: int, budget: int
+    world: World,
+    undisturbed: Path,
+    tmp_path: Path,
+    tp: int,
+    pp: int,
+    ranks: int,
+    budget: int,
+    cp: int,
 ) -> None:
     run_dir = tmp_path / "run"
-    overrides = [*SMALL, f"run.dir={run_dir}", *in_layout(tp, pp, budget)]
+    overrides = [*SMALL, f"run.dir={run_dir}", *in_layout(tp, pp, budget, cp)]
     assert world.run(run_training, ranks, QUICKSTART, overrides) == [0] * ranks
     assert_same_training(undisturbed, run_dir)
 

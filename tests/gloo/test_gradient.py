@@ -6,6 +6,7 @@ import pytest
 import torch
 from hf_reference import hf_gradient
 from jobs import NUM_ROLLOUTS, Case, gradient
+from tiny_models import samples
 from world import World
 
 from megatron_opsft.methods.aggregation import Aggregation
@@ -31,6 +32,20 @@ SPECIAL = [
     Case(tp=2, sequence_parallel=True),
     Case(tp=2, pp=2, sequence_parallel=True),
     Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
+]
+CONTEXT = [
+    Case(cp=2),
+    Case(cp=4),
+    Case(cp=2, tp=2),
+    Case(cp=2, tp=2, sequence_parallel=True),
+    Case(cp=2, pp=2),
+    Case(cp=2, pp=2, vpp=2),
+    Case(cp=2, dp=2),
+    Case(cp=2, cross_entropy="vocab_parallel"),
+    Case(cp=2, model="qwen2_tied", recompute="full"),
+    Case(cp=2, model="llama3"),
+    Case(cp=2, model="qwen3_moe"),
+    Case(cp=2, tp=2, model="qwen3_moe", sequence_parallel=True),
 ]
 MODELS = [
     Case(model=model, tp=tp, pp=pp, dp=dp, sequence_parallel=sp)
@@ -80,6 +95,13 @@ def test_gradient_matches_hf_in_layout(world: World, case: Case) -> None:
     check(world, case)
 
 
+@pytest.mark.parametrize("case", CONTEXT, ids=str)
+def test_gradient_matches_hf_with_context_parallelism(world: World, case: Case) -> None:
+    lengths = [len(s.prompt_ids) + len(s.response_ids) for s in samples(case.num_samples)]
+    assert min(lengths) < 2 * 4 and any(length % 8 for length in lengths)  # fillers at work
+    check(world, case)
+
+
 @pytest.mark.parametrize("case", MODELS, ids=str)
 def test_gradient_matches_hf_for_model(world: World, case: Case) -> None:
     check(world, case)
@@ -101,8 +123,16 @@ def test_gradient_matches_hf_when_one_rank_accepted_everything(world: World, ran
     check(world, Case(pp=2, dp=2, all_on_rank=rank))
 
 
+def test_gradient_matches_hf_when_one_rank_of_a_context_parallel_group_accepted_everything(
+    world: World,
+) -> None:
+    check(world, Case(cp=2, dp=2, all_on_rank=3))
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("case", [Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(dp=4), Case(pp=2, vpp=2), Case(tp=2, dp=2), Case(cp=2, dp=2), Case(cp=4)], ids=str
+)
 def test_gradient_matches_hf_for_a_single_sample(world: World, case: Case) -> None:
     check(world, replace(case, num_samples=1))
 

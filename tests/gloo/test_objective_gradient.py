@@ -84,6 +84,20 @@ def objectives_of_presets() -> dict[tuple[Objective, int], str]:
     return {kind: "+".join(names) for kind, names in found.items()}
 
 
+CONTEXT = [
+    replace(BASE, tp=2, cp=2, sequence_parallel=True),
+    replace(BASE, cp=2, objective=Objective(surrogate=SequenceClip(low=0.02, high=0.02))),
+    replace(BASE, cp=4, objective=Objective(surrogate=SquaredLogRatio(tau=0.1))),
+]
+
+
+@pytest.mark.parametrize("case", CONTEXT, ids=str)
+def test_second_update_s_gradient_matches_hf_with_context_parallelism(
+    world: World, case: Case
+) -> None:
+    check(world, case)
+
+
 OF_PRESETS = objectives_of_presets()
 
 
@@ -99,12 +113,12 @@ REWARDED = Objective(
 )
 
 
-@pytest.mark.parametrize(("tp", "pp", "dp"), [(1, 1, 2), (2, 2, 1)])
+@pytest.mark.parametrize(("tp", "pp", "dp", "cp"), [(1, 1, 2, 1), (2, 2, 1, 1), (1, 1, 2, 2)])
 def test_gradient_with_a_divergence_in_each_token_s_reward_matches_hf(
-    world: World, tp: int, pp: int, dp: int
+    world: World, tp: int, pp: int, dp: int, cp: int
 ) -> None:
     """ER-RL's: of the tokens of all ranks together."""
-    case = replace(BASE, model="qwen2_tied", objective=REWARDED, tp=tp, pp=pp, dp=dp)
+    case = replace(BASE, model="qwen2_tied", objective=REWARDED, tp=tp, pp=pp, dp=dp, cp=cp)
     expected = check(world, case)
     assert min(expected.too_low, expected.too_high) > 5
 

@@ -32,7 +32,9 @@ def expected(sample: Sample, temperature: float) -> tuple[list[float], list[floa
     return log_probs.gather(1, labels)[:, 0].tolist(), entropies.tolist()
 
 
-@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize(
+    "case", [Case(), Case(tp=2, pp=2), Case(cp=2), Case(cp=2, tp=2), Case(cp=2, pp=2)], ids=str
+)
 def test_log_probs_and_entropies_match_hf(world: World, case: Case) -> None:
     for log_probs, entropies in world.run(score, case.world_size, case, 0.7):
         for number, sample in enumerate(RESPONSES):

@@ -128,3 +128,8 @@ def test_push_reaches_the_engine_and_pull_brings_it_back(
     case = replace(case, model=model, sequence_parallel=model == "qwen3_moe" and case.tp > 1)
     for loss, engine_loss in world.run(push_and_pull, case.world_size, case):
         assert engine_loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_push_and_pull_with_context_parallelism(world: World) -> None:
+    for loss, engine_loss in world.run(push_and_pull, 4, Case(tp=2, cp=2)):
+        assert engine_loss == pytest.approx(loss, rel=1e-5)

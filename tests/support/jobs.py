@@ -56,6 +56,7 @@ class Case:
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    cp: int = 1
     vpp: int | None = None
     sequence_parallel: bool = False
     overlap: bool = True
@@ -73,7 +74,7 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        return self.tp * self.pp * self.dp
+        return self.tp * self.pp * self.dp * self.cp
 
     @property
     def device(self) -> Device:
@@ -84,6 +85,7 @@ class Case:
         return ParallelConfig(
             tp=self.tp,
             pp=self.pp,
+            cp=self.cp,
             vpp=self.vpp,
             sequence_parallel=self.sequence_parallel,
             overlap_grad_reduce=self.overlap,
@@ -91,7 +93,8 @@ class Case:
         )
 
     def __str__(self) -> str:
-        extra = [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
+        extra = [f"cp{self.cp}"] * (self.cp > 1)
+        extra += [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
         extra += ["no-overlap"] * (not self.overlap)
         extra += ["vocab_parallel"] * (self.cross_entropy == "vocab_parallel")
         return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
@@ -183,6 +186,8 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         budget=case.budget,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,
+        cp_rank=layout.cp_rank,
+        cp_size=layout.cp_size,
         multiple=case.pp if case.vpp else 1,
         align=case.tp if case.sequence_parallel else 1,
         advantages=None if plain else ADVANTAGES[: len(accepted)],
@@ -296,7 +301,7 @@ def main_gradients(built: Built) -> dict[str, Any]:
 def whole_gradient(built: Built) -> dict[str, Any]:
     """HF name -> gradient, on rank 0; checks what all copies of a parameter must agree on."""
     layout, table = built.layout, built.shards.table
-    mine = ((layout.pp_rank, layout.tp_rank, layout.dp_rank), main_gradients(built))
+    mine = ((layout.pp_rank, layout.tp_rank, layout.copy_rank), main_gradients(built))
     shards = dict(gather_from_all([mine]))
     if not layout.is_main:
         return {}

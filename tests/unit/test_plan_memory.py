@@ -156,7 +156,8 @@ def test_separate_engines_never_give_their_memory_back() -> None:
         (["rollout.max_response_tokens=131072"], 8, "131072 positions"),
         (["train.offload_layers=4", "parallel.pp=2"], 8, r"needs parallel\.pp=1"),
         (["train.cross_entropy=te", "model.dtype=float32"], 8, "needs TransformerEngine"),
-        (["parallel.cp=2"], 8, "context parallelism is not supported"),
+        (["parallel.cp=2"], 8, "plans know no context parallelism yet"),
+        (["parallel.cp=3"], 8, r"parallel\.cp = 1 x 1 x 3"),
         (["run.device=cpu"], 8, "give --gpu cpu"),
     ],
 )

@@ -1,13 +1,18 @@
 """Packing and dealing: every sample and every response once, budgets held, ranks alike."""
 
 from collections import Counter
+from functools import partial
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_opsft.batching.bins import pack_bins
+from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.batching.packing import describe_plan, plan_packing
+from megatron_opsft.batching.zigzag import filled, joined_order, own_places
 from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import PromptRequest, dealt_size, my_share, split_batches
 
 LENGTHS = st.lists(st.integers(1, 400), max_size=60)
@@ -34,6 +39,68 @@ def test_plans_hold_every_sequence_once_and_as_many_bins_on_every_rank(
     assert len({len(mine) for mine in plan}) == 1 and len(plan[0]) % multiple == 0
     report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
     assert 0 <= report.fill <= 1 and 0 <= report.imbalance < dp_size + 1e-9
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3))
+def test_a_pack_cut_for_a_context_parallel_group_is_whole_when_joined(
+    lengths: list[int], cp_size: int, align: int
+) -> None:
+    full = [filled(length, cp_size, align) for length in lengths]
+    if cp_size > 1:
+        assert all(0 <= f - n < 2 * cp_size * align for f, n in zip(full, lengths, strict=True))
+        assert all(f % (2 * cp_size * align) == 0 for f in full)
+    else:
+        assert full == lengths
+        full = [2 * length for length in full]  # one rank has both pieces
+    parts = [own_places(full, rank, cp_size) for rank in range(cp_size)]
+    assert len({len(part) for part in parts}) == 1
+    assert all(part.diff().gt(0).all() for part in parts)
+    joined = torch.cat(parts)[joined_order(full, cp_size)]
+    assert joined.tolist() == list(range(sum(full)))
+    # Causal attention, counted in pairs of tokens, is the same work for every rank.
+    positions = torch.cat([torch.arange(n) for n in full])
+    work = [int((positions[part] + 1).sum()) for part in parts]
+    assert len(set(work)) == 1
+
+
+SAMPLES = st.lists(
+    st.tuples(st.lists(st.integers(1, 99), min_size=1), st.lists(st.integers(1, 99), min_size=1)),
+    max_size=5,
+)
+
+
+@given(SAMPLES, st.integers(2, 4), st.integers(1, 2))
+def test_the_parts_of_a_micro_batch_are_those_of_the_whole_one(
+    texts: list[tuple[list[int], list[int]]], cp_size: int, align: int
+) -> None:
+    samples = [
+        Sample(problem_id="", sample_index=n, prompt_ids=tuple(p), response_ids=tuple(r))
+        for n, (p, r) in enumerate(texts)
+    ]
+    weights = [float(n) for n in range(len(samples))]
+    build = partial(build_microbatch, samples, weights, align=1, device=torch.device("cpu"))
+    whole = build(advantages=weights)
+    parts = [
+        build(advantages=weights, align=align, cp_rank=rank, cp_size=cp_size)
+        for rank in range(cp_size)
+    ]
+    assert len({part.num_tokens for part in parts}) == 1
+    assert sum(part.num_loss_tokens for part in parts) == whole.num_loss_tokens
+    for part in parts:
+        places = part.places_R
+        assert places is not None and part.advantages_R is not None
+        assert whole.advantages_R is not None
+        assert part.response_lengths == whole.response_lengths
+        assert int(part.cu_seqlens[-1]) == cp_size * part.num_tokens
+        assert torch.equal(part.labels_R, whole.labels_R[places])
+        assert torch.equal(part.weights_R, whole.weights_R[places])
+        assert torch.equal(part.advantages_R, whole.advantages_R[places])
+        # The same token at the same place of its sequence predicts the label.
+        for name in ("tokens_T", "positions_T"):
+            ours = getattr(part, name)[part.loss_indices_R]
+            assert torch.equal(ours, getattr(whole, name)[whole.loss_indices_R[places]])
+    everything = torch.cat([part.places_R for part in parts if part.places_R is not None])
+    assert sorted(everything.tolist()) == list(range(whole.num_loss_tokens))
 
 
 @st.composite
