@@ -35,7 +35,8 @@ from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
-from megatron_opsft.report.page.embed import MAX_MB
+from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
+from megatron_opsft.report_command import ReportCommand, report
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
@@ -85,6 +86,7 @@ app.add_typer(launch_app, name="launch")
 app.command(epilog=EXAMPLES)(data)
 app.command(epilog=STUDY_EXAMPLES)(study)
 app.command(epilog=DIAGNOSE_EXAMPLES)(diagnose)
+app.command(cls=ReportCommand, epilog=REPORT_EXAMPLES)(report)
 
 
 @app.command(
@@ -164,58 +166,6 @@ def methods(
         typer.echo(json.dumps(describe_methods(), indent=1))
     else:
         typer.echo(show_methods(width=shutil.get_terminal_size((120, 24)).columns), nl=False)
-
-
-@app.command(
-    epilog=examples(
-        "megatron-opsft report runs/quickstart",
-        "megatron-opsft report runs/quickstart --figure quickstart.svg",
-        "megatron-opsft report runs/a runs/b runs/b/eval --html comparison.html",
-    )
-)
-def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(help="Directories of runs, finished or not, and of evaluations."),
-    ],
-    figure: Annotated[
-        Path | None, typer.Option(help="Where to draw the curves of one run (.png, .svg).")
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Page to write; by default report.html, of one path in its directory."),
-    ] = None,
-    max_mb: Annotated[
-        float, typer.Option(help="Size of the page; responses are sampled to fit.")
-    ] = MAX_MB,
-) -> None:
-    """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
-    write a page of everything: curves, settings, every response.
-    """
-    from megatron_opsft.report.page.evaluation_data import is_evaluation
-    from megatron_opsft.report.page.write import write_page
-    from megatron_opsft.report.runs import report_runs
-
-    evaluations = [path for path in paths if is_evaluation(path)]
-    runs = [path for path in paths if path not in evaluations]
-    if figure is not None and len(runs) != 1:
-        raise UserError("--figure is of one run; without it each run gets its curves.png")
-    unread = report_runs(runs, figure, typer.echo)
-    for path in evaluations:
-        table = _evaluation_table(path)
-        typer.echo(f"{path}:\n{table}" if len(paths) > 1 else table)
-    runs = [path for path in runs if path not in unread]
-    page = html or (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    write_page(page, runs, evaluations, max_mb=max_mb)
-    typer.echo(f"page: {page}")
-    if unread:
-        raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
-
-
-def _evaluation_table(path: Path) -> str:
-    from megatron_opsft.evaluate.outputs import table_of  # heavy
-
-    return table_of(path)
 
 
 def main() -> None:

@@ -14,12 +14,17 @@ from megatron_opsft.runtime.step_names import in_step_order
 _SIGNS = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "rollouts")
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun there."""
+    return any((path / name).exists() for name in _SIGNS)
+
+
 def run_data(run: Path, name: str) -> dict[str, Any]:
     """name: that it is shown under.
 
     Errors: `UserError` for a directory that holds no run, or damaged lines of metrics.
     """
-    if not any((run / name).exists() for name in _SIGNS):
+    if not holds_run(run):
         raise UserError(f"{run}: neither a run nor an evaluation is there")
     steps = _by_step(run / "metrics.jsonl")
     evaluations = _by_step(run / "evals.jsonl")

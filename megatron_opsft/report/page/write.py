@@ -21,6 +21,7 @@ _ASSETS = Path(__file__).with_name("assets")
 # In the order in which they build on each other.
 _SCRIPTS = (
     "elements.js",
+    "reload.js",
     "table.js",
     "plot.js",
     "curves.js",
@@ -40,11 +41,14 @@ def write_page(
     *,
     max_mb: float = MAX_MB,
     title: str = "",
-) -> None:
+    reload_seconds: float | None = None,
+) -> list[str]:
     """Write the page of run directories, finished or not, and of evaluation directories.
 
     max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit.
-    Errors: `UserError` for a directory that holds neither, or where there is nothing to show.
+    reload_seconds: after so many an open page reads its file again; None: never. Returns the state
+    of each run. Errors: `UserError` for a directory that holds neither, or where there is nothing
+    to show.
     """
     if not runs and not evaluations:
         raise UserError("page: there is no run and no evaluation to show")
@@ -60,6 +64,7 @@ def write_page(
     data = {
         "title": title or ", ".join(shown["name"] for shown in shown_runs or shown_evaluations),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "reload_seconds": reload_seconds,
         "runs": shown_runs,
         "settings": differing([shown["settings"] for shown in shown_runs]),
         "evaluations": shown_evaluations,
@@ -74,6 +79,7 @@ def write_page(
         room -= encoded_size(shown["rollouts"])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, _render(data))
+    return [shown["state"] for shown in shown_runs]
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
