@@ -29,13 +29,16 @@ function restoreKept() {
 function reloadOften() {
   if (!page.reload_seconds) return;
   let busy = 0;
+  let leaving = false;
+  // As late as can be: what is chosen until the very end is kept as well.
+  window.addEventListener("pagehide", () => { if (leaving) storeKept(); });
   for (const kind of ["keydown", "pointerdown", "input"]) window.addEventListener(kind, () => { busy = Date.now(); });
   const again = () => {
     if (document.hidden || Date.now() - busy < 2000 || !getSelection().isCollapsed) {
       setTimeout(again, 500);
       return;
     }
-    storeKept();
+    leaving = true;
     location.reload();
   };
   setTimeout(again, 1000 * page.reload_seconds);
