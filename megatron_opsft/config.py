@@ -266,7 +266,9 @@ class OptimizerConfig(Section):
 class ParallelConfig(Section):
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
-    cp: int = Field(1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack.")
+    cp: int = Field(
+        1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack."
+    )
     vpp: int | None = Field(
         None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
     )
@@ -297,7 +299,9 @@ class ParallelConfig(Section):
 
 class TrainConfig(Section):
     max_tokens_per_microbatch: int = Field(
-        16384, ge=1, description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own."
+        16384,
+        ge=1,
+        description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own.",
     )
     cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
         "auto",
