@@ -23,6 +23,7 @@ EXAMPLES = examples(
     "megatron-opsft report runs/quickstart --watch",
     "megatron-opsft report runs/quickstart --figure quickstart.svg",
     "megatron-opsft report runs/a runs/b runs/b/eval --html comparison.html",
+    "megatron-opsft report DIAGNOSIS",
 )
 
 
@@ -49,7 +50,7 @@ def _is_number(word: str) -> bool:
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Directories of runs, finished or not, of evaluations and of studies."),
+        typer.Argument(help="Runs, finished or not, evaluations and studies; or one diagnosis."),
     ],
     figure: Annotated[
         Path | None, typer.Option(help="Where to draw the curves of one run (.png, .svg).")
@@ -73,10 +74,18 @@ def report(
     """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
     write a page of everything: curves, settings, every response.
     """
+    from megatron_opsft.report.diagnosis import is_diagnosis
     from megatron_opsft.report.page.parts import is_study, parts_of
     from megatron_opsft.report.page.write import write_page
     from megatron_opsft.report.runs import report_runs
 
+    if diagnoses := [path for path in paths if is_diagnosis(path)]:
+        if len(paths) > 1:
+            raise UserError(f"{diagnoses[0]}: a diagnosis has a page of its own; give it alone")
+        if figure is not None or watch is not None:
+            raise UserError(f"{diagnoses[0]}: --figure and --watch are of runs, not of a diagnosis")
+        _report_diagnosis(diagnoses[0], html, max_mb)
+        return
     parts = parts_of(paths)
     if figure is not None and len(parts.runs) != 1:
         raise UserError("--figure is of one run; without it each run gets its curves.png")
@@ -95,6 +104,15 @@ def report(
     typer.echo(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
+
+
+def _report_diagnosis(path: Path, html: Path | None, max_mb: float) -> None:
+    from megatron_opsft.diagnose.directory import REPORT
+    from megatron_opsft.diagnose.outputs import write_report
+
+    page = html or path / REPORT
+    typer.echo(write_report(path, page, max_mb=max_mb), nl=False)
+    typer.echo(f"page: {page}")
 
 
 def _follow(paths: Sequence[Path], page: Path, seconds: float, max_mb: float) -> None:

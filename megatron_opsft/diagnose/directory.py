@@ -9,13 +9,12 @@ from typing import Any
 from uuid import uuid4
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.diagnosis import SUMMARY, TOKENS, parse_response
+from megatron_opsft.report.diagnosis import KIND, MANIFEST, SUMMARY, TOKENS, parse_response
 from megatron_opsft.runtime.durable import append_line, write_bytes, write_json
 from megatron_opsft.storage.replacing import remove_entry
 
-MANIFEST, PAGE = "manifest.json", "tokens.html"
+PAGE, REPORT = "tokens.html", "report.html"  # of `diagnose` and of `report`
 PICTURES = ("tokens.png", "positions.png", "kinds.png", "word_cloud.png")
-_KIND = "diagnosis"
 _OWN = (SUMMARY, TOKENS, PAGE, *PICTURES, "parts", "responses", MANIFEST)
 _Key = tuple[str, int]
 
@@ -32,12 +31,12 @@ def check_out(directory: Path, *, overwrite: bool) -> None:
                 f"--out {directory} holds {found[0]} but no {MANIFEST} of a diagnosis; name "
                 "another directory"
             )
-    elif _manifest(directory).get("kind") != _KIND:
+    elif _manifest(directory).get("kind") != KIND:
         raise UserError(
             f"--out {directory} holds something else than a diagnosis; name another directory"
         )
     elif overwrite:
-        for name in _OWN:
+        for name in (*_OWN, REPORT):
             remove_entry(directory / name)
 
 
@@ -53,7 +52,7 @@ def open_directory(directory: Path, identity: Mapping[str, Any], facts: Mapping[
                     f"--out {directory} holds a diagnosis with another {name}; set it back, name "
                     "another directory, or give --overwrite"
                 )
-    write_json(directory / MANIFEST, {"kind": _KIND, **facts, "identity": identity})
+    write_json(directory / MANIFEST, {"kind": KIND, **facts, "identity": identity})
 
 
 def _manifest(directory: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a finished diagnosis leaves: summary, pictures, page; and its table for a terminal."""
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ from rich.table import Table
 
 from megatron_opsft.diagnose.directory import PAGE
 from megatron_opsft.diagnose.summary import summarize
-from megatron_opsft.report.diagnosis import SUMMARY, read_responses
+from megatron_opsft.errors import UserError
+from megatron_opsft.report.diagnosis import (
+    SUMMARY,
+    TOKENS,
+    DiagnosedResponse,
+    labels_of,
+    read_responses,
+)
 from megatron_opsft.report.diagnosis_figures import (
     plot_kinds,
     plot_positions,
@@ -18,7 +26,7 @@ from megatron_opsft.report.diagnosis_figures import (
     plot_words,
 )
 from megatron_opsft.report.diagnosis_page import render_page
-from megatron_opsft.runtime.durable import write_json, write_text
+from megatron_opsft.runtime.durable import write_bytes, write_json
 
 _ROWS = 12  # of the table of tokens
 _WIDTH = 100
@@ -28,18 +36,43 @@ _PAGE_RESPONSES = 20
 def write_outputs(directory: Path, *, original: str, efficient: str) -> str:
     """All files of a finished diagnosis; returns the table for a terminal. Rank 0 alone."""
     summary = summarize(directory, original=original, efficient=efficient)
-    shown = [
-        each for _, each in zip(range(_PAGE_RESPONSES), read_responses(directory), strict=False)
-    ]
+    shown = _first_responses(directory)
     plot_kinds(summary, directory / "kinds.png")
     plot_positions(summary, directory / "positions.png")
     longest = max(shown, key=lambda response: len(response.tokens))
     plot_tokens(longest, summary, directory / "tokens.png")
     plot_words(summary, directory / "word_cloud.png")
-    write_text(directory / PAGE, render_page(summary, shown))
+    write_bytes(directory / PAGE, render_page(summary, shown))
     # Last: whoever finds it finds the rest.
     write_json(directory / SUMMARY, summary)
     return table_of(summary)
+
+
+def write_report(directory: Path, page: Path, *, max_mb: float) -> str:
+    """The page of a diagnosis again, from its tokens.jsonl alone; returns the table for a terminal.
+
+    max_mb: how large the file may be, in 10^6 bytes. Errors: `UserError` for a diagnosis that is
+    not finished, or that cannot be read.
+    """
+    if page.is_dir():
+        raise UserError(f"page {page}: is a directory; name a file")
+    if not max_mb > 0:
+        raise UserError(f"--max-mb {max_mb:g}: must be above 0")
+    if not (directory / TOKENS).is_file():
+        raise UserError(f"{directory}: diagnosis not finished; give its command again")
+    if not any(each.tokens for each in read_responses(directory)):
+        raise UserError(f"{directory / TOKENS}: holds no response; diagnose again with --overwrite")
+    original, efficient = labels_of(directory)
+    summary = summarize(directory, original=original, efficient=efficient)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    shown = _first_responses(directory)
+    write_bytes(page, render_page(summary, shown, max_bytes=1e6 * max_mb))
+    return table_of(summary)
+
+
+def _first_responses(directory: Path) -> list[DiagnosedResponse]:
+    """As many as a page shows."""
+    return list(islice(read_responses(directory), _PAGE_RESPONSES))
 
 
 def table_of(summary: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 from megatron_opsft.errors import UserError
 
-TOKENS, SUMMARY = "tokens.jsonl", "summary.json"
+TOKENS, SUMMARY, MANIFEST = "tokens.jsonl", "summary.json", "manifest.json"
+KIND = "diagnosis"  # in manifest.json
 _FIX = "restore the file, or diagnose again with --overwrite"
 
 
@@ -51,8 +52,31 @@ class DiagnosedResponse:
 
 
 def is_diagnosis(directory: Path) -> bool:
-    """Whether a finished diagnosis is there."""
-    return (directory / SUMMARY).is_file() and (directory / TOKENS).is_file()
+    """Whether a diagnosis is there, finished or not."""
+    return (directory / TOKENS).is_file() or _manifest(directory).get("kind") == KIND
+
+
+def labels_of(directory: Path) -> tuple[str, str]:
+    """What the original and the efficient model are called: as summary.json says; where it cannot
+    be read as manifest.json does; else by what they are.
+    """
+    try:
+        found = read_summary(directory)
+        return str(found["original"]), str(found["efficient"])
+    except (UserError, KeyError):
+        manifest = _manifest(directory)
+        original, efficient = (
+            Path(str(manifest.get(each, each))).name for each in ("original", "efficient")
+        )
+        return original, efficient
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
@@ -103,4 +127,6 @@ def parse_response(line: bytes) -> DiagnosedResponse:
     )
     if len(found.kl) != len(found.tokens):
         raise ValueError(f"{len(found.kl)} divergences of {len(found.tokens)} tokens")
+    if any(not 0 <= each.position < len(found.tokens) for each in found.alternatives):
+        raise ValueError("an alternative at no token")
     return found

@@ -1,23 +1,19 @@
 """A page of runs and evaluations: one HTML file that needs nothing else and asks nobody."""
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.embed import MAX_MB, encoded_size, script_json
 from megatron_opsft.report.page.evaluation_data import evaluation_data, samples_of
+from megatron_opsft.report.page.html import render
 from megatron_opsft.report.page.run_data import run_data
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.settings import differing
 from megatron_opsft.runtime.durable import write_bytes
 
-_ASSETS = Path(__file__).with_name("assets")
 # In the order in which they build on each other.
 _SCRIPTS = (
     "elements.js",
@@ -30,6 +26,7 @@ _SCRIPTS = (
     "histogram.js",
     "response.js",
     "reader.js",
+    "theme.js",
     "tabs.js",
 )
 
@@ -78,7 +75,14 @@ def write_page(
         shown["rollouts"] = sample_responses(files[place], room // (len(files) - place))
         room -= encoded_size(shown["rollouts"])
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(out, _render(data))
+    page = render(
+        "page.html.j2",
+        styles=["page.css"],
+        scripts=_SCRIPTS,
+        title=data["title"],
+        data=script_json(data),
+    )
+    write_bytes(out, page)
     return [shown["state"] for shown in shown_runs]
 
 
@@ -94,26 +98,3 @@ def distinct(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(set(parts)):
             break
     return names
-
-
-def _render(data: Mapping[str, object]) -> bytes:
-    """The page. Its policy lets a browser run and fetch what is in the file, and nothing else."""
-    style = (_ASSETS / "page.css").read_text(encoding="utf-8")
-    script = "".join((_ASSETS / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    environment = Environment(
-        loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined
-    )
-    page = environment.get_template("page.html.j2").render(
-        title=data["title"],
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        data=script_json(data),
-    )
-    return page.encode("utf-8", "replace")  # a lone surrogate is a ? to a reader
-
-
-def _hash(text: str) -> str:
-    """As a content security policy names an inline script or style."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -1,5 +1,5 @@
 "use strict";
-// Tabs and theme: what the page begins with.
+// Tabs: what the page begins with.
 
 function start() {
   const tabs = [summaryTab(), curvesTab(), settingsTab(), readerTab(), evaluationsTab()].filter((tab) => tab !== null);
@@ -31,20 +31,7 @@ function start() {
   keep("tab", () => start.shown.name, (name) => choose(Math.max(0, tabs.findIndex((tab) => tab.name === name))));
 }
 
-function themes() {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  let own = null; // chosen by hand; otherwise the system's
-  const set = () => { document.documentElement.dataset.theme = own ?? (dark.matches ? "dark" : "light"); };
-  dark.addEventListener("change", set);
-  document.getElementById("theme").addEventListener("click", () => {
-    own = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    set();
-  });
-  set();
-  keep("theme", () => own, (chosen) => { own = chosen; set(); });
-}
-
-themes();
+keep("theme", ...themes());
 start();
 keep("scroll", () => scrollY, (y) => scrollTo(0, y));
 restoreKept();

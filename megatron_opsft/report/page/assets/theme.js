@@ -1,0 +1,15 @@
+"use strict";
+
+/** Dark or light: the system's until the button is pressed. Returns how to read and to set what was chosen. */
+function themes() {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let own = null; // chosen by hand; otherwise the system's
+  const set = () => { document.documentElement.dataset.theme = own ?? (dark.matches ? "dark" : "light"); };
+  dark.addEventListener("change", set);
+  document.getElementById("theme").addEventListener("click", () => {
+    own = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    set();
+  });
+  set();
+  return [() => own, (chosen) => { own = chosen; set(); }];
+}

@@ -1,0 +1,61 @@
+"""The page of a diagnosis in a real browser: both themes, a phone's width, nothing fetched."""
+
+from pathlib import Path
+
+import pytest
+from chromium import Chromium
+from made_diagnosis import NUM_RESPONSES, make_diagnosis
+
+from megatron_opsft.diagnose.outputs import write_report
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def diagnosis_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = make_diagnosis(tmp_path_factory.mktemp("made") / "diagnosis")
+    write_report(directory, directory / "report.html", max_mb=20)
+    return directory / "report.html"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_without_an_error_a_request_or_an_overflow(
+    chromium: Chromium, diagnosis_page: Path, width: int, dark: bool
+) -> None:
+    chromium.open(diagnosis_page, width=width, dark=dark)
+    assert chromium.one("h1").text == "long against short"
+    assert len(chromium.all("main pre")) == NUM_RESPONSES
+    assert chromium.one("#kinds tr", "transition word").text.startswith("transition word 3.5000")
+    assert chromium.run("return document.documentElement.scrollWidth") == width
+    ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    # The word is seen on its shade: both themes have their own.
+    shade = "rgba(196, 44, 62, 0.85)" if dark else "rgba(178, 24, 43, 0.85)"
+    word = chromium.one("pre i.k9", "Wait")
+    assert word.value_of_css_property("background-color") == shade
+    bars = [bar.rect["height"] for bar in chromium.all("figure .bar")]
+    assert max(bars) > 50
+    assert chromium.messages() == []
+    assert chromium.requests() == [diagnosis_page.resolve().as_uri()]
+
+
+def test_a_tapped_token_says_its_number(chromium: Chromium, diagnosis_page: Path) -> None:
+    chromium.open(diagnosis_page, width=390)
+    assert chromium.all("#told") == []
+    word = chromium.all("pre i.k9")[-1]
+    chromium.run("arguments[0].scrollIntoView({ block: 'center' })", word)
+    word.click()
+    told = chromium.one("#told").text
+    assert told.startswith("Wait") and "D = 5; efficient: '</think>' 90 %, 'Wait' 10 %" in told
+    chromium.one("#told").click()
+    assert chromium.all("#told") == []
+
+
+def test_the_theme_is_toggled(chromium: Chromium, diagnosis_page: Path) -> None:
+    chromium.open(diagnosis_page, dark=True)
+    themes = []
+    for _ in range(3):
+        themes.append(chromium.run("return document.documentElement.dataset.theme"))
+        chromium.one("#theme").click()
+    assert themes == ["dark", "light", "dark"]

@@ -1,0 +1,46 @@
+"""A finished diagnosis as it is left on disk, made up, without pictures: small, and with texts that
+mean harm.
+"""
+
+import json
+from pathlib import Path
+
+from made_runs import HARM
+
+from megatron_opsft.diagnose.summary import summarize
+
+NUM_RESPONSES = 4
+TOKENS = ("7", "-", "6", "=", "1", ".", "\n", "Wait", ",", " so", " 1", "\n", "</think>", "</s>")
+
+
+def make_diagnosis(directory: Path) -> Path:
+    """D_t is large at "Wait" alone, where the efficient model would end its thinking."""
+    directory.mkdir(parents=True)
+    place = TOKENS.index("Wait")
+    rows = [
+        {
+            "problem_id": f"p-{n}",
+            "sample_index": 0,
+            "problem": f"What is p-{n}? {HARM}",
+            "gold": "1",
+            "outcome": "correct",
+            "tokens": [*TOKENS, HARM],
+            "kl": [2.0 + n if at == place else 0.001 * at for at in range(len(TOKENS) + 1)],
+            "alternatives": [
+                {
+                    "position": place,
+                    "p_original": 0.5,
+                    "p_efficient": 0.1,
+                    "preferred": [["</think>", 0.9], ["Wait", 0.1]],
+                }
+            ],
+        }
+        for n in range(NUM_RESPONSES)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (directory / "tokens.jsonl").write_text(lines)
+    manifest = {"kind": "diagnosis", "original": "models/long", "efficient": "runs/short"}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    summary = summarize(directory, original="long", efficient="short")
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
