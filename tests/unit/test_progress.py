@@ -2,8 +2,14 @@
 
 import io
 import logging
+import os
+import pty
+import re
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -69,3 +75,72 @@ def test_a_line_in_place_of_the_bar_where_there_is_no_terminal(
     assert [r.getMessage().split(",")[-1] for r in caplog.records] == [
         " 0 of 8 responses on this rank"
     ] * lines
+
+
+class Terminal:
+    """A pseudo-terminal whose screen can be read: what rich sends of cursor moves is obeyed."""
+
+    def __init__(self, width: int = 100) -> None:
+        self._ours, theirs = pty.openpty()
+        self.file = open(theirs, "w", encoding="utf-8")  # noqa: SIM115
+        assert self.file.isatty()
+        self.console = Console(file=self.file, width=width, height=30)
+        self._received = bytearray()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(self._ours, 65536):
+                self._received += data
+
+    def close(self) -> str:
+        """All that was received, when nothing more will come."""
+        self.file.close()
+        self._reader.join(10)
+        os.close(self._ours)
+        return self._received.decode("utf-8")
+
+
+def screen_of(received: str) -> list[str]:
+    """The lines of a screen after that."""
+    lines, row, column = [""], 0, 0
+    for code, sign in re.findall(r"\x1b\[([?0-9;]*[A-Za-z])|([^\x1b])", received):
+        if code.endswith("A"):
+            row -= int(code[:-1] or 1)
+        elif code == "2K":
+            lines[row] = ""
+        elif sign == "\r":
+            column = 0
+        elif sign == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif sign:
+            lines[row] = lines[row][:column].ljust(column) + sign + lines[row][column + 1 :]
+            column += 1
+    return [" ".join(line.split()) for line in lines if line.strip()]
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    made = Terminal()
+    yield made
+    made.file.close()
+
+
+def test_a_phase_may_begin_while_the_bars_are_shown(terminal: Terminal) -> None:
+    """A task that is added to a `Progress` draws it, and so would add another without end."""
+    enter_phase("prepare", 1)
+    with StepBars(terminal.console, steps=4, done=0) as bars:
+        enter_phase("rollout")
+        expect(16, "responses")
+        count_done(4)
+        bars.refresh()
+        enter_phase("evaluate")
+        expect(8, "responses")
+        bars.refresh()
+    received = terminal.close()
+    assert "rollout" in received
+    above, below = screen_of(received)[:2]
+    assert above.startswith("step 0/4 ") and below.startswith("evaluate 0/8 ")
+    assert received.endswith("\x1b[?25h")
