@@ -111,16 +111,16 @@ def parse_response(line: bytes) -> DiagnosedResponse:
     """Errors: `ValueError`, `TypeError` or `KeyError` for anything else than a whole line."""
     row = json.loads(line)
     found = DiagnosedResponse(
-        problem_id=str(row["problem_id"]),
+        problem_id=_text(row["problem_id"]),
         sample_index=int(row["sample_index"]),
-        problem=str(row["problem"]),
-        gold=str(row["gold"]),
+        problem=_text(row["problem"]),
+        gold=_text(row["gold"]),
         outcome=row["outcome"],
-        tokens=tuple(map(str, row["tokens"])),
+        tokens=tuple(map(_text, row["tokens"])),
         kl=tuple(map(float, row["kl"])),
         alternatives=tuple(
             Alternative(
-                **each | {"preferred": tuple((str(t), float(p)) for t, p in each["preferred"])}
+                **each | {"preferred": tuple((_text(t), float(p)) for t, p in each["preferred"])}
             )
             for each in row["alternatives"]
         ),
@@ -130,3 +130,8 @@ def parse_response(line: bytes) -> DiagnosedResponse:
     if any(not 0 <= each.position < len(found.tokens) for each in found.alternatives):
         raise ValueError("an alternative at no token")
     return found
+
+
+def _text(value: Any) -> str:
+    """With a ? for each lone surrogate: no font has one, and no file of UTF-8 can hold it."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")

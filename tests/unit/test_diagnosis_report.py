@@ -8,7 +8,7 @@ from forked_cli import ForkedCli
 from made_diagnosis import NUM_RESPONSES, TOKENS, make_diagnosis
 from made_runs import HARM, make_run
 
-from megatron_opsft.diagnose.outputs import write_report
+from megatron_opsft.diagnose.outputs import write_outputs, write_report
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.diagnosis import is_diagnosis
 
@@ -108,3 +108,17 @@ def test_a_diagnosis_that_cannot_be_read_is_said(diagnosis: Path, tmp_path: Path
     with pytest.raises(UserError, match=r"tokens\.jsonl:1: not a diagnosed response"):
         write_report(begun, page, max_mb=20)
     assert not page.exists()
+
+
+def test_half_a_character_in_a_token_is_drawn_as_a_question_mark(
+    diagnosis: Path, tmp_path: Path
+) -> None:
+    """A lone surrogate, as JSON can say it: no other file can hold it, and no font draws it."""
+    half, mark = (copied(diagnosis, tmp_path / name, "tokens.jsonl") for name in ("half", "mark"))
+    for directory, sign in ((half, "\\ud83d"), (mark, "?")):
+        tokens = directory / "tokens.jsonl"
+        tokens.write_text(tokens.read_text().replace('"Wait"', f'"Wait{sign}"'))
+        table = write_outputs(directory, original="long", efficient="short")
+        assert "Wait?" in table
+    for name in ("tokens.png", "word_cloud.png", "report.html", "summary.json"):
+        assert (half / name).read_bytes() == (mark / name).read_bytes(), name
