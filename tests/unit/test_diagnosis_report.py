@@ -8,6 +8,7 @@ from forked_cli import ForkedCli
 from made_diagnosis import NUM_RESPONSES, TOKENS, make_diagnosis
 from made_runs import HARM, make_run
 
+from megatron_opsft.diagnose.directory import PAGE
 from megatron_opsft.diagnose.outputs import write_outputs, write_report
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.diagnosis import is_diagnosis
@@ -120,5 +121,5 @@ def test_half_a_character_in_a_token_is_drawn_as_a_question_mark(
         tokens.write_text(tokens.read_text().replace('"Wait"', f'"Wait{sign}"'))
         table = write_outputs(directory, original="long", efficient="short")
         assert "Wait?" in table
-    for name in ("tokens.png", "word_cloud.png", "report.html", "summary.json"):
+    for name in ("tokens.png", "word_cloud.png", PAGE, "summary.json"):
         assert (half / name).read_bytes() == (mark / name).read_bytes(), name
