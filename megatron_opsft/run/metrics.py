@@ -19,13 +19,14 @@ from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.run.advice import describe_correct, describe_rejected
 from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.progress import StepBars
+from megatron_opsft.run.progress import LiveView
 from megatron_opsft.runtime.durable import (
     FullDiskError,
     append_line,
     explaining_full_disk,
     write_text,
 )
+from megatron_opsft.runtime.heartbeat import is_live_terminal
 
 log = logging.getLogger("megatron_opsft")
 
@@ -47,9 +48,9 @@ class MetricsLog:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
         if config.wandb != "off":
             self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
-        self._progress: StepBars | None = None
-        if self._console.is_terminal:
-            self._progress = StepBars(self._console, steps=config.steps, done=first_step)
+        self._progress: LiveView | None = None
+        if self._console.is_terminal and is_live_terminal():
+            self._progress = LiveView(self._console, steps=config.steps, done=first_step)
             self._progress.start()
 
     def step(self, metrics: Values) -> None:
@@ -66,7 +67,7 @@ class MetricsLog:
             f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s"
         )
         if self._progress is not None:
-            self._progress.finish_step(step, seconds)
+            self._progress.finish_step(metrics)
         else:
             left = (self._num_steps - step) * seconds
             line += f"  about {left:.0f} s left"

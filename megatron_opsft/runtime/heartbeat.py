@@ -23,7 +23,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line for every so many seconds of a phase; none where a terminal has a bar.
+    """On rank 0 a line for every so many seconds of a phase; none where a terminal shows it.
 
     The line counts what this rank has done: the others are about as far.
     """
@@ -40,6 +40,12 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
         thread.join()
 
 
+def is_live_terminal() -> bool:
+    """Whether stdout is a terminal that can redraw lines: a run is shown there as it goes."""
+    can_draw = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    return sys.stdout.isatty() and can_draw
+
+
 def _is_main() -> bool:
     """By the launcher's variables: there may be no ranks yet."""
     return os.environ.get("RANK", "0") == "0"
@@ -54,7 +60,7 @@ def _watch(over: threading.Event, every_seconds: float) -> None:
             number, said = phase.number, phase.entered
         if time.monotonic() - said >= every_seconds:
             said = time.monotonic()
-            if not (sys.stdout.isatty() and current_count().total):
+            if not (is_live_terminal() and current_count().total):
                 log.info(describe_progress(said - phase.entered))
 
 

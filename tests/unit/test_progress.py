@@ -15,23 +15,35 @@ import pytest
 from rich.console import Console
 
 from megatron_opsft.cli import _ToStderr
-from megatron_opsft.run.progress import StepBars
+from megatron_opsft.run.progress import LiveView, sparkline
 from megatron_opsft.runtime.heartbeat import heartbeat
 from megatron_opsft.runtime.phase import count_done, enter_phase, expect
 
 
-def shown(bars: StepBars) -> list[str]:
+def shown(bars: LiveView) -> list[str]:
     """What a terminal would show now, a string a line."""
     console = Console(file=io.StringIO(), width=100)
     console.print(bars.get_renderable())
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
+def made_step(step: int, mean_tokens: float) -> dict[str, float | int]:
+    return {
+        "step": step,
+        "step_seconds": 2.5,
+        "mean_response_tokens": mean_tokens,
+        "num_rollouts": 16,
+        "num_accepted": 6,
+        "accuracy": 0.5,
+    }
+
+
 def test_a_second_bar_counts_the_responses_of_the_phase() -> None:
-    bars = StepBars(Console(file=io.StringIO()), steps=24, done=2)
+    bars = LiveView(Console(file=io.StringIO()), steps=24, done=2)
     enter_phase("prepare", 3)
-    (line,) = shown(bars)
+    line, phase = shown(bars)
     assert line.startswith("step 2/24 ") and "- s/step, left" in line
+    assert phase == "prepare 0:00:00"
     enter_phase("rollout")
     expect(512, "responses")
     count_done(128)
@@ -41,16 +53,19 @@ def test_a_second_bar_counts_the_responses_of_the_phase() -> None:
     expect(64, "responses")
     assert shown(bars)[1].startswith("evaluate 0/64 ")
     enter_phase("record")
-    bars.finish_step(3, 2.5)
-    (line,) = shown(bars)
+    bars.finish_step(made_step(3, 40.0))
+    line, phase, numbers, lengths = shown(bars)
     assert line.startswith("step 3/24 ") and "2.50 s/step, left" in line
+    assert phase == "record 0:00:00"
+    assert numbers == "256 tokens/s accepted 6/16 accuracy 0.500"
+    assert lengths == "mean tokens ▁ 40.0"
 
 
 def test_a_log_line_goes_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     """rich prints what is written to `sys.stderr` above a bar that is shown."""
     terminal = io.StringIO()
     handler = _ToStderr()
-    with StepBars(Console(file=terminal, force_terminal=True), steps=1, done=0):
+    with LiveView(Console(file=terminal, force_terminal=True), steps=1, done=0):
         record = logging.LogRecord("a", logging.INFO, "", 0, "seen above", None, None)
         handler.handle(record)
     assert terminal.getvalue().count("seen above\n") == 1
@@ -60,13 +75,17 @@ def test_a_log_line_goes_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> None
     assert other.getvalue() == "seen above\n"
 
 
-@pytest.mark.parametrize(("is_terminal", "lines"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(
+    ("is_terminal", "kind", "lines"), [(True, "xterm", 0), (True, "dumb", 1), (False, "xterm", 1)]
+)
 def test_a_line_in_place_of_the_bar_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_terminal: bool,
+    kind: str,
     lines: int,
 ) -> None:
+    monkeypatch.setenv("TERM", kind)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal, raising=False)
     enter_phase("rollout", 1)
     expect(8, "responses")
@@ -122,8 +141,9 @@ def screen_of(received: str) -> list[str]:
 
 
 @pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal()
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
+    made = Terminal(getattr(request, "param", 100))
     yield made
     made.file.close()
 
@@ -131,7 +151,7 @@ def terminal() -> Iterator[Terminal]:
 def test_a_phase_may_begin_while_the_bars_are_shown(terminal: Terminal) -> None:
     """A task that is added to a `Progress` draws it, and so would add another without end."""
     enter_phase("prepare", 1)
-    with StepBars(terminal.console, steps=4, done=0) as bars:
+    with LiveView(terminal.console, steps=4, done=0) as bars:
         enter_phase("rollout")
         expect(16, "responses")
         count_done(4)
@@ -144,3 +164,33 @@ def test_a_phase_may_begin_while_the_bars_are_shown(terminal: Terminal) -> None:
     above, below = screen_of(received)[:2]
     assert above.startswith("step 0/4 ") and below.startswith("evaluate 0/8 ")
     assert received.endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize("terminal", [100, 24, 8], indirect=True)
+def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(terminal: Terminal) -> None:
+    enter_phase("prepare", 1)
+    with pytest.raises(KeyboardInterrupt), LiveView(terminal.console, steps=8, done=0) as view:
+        for step, tokens in enumerate((80.0, 60.0, 70.0, 10.0), start=1):
+            enter_phase("rollout", step)
+            expect(16, "responses")
+            count_done(16)
+            view.refresh()
+            enter_phase("train")
+            view.finish_step(made_step(step, tokens))
+            view.refresh()
+        raise KeyboardInterrupt
+    received = terminal.close()
+    assert received.count("\x1b[?25l") == 1 and received.rstrip().endswith("\x1b[?25h")
+    lines = screen_of(received)
+    width = terminal.console.width
+    assert len(lines) == 4 and all(len(line) <= width for line in lines)
+    if width == 100:
+        assert lines[0].startswith("step 4/8 ") and "2.50 s/step, left 0:00:0" in lines[0]
+        assert lines[1] == "train 0:00:00"
+        assert lines[2] == "64 tokens/s accepted 6/16 accuracy 0.500"
+        assert lines[3] == "mean tokens █▆▇▁ 10.0"
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5.0, 5.0]) == "▁▁"
