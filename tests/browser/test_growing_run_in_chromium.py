@@ -23,6 +23,21 @@ verdict.dispatchEvent(new Event("change", {bubbles: true}));
 return document.getElementById("count").textContent;
 """
 
+_SEEN = """
+const panel = document.getElementById("curves");
+const marks = [...panel.querySelector("svg").querySelectorAll("text[text-anchor=middle]")];
+return [marks.map((mark) => mark.textContent).join(" "), panel.querySelector("details").open,
+  document.querySelector("#settings details").open];
+"""
+_LOOK_CLOSER = f"""
+const tabs = [...document.querySelectorAll("[role=tab]")];
+tabs.find((tab) => tab.textContent === "Curves").click();
+document.querySelector("#curves details summary").click();
+document.querySelector("#settings details summary").click();
+document.querySelector("#curves button[title=nearer]").click();
+window.before_reload = true;
+{_SEEN}"""
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
@@ -46,3 +61,23 @@ def test_the_page_of_a_growing_run_follows(chromium: Chromium, tmp_path: Path) -
     assert chromium.run("return page.reload_seconds") is None
     assert chromium.messages() == []
     assert set(chromium.requests()) == {page.resolve().as_uri()}
+
+
+def test_zoom_and_opened_details_outlive_a_reload(chromium: Chromium, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=9, finished=False)
+    page = tmp_path / "page.html"
+    write_page(page, [run])
+    chromium.open(page)
+    before = chromium.run("tabs.children[1].click();" + _SEEN)
+    assert before[1:] == [False, True]
+    write_page(page, [run], reload_seconds=1.5)
+    chromium.open(page)
+    wait = WebDriverWait(chromium.driver, 30, 0.1, [WebDriverException])
+    chosen = wait.until(lambda _: chromium.run(_LOOK_CLOSER))
+    assert chosen[1:] == [True, False] and chosen[0] != before[0]
+    write_page(page, [run])  # the last page: nothing reloads it
+    wait.until(
+        lambda _: chromium.run("return !window.before_reload && page.reload_seconds === null")
+    )
+    assert chromium.run(_SEEN) == chosen
+    assert chromium.messages() == []

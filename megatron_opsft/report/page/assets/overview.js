@@ -34,11 +34,13 @@ function settingsTab() {
     keys.map((key) => [key, ...page.runs.map((run) => text(run.settings[key]))]), caption);
   const all = [...new Set(page.runs.flatMap((run) => Object.keys(run.settings)))];
   const several = page.runs.length > 1;
+  const whole = h("details", { open: !several }, h("summary", {}, "All settings"), table(all, "all settings"));
+  keepOpen(whole, "all settings");
   return {
     name: "Settings",
     element: h("div", {},
       several ? h("h2", {}, "Settings that differ") : null,
       several ? (page.settings.length ? table(page.settings, "settings that differ") : h("p", {}, "None.")) : null,
-      h("details", { open: !several }, h("summary", {}, "All settings"), table(all, "all settings"))),
+      whole),
   };
 }

@@ -9,6 +9,11 @@ function keep(name, get, set) {
   parts.push([name, get, set]);
 }
 
+/** Let details stay opened or closed; name: no two alike. */
+function keepOpen(details, name) {
+  keep(`open: ${name}`, () => details.open, (open) => { details.open = open; });
+}
+
 function storeKept() {
   try {
     sessionStorage.setItem(KEPT, JSON.stringify(Object.fromEntries(parts.map(([name, get]) => [name, get()]))));
