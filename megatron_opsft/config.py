@@ -49,6 +49,10 @@ class RunConfig(Section):
         description="So many responses of an evaluation, to the same problems each time, are shown on the console, in TensorBoard and W&B.",
     )
     save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
+    save_logprobs: bool = Field(
+        False,
+        description="With them the log-probability of each token when it was sampled, by a pass of the trainer over all responses; the report colours tokens by it.",
+    )
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     wandb: Annotated[Literal["off", "offline", "online"], YamlOff] = Field(
         "off", description="Weights & Biases; needs `pip install wandb`."

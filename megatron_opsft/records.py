@@ -70,6 +70,16 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """Of a response, one of each for every token: the log-probability with which it was sampled,
+    and how many characters of the text are its own.
+    """
+
+    log_probs: tuple[float, ...]
+    piece_lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The outcome of one response and the answer that was read from it ("" if none was)."""
 

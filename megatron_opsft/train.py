@@ -20,6 +20,7 @@ from megatron_opsft.runtime.heartbeat import announce, heartbeat
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.sampled_log_probs import score_sampled
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step_batch import (
     begin_stage,
@@ -79,7 +80,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
         begin_stage(s)
     observe_monitor(s, watch)
     batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)
-    recorder.begin_rollouts(step, batch)
+    recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
     updates = pack_updates(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
     with watch.phase("train"):

@@ -14,7 +14,6 @@ from megatron_opsft.config import ParallelConfig
 from megatron_opsft.diagnose.directory import Parts, check_out, open_directory
 from megatron_opsft.diagnose.divergence import Divergence, diverge
 from megatron_opsft.diagnose.outputs import write_outputs
-from megatron_opsft.diagnose.pieces import pieces_of
 from megatron_opsft.diagnose.responses import (
     Response,
     evaluated_responses,
@@ -33,6 +32,7 @@ from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.model.frozen import load_frozen, tensor_parallel
 from megatron_opsft.records import Sample
+from megatron_opsft.rollout.pieces import pieces_of
 from megatron_opsft.runtime.device import Device, select_device
 from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distributed
 from megatron_opsft.runtime.heartbeat import announce

@@ -146,9 +146,14 @@ class Trainer:
             entropy=entropy,
         )
 
-    def score_batches(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """See `score.score_batches`; of the objective's policy, softmax(logits / temperature)."""
-        temperature = self.objective.temperature
+    def score_batches(
+        self, batches: Sequence[MicroBatch], *, temperature: float | None = None
+    ) -> list[Tensor]:
+        """See `score.score_batches`; of the objective's policy, softmax(logits / temperature),
+        unless another temperature is given.
+        """
+        if temperature is None:
+            temperature = self.objective.temperature
         return score_batches(self._schedule, batches, self._cross_entropy, temperature=temperature)
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:

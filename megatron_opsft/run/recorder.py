@@ -1,7 +1,7 @@
 """What a run writes down, and how it finds its place again."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
@@ -14,7 +14,7 @@ from megatron_opsft.config_identity import check_resumable, config_hash
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
-from megatron_opsft.records import StepResult, SyncResult
+from megatron_opsft.records import StepResult, SyncResult, TokenScores
 from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.run.acceptance import AcceptanceNotes
 from megatron_opsft.run.directory import RunDir
@@ -59,10 +59,12 @@ class RunRecorder:
         self._exports = ModelExports(session, run_dir.path)
         self._evaluations = Evaluations(session, self._exports, self._log, callbacks)
 
-    def begin_rollouts(self, step: int, batch: JudgedBatch) -> None:
+    def begin_rollouts(
+        self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores]
+    ) -> None:
         """Let a step's responses be written while it goes on."""
         if self._s.config.run.save_rollouts:
-            self._rollouts.begin(step, batch)
+            self._rollouts.begin(step, batch, scores)
 
     def record(
         self,

@@ -7,14 +7,15 @@ bytes, on one node whatever the layout.
 import gzip
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
-from megatron_opsft.records import Problem, Rollout, Verdict
+from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import rollout_name
@@ -29,8 +30,10 @@ class WrittenResponse:
     verdict: Verdict
     reward: float
     advantage: float
+    scores: TokenScores | None = None
 
 
+_NO_SCORES: Mapping[int, TokenScores] = MappingProxyType({})
 Rows = Sequence[tuple[Problem, WrittenResponse]]
 
 
@@ -48,8 +51,12 @@ class RolloutLog:
         self._thread: Thread | None = None
         self._failure: Exception | None = None
 
-    def begin(self, step: int, batch: JudgedBatch) -> None:
-        """`finish` must follow. Collective over the world."""
+    def begin(
+        self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores] = _NO_SCORES
+    ) -> None:
+        """`finish` must follow. Collective over the world. scores: of this rank's responses, by
+        slot, where they are to be written.
+        """
         mine = [
             (
                 number,
@@ -58,6 +65,7 @@ class RolloutLog:
                     verdict=batch.verdicts[response.slot],
                     reward=batch.weights.rewards[number],
                     advantage=batch.weights.advantages[number],
+                    scores=scores.get(response.slot),
                 ),
             )
             for number, response in enumerate(batch.responses)
@@ -96,7 +104,7 @@ def write_rollouts(path: Path, rows: Rows) -> None:
 
 def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
     rollout, verdict = row.rollout, row.verdict
-    return {
+    fields = {
         "problem_id": rollout.problem_id,
         "sample_index": rollout.sample_index,
         "problem": problem.text,
@@ -112,3 +120,4 @@ def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
         "text": rollout.text,
         "response_ids": rollout.response_ids,
     }
+    return fields if row.scores is None else fields | asdict(row.scores)

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from megatron_opsft.diagnose.divergence import diverge
 from megatron_opsft.diagnose.kinds import kinds_of
-from megatron_opsft.diagnose.pieces import pieces_of
 from megatron_opsft.loss.loss_memory import Chunks
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.rollout.pieces import pieces_of
 
 HIDDEN = 8
 

@@ -11,7 +11,7 @@ from forked_cli import ForkedCli
 from made_runs import HARM, make_evaluation, make_run, response, write_responses
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.write import distinct, write_page
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
@@ -90,7 +90,11 @@ def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> No
     assert found["total"] == 17 * 3
 
 
-def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scores", [None, TokenScores(log_probs=(-0.125, 0.0, -7.5), piece_lengths=(3, 0, 45))]
+)
+def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -> None:
+    more = [list(scores.log_probs), list(scores.piece_lengths)] if scores else []
     (tmp_path / "rollouts").mkdir()
     text = 'it is [1], "response_ids": [2], or ", "response_ids": [3'
     rollout = Rollout(
@@ -104,10 +108,12 @@ def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
     )
     verdict = Verdict(outcome=Outcome.WRONG, answer="2")
     problem = Problem(id="né", text="2 + 0 = ?", answer="2")
-    row = WrittenResponse(rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5)
+    row = WrittenResponse(
+        rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5, scores=scores
+    )
     write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
     found = sample_responses(rollouts_of(tmp_path), 10_000)
-    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text]]
+    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text, *more]]
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
 

@@ -31,6 +31,7 @@ FIELDS = (
     "num_tokens",
     "text",
 )
+_SCORES = ("log_probs", "piece_lengths")  # where `run.save_logprobs` has saved them
 # Cannot be part of a text: its quotes would have backslashes there.
 _TOKENS, _PROBLEM = b', "response_ids": [', b'"problem_id": "'
 
@@ -57,8 +58,8 @@ def rollouts_of(run: Path) -> dict[int, list[Path]]:
 def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dict[str, Any]:
     """files: step, or benchmark -> its files. At most about `max_bytes` as JSON.
 
-    Returns fields: of each row; rows: by step, problem and sample; total: responses there are;
-    problems: id -> [text, gold], where the files have them.
+    Returns fields: of each row, the last two where they were saved; rows: by step, problem and
+    sample; total: responses there are; problems: id -> [text, gold], where the files have them.
     """
     rows: list[list[Any]] = []
     problems: dict[str, list[str | None]] = {}
@@ -73,7 +74,7 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dic
             if group.problem is not None or group.gold is not None:
                 problems[problem_id] = [group.problem, group.gold]
     rows.sort(key=lambda row: row[:3])
-    return {"fields": FIELDS, "rows": rows, "total": total, "problems": problems}
+    return {"fields": FIELDS + _SCORES, "rows": rows, "total": total, "problems": problems}
 
 
 def _sample_step(
@@ -104,6 +105,8 @@ def _sample_step(
 def _add(group: _Group, fields: dict[str, Any]) -> int:
     """Bytes that the group has become larger by."""
     row = [fields.get(name) for name in FIELDS]
+    if all(isinstance(fields.get(name), list) for name in _SCORES):
+        row += [fields[name] for name in _SCORES]
     size = encoded_size(row) + 1
     if group.problem is None and isinstance(fields.get("problem"), str):
         group.problem = fields["problem"]

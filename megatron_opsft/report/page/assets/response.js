@@ -30,6 +30,31 @@ function marked(text, search) {
   return [...parts, text.slice(from)];
 }
 
+const PROBABILITIES = [0.9, 0.5, 0.25, 0.1, 0.01]; // what each colour but the last begins at
+
+/** The text by tokens, coloured by how probable each was; null where that was not saved. */
+function tokensOf(row) {
+  const [logs, lengths] = [row.log_probs, row.piece_lengths];
+  if (!logs || logs.length !== lengths.length) return null;
+  const signs = Array.from(row.text ?? ""); // lengths count whole characters
+  let at = 0;
+  const tokens = logs.map((log, n) => {
+    const piece = signs.slice(at, at += lengths[n]).join("");
+    if (!piece || !Number.isFinite(log)) return piece;
+    const share = Math.exp(log);
+    const place = PROBABILITIES.findIndex((least) => share >= least);
+    return h("span", { class: `p${place < 0 ? PROBABILITIES.length : place}`, title: `probability ${percent(share)}` }, piece);
+  });
+  return [...tokens, signs.slice(at).join("")];
+}
+
+function probabilityLegend() {
+  const whole = (share) => `${Math.round(100 * share)} %`;
+  const names = PROBABILITIES.map((least, n) => (n ? `${whole(least)} to ${whole(PROBABILITIES[n - 1])}` : `above ${whole(least)}`));
+  return h("div", { class: "probabilities" }, "probability of each token when it was sampled: ",
+    [...names, `below ${whole(last(PROBABILITIES))}`].map((name, n) => h("span", { class: `p${n}` }, name)));
+}
+
 /** One response; head: its heading. */
 function responseCard(row, run, head, search = "") {
   const [problem, gold] = run.rollouts.problems[row.problem_id] ?? [null, null];
@@ -38,8 +63,10 @@ function responseCard(row, run, head, search = "") {
     ["length", `${shown(row.num_tokens)} tokens, ${row.finish_reason === "stop" ? "ended by itself" : "cut off"}`],
   ];
   if (row.reward !== null) facts.push(["reward", `${shown(row.reward)}, advantage ${shown(row.advantage)}`]);
+  const tokens = search ? null : tokensOf(row); // what is searched for is marked instead
   return h("article", {}, h("h3", {}, head),
     h("dl", {}, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat()),
     problem ? h("details", { open: true }, h("summary", {}, "problem"), h("pre", {}, marked(problem, search))) : null,
-    h("pre", { class: "response" }, marked(row.text ?? "", search)));
+    tokens ? probabilityLegend() : null,
+    h("pre", { class: "response" }, tokens ?? marked(row.text ?? "", search)));
 }
