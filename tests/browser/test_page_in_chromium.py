@@ -5,9 +5,31 @@ from pathlib import Path
 
 import pytest
 from chromium import Chromium
+from made_runs import make_run, response, write_responses
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from megatron_opsft.report.page.write import write_page
+
+# Of each colour of the legend with the text on it, as they are seen.
+_CONTRASTS = """
+const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+const seen = (...colours) => {
+  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+  const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+};
+const ground = getComputedStyle(document.querySelector("pre.response")).backgroundColor;
+return [...document.querySelectorAll(".probabilities span")].map((one) => {
+  const style = getComputedStyle(one);
+  const pair = [seen(ground, style.backgroundColor), seen(style.color)];
+  return Math.max(...pair) / Math.min(...pair);
+});
+"""
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 TABS = ["Summary", "Curves", "Settings", "Responses", "Evaluations"]
@@ -221,3 +243,34 @@ def test_evaluations(tab: Callable[[str], Chromium]) -> None:
     assert len(scatter.find_elements("css selector", "circle")) == 2
     assert len(scatter.find_elements("css selector", "path.front")) == 1
     assert len(chromium.all("figure")) == 2 * 4  # gsm8k and overall: points and three curves
+
+
+def test_tokens_are_coloured_by_probability_where_it_was_saved(
+    chromium: Chromium, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", steps=1, problems=0)
+    rows = [response(1, "p-0", sample) for sample in range(2)]
+    signs = "ab\n\N{GRINNING FACE}e<i>f"
+    rows[0] |= {"text": signs, "log_probs": [-0.1, -1.0, -9.0, -0.3, 0.0]}
+    rows[0] |= {"piece_lengths": [2, 2, 0, len(signs) - 4, 4]}  # the end token's are not shown
+    write_responses(run / "rollouts/step_000001.jsonl.gz", rows)
+    write_page(tmp_path / "page.html", [run])
+    contrasts = []
+    for dark in (False, True):
+        chromium.open(tmp_path / "page.html", dark=dark)
+        chromium.one("[role=tab]", "Responses").click()
+        tokens = chromium.run(
+            "return [...document.querySelectorAll('pre.response span')]"
+            ".map((one) => [one.className, one.textContent, one.title])"
+        )
+        assert tokens == [
+            ["p0", "ab", "probability 90.5 %"],
+            ["p2", "\n\N{GRINNING FACE}", "probability 36.8 %"],
+            ["p1", "e<i>f", "probability 74.1 %"],
+        ]
+        assert len(chromium.all(".probabilities span")) == 6
+        contrasts += chromium.run(_CONTRASTS)
+    assert min(contrasts) >= 4.5  # WCAG AA
+    chromium.one("#list button", "p-0 #1").click()
+    assert not chromium.all(".probabilities") and not chromium.all("pre.response span")
+    assert chromium.messages() == []

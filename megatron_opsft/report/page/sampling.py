@@ -74,7 +74,8 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dic
             if group.problem is not None or group.gold is not None:
                 problems[problem_id] = [group.problem, group.gold]
     rows.sort(key=lambda row: row[:3])
-    return {"fields": FIELDS + _SCORES, "rows": rows, "total": total, "problems": problems}
+    scored = any(len(row) > len(FIELDS) for row in rows)
+    return {"fields": FIELDS + _SCORES * scored, "rows": rows, "total": total, "problems": problems}
 
 
 def _sample_step(
