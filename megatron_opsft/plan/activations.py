@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from megatron_opsft.plan.job import TrainingJob
 
 _FLOAT = 4
+_INDEX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,10 @@ def layer_bytes(job: TrainingJob) -> LayerBytes:
         attention = norm + e * (4 * q + 3 * k + 4 * shape.head_dim) + _FLOAT * heads
         of_norm = (2 * _FLOAT, _FLOAT) if e == _FLOAT else (_FLOAT + e, _FLOAT + e)
         attention += qk_norm * (of_norm[0] * q + of_norm[1] * k + _FLOAT * (heads + kv_heads))
+        if (cp := job.parallel.cp) > 1:
+            # The group's keys and values in the order of the pack, and that order; not the fused
+            # q/k/v, of which nothing is needed any more, nor this rank's own keys.
+            attention += e * (2 * k * cp - q - 3 * k) + _INDEX * cp
     feed_forward, transient = _feed_forward(job, h, norm)
     return LayerBytes(
         input=h * e, attention=attention, feed_forward=feed_forward, transient=transient

@@ -34,10 +34,10 @@ def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> Checkpoint
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
     of_parameter = _STATE_BYTES + of_weight
     largest = job.ranks_per_node * max(stage.num_parameters for stage in stages)
-    saved = largest * of_parameter // job.dp
+    saved = largest * of_parameter // job.num_copies
     total = job.parallel.tp * sum(stage.num_parameters for stage in stages) * of_parameter
     # Files are checked by all ranks in turn, whoever reads them afterwards.
-    read = total * job.ranks_per_node // job.world_size + largest * _STATE_BYTES // job.dp
+    read = total * job.ranks_per_node // job.world_size + largest * _STATE_BYTES // job.num_copies
     rate = job.hardware.storage_bandwidth * job.ranks_per_node
     return CheckpointEstimate(
         total_bytes=total,

@@ -26,8 +26,6 @@ def check_job(job: TrainingJob) -> None:
     rollout = config.rollout
     check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
     check_world(job.world_size, config.parallel)
-    if config.parallel.cp > 1:
-        raise UserError(f"parallel.cp={config.parallel.cp}: plans know no context parallelism yet")
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
     check_offload(shape, config.train, config.parallel, with_te=job.modules == "te")
@@ -75,6 +73,12 @@ def notes_of(job: TrainingJob) -> list[str]:
         notes.append(
             f"parallel.tp={job.parallel.tp} reaches beyond a node of {hardware.gpus_per_node} "
             "devices: every layer waits for the network"
+        )
+    if job.parallel.cp > 1 and job.parallel.tp * job.parallel.cp > hardware.gpus_per_node:
+        notes.append(
+            f"parallel.tp x parallel.cp = {job.parallel.tp} x {job.parallel.cp} reaches beyond a "
+            f"node of {hardware.gpus_per_node} devices: every layer's keys and values cross the "
+            "network"
         )
     if job.engine_tp > hardware.gpus_per_node:
         notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")

@@ -196,6 +196,7 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "device": job.hardware.name,
         "tp": job.parallel.tp,
         "pp": job.parallel.pp,
+        "cp": job.parallel.cp,
         "vpp": job.parallel.vpp,
         "dp": job.dp,
         "sequence_parallel": job.sequence_parallel,

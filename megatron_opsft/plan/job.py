@@ -5,6 +5,7 @@ from math import inf
 from typing import Literal
 
 from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.batching.zigzag import filled
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
 from megatron_opsft.plan.hardware import Hardware
@@ -33,7 +34,12 @@ class TrainingJob:
 
     @property
     def dp(self) -> int:
-        return self.world_size // (self.parallel.tp * self.parallel.pp)
+        return self.world_size // self.parallel.replica_size
+
+    @property
+    def num_copies(self) -> int:
+        """Ranks that hold the same shards, and share gradients and optimizer among them."""
+        return self.dp * self.parallel.cp
 
     @property
     def num_chunks(self) -> int:
@@ -61,9 +67,21 @@ class TrainingJob:
 
     @property
     def microbatch_tokens(self) -> int:
-        """In the largest micro-batch: a sequence longer than the budget gets one of its own."""
-        longest = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-        return max(self.config.train.max_tokens_per_microbatch, longest)
+        """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
+        own.
+        """
+        whole = filled(self.longest_tokens, self.parallel.cp, self.align)
+        return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of the longest prompt and response that are trained on."""
+        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+
+    @property
+    def align(self) -> int:
+        """Of a rank's tokens, as the trainer packs them."""
+        return self.parallel.tp if self.parallel.sequence_parallel else 1
 
     @property
     def max_sequence_tokens(self) -> int:

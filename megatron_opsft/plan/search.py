@@ -4,6 +4,7 @@ the trainer's own check of a layout.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import floor
 from typing import Any
 
@@ -36,10 +37,11 @@ def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list
     what they lack. Of those within `_EQUALLY_FAST` of the fastest the one with the most memory to
     spare comes first. What it proposes leaves `SAFE_SHARE` of the memory free.
 
-    Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x train.recompute
-    x rollout.tp; parallel.cp is 1, the only value that is supported. Where a rollout does not fit,
-    rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout is
-    accepted at all, with the reason.
+    Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
+    x train.recompute x rollout.tp. More context parallelism is tried where half as much leaves a
+    rank more of the longest sequence than train.max_tokens_per_microbatch. Where a rollout does not
+    fit, rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout
+    is accepted at all, with the reason.
     """
     found = []
     refused: UserError | None = None
@@ -85,18 +87,29 @@ def _layouts(job: TrainingJob) -> Iterator[Change]:
     offload = job.config.train.offload_layers
     for tp in inside_node:
         for pp in range(1, min(shape.num_layers, _MAX_PIPELINE) + 1):
-            if shape.num_layers % pp or world_size % (tp * pp) or (offload and pp > 1):
+            if shape.num_layers % pp or (offload and pp > 1):
                 continue
-            for recompute in _RECOMPUTE[: 1 if offload else None]:
-                for rollout_tp in engine_sizes:
-                    yield {
-                        "parallel.tp": tp,
-                        "parallel.pp": pp,
-                        "parallel.vpp": None,
-                        "parallel.sequence_parallel": tp > 1,
-                        "train.recompute": recompute,
-                        "rollout.tp": rollout_tp,
-                    }
+            cps = [c for c in _context_sizes(job) if world_size % (tp * pp * c) == 0]
+            recomputes = _RECOMPUTE[: 1 if offload else None]
+            for cp, recompute, rollout_tp in product(cps, recomputes, engine_sizes):
+                yield {
+                    "parallel.tp": tp,
+                    "parallel.pp": pp,
+                    "parallel.cp": cp,
+                    "parallel.vpp": None,
+                    "parallel.sequence_parallel": tp > 1,
+                    "train.recompute": recompute,
+                    "rollout.tp": rollout_tp,
+                }
+
+
+def _context_sizes(job: TrainingJob) -> list[int]:
+    """1, 2, 4, ... as long as a rank's part of the longest sequence is beyond the budget."""
+    sizes = [1]
+    budget = job.config.train.max_tokens_per_microbatch
+    while sizes[-1] * budget < job.longest_tokens and sizes[-1] < job.hardware.gpus_per_node:
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def _changed(config: Config, changes: Change) -> Config:

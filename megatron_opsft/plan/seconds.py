@@ -32,24 +32,31 @@ def sequence_seconds(
     num_loss_tokens: 0 unless the rank has the output layer. A backward pass is two forward passes
     of products, and recomputation one more (full), or that of the feed-forward parts (selective).
     Tensor parallelism exchanges the hidden states twice a layer and pass, ring algorithm:
-    2 (n - 1) / n of their bytes (Shoeybi et al., 2019). A pipeline hands them on once.
+    2 (n - 1) / n of their bytes (Shoeybi et al., 2019). Context parallelism lets keys and values go
+    round, backward with their gradients; as if no attention hid it. A pipeline hands hidden states
+    on once.
     """
-    hardware, tp, pp = job.hardware, job.parallel.tp, job.parallel.pp
+    hardware, tp, cp, pp = job.hardware, job.parallel.tp, job.parallel.cp, job.parallel.pp
     stage = replace(job.shape, num_layers=num_layers)
-    rate = hardware.peak_flops * hardware.training_fraction * tp
+    rate = hardware.peak_flops * hardware.training_fraction * tp * cp
     forward = forward_flops(stage, [num_tokens], num_loss_tokens) / rate
-    hidden_bytes = num_tokens * stage.hidden_size * job.dtype_bytes
+    hidden_bytes = num_tokens * stage.hidden_size * job.dtype_bytes / cp
     exchange = 2 * num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
+    kv_elements = 2 * num_tokens * stage.num_kv_heads * stage.head_dim / tp
+    round_trip = num_layers * ring_seconds(kv_elements * job.dtype_bytes, cp, tp * cp, hardware)
     hand_on = 0.0
     if pp > 1:  # the next stage begins as many ranks away as a stage has
         bandwidth = hardware.bandwidth(job.world_size // pp + 1)
         hand_on = hidden_bytes / (bandwidth * hardware.collective_fraction)
     again = 0.0
     if job.config.train.recompute == "full":
-        again = forward_flops(stage, [num_tokens], 0) / rate + exchange
+        again = forward_flops(stage, [num_tokens], 0) / rate + exchange + round_trip
     elif job.config.train.recompute == "selective":
         again = 2.0 * num_tokens * _feed_forward_weights(stage) * num_layers / rate + exchange / 2
-    return forward + exchange + hand_on, 2 * forward + exchange + again + hand_on
+    exchange = exchange + round_trip
+    # TransformerEngine's attention sends keys and values round again, to get their gradients.
+    back = round_trip if job.modules == "te" else 0.0
+    return forward + exchange + hand_on, 2 * forward + exchange + back + again + hand_on
 
 
 def _feed_forward_weights(shape: ModelShape) -> int:

@@ -38,7 +38,7 @@ def count_stages(job: TrainingJob) -> list[Stage]:
                 whole_parameters=whole,
                 weight_bytes=numel * job.dtype_bytes,
                 gradient_bytes=numel * 4,
-                optimizer_bytes=-(-numel // job.dp) * state,
+                optimizer_bytes=-(-numel // job.num_copies) * state,
             )
         )
     return stages

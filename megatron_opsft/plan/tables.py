@@ -48,6 +48,8 @@ def _headline(run: RunEstimate) -> str:
     job = run.job
     whole = sum(rank.stage.whole_parameters for rank in run.memory)
     layout = f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}"
+    if job.parallel.cp > 1:
+        layout += f" x CP {job.parallel.cp}"
     if job.parallel.vpp:
         layout += f", {job.parallel.vpp} virtual stages"
     engines = (

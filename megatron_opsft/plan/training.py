@@ -16,6 +16,7 @@ import numpy as np
 
 from megatron_opsft.architectures.flops import forward_flops, quadratic_at
 from megatron_opsft.batching.packing import plan_packing
+from megatron_opsft.batching.zigzag import filled
 from megatron_opsft.plan.cores import shared_ends
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.learning import updates_of
@@ -91,7 +92,9 @@ def _estimate_update(
     reduce = np.array([reduce_seconds(job, s, h) for s, h in zip(stages, hidden, strict=True)])
     reduced = (ends.max(axis=1) + reduce).max()
     crowd = max(1.0, job.world_size / job.compute_cores)
-    update = np.array([optimizer_seconds(s.num_parameters, job.dp, job.hardware) for s in stages])
+    update = np.array(
+        [optimizer_seconds(s.num_parameters, job.num_copies, job.hardware) for s in stages]
+    )
     update *= crowd
     gathered = update + [gather_in_train_seconds(job, stage) for stage in stages]
     after = gathered.max()
@@ -120,6 +123,8 @@ def _passes(job: TrainingJob, stages: Sequence[Stage], workload: Workload) -> tu
         workload,
         job.config.train.max_tokens_per_microbatch,
         job.dp,
+        job.parallel.cp,
+        job.align if job.parallel.cp > 1 else 1,
         job.parallel.pp if job.parallel.vpp else 1,
         quadratic_at(job.shape),
     )
@@ -147,14 +152,20 @@ def _passes(job: TrainingJob, stages: Sequence[Stage], workload: Workload) -> tu
 # A search packs the same responses for many layouts.
 @lru_cache(maxsize=32)
 def _pack(
-    workload: Workload, budget: int, dp: int, multiple: int, quadratic_length: float
+    workload: Workload,
+    budget: int,
+    dp: int,
+    cp: int,
+    align: int,
+    multiple: int,
+    quadratic_length: float,
 ) -> tuple[Any, int]:
     """As `step_batch.pack_update` does it: (of each accepted response rank x count + micro-batch of
     the rank, int64; count: micro-batches of each rank). Some may be empty (fillers).
     """
     bins = plan_packing(
-        [workload.prompt_tokens + n for n in workload.accepted],
-        budget=budget,
+        [filled(workload.prompt_tokens + n, cp, align) for n in workload.accepted],
+        budget=budget * cp,
         dp_size=dp,
         multiple=multiple,
         quadratic_at=quadratic_length,
@@ -170,7 +181,7 @@ def _crowding(job: TrainingJob, passes: Any, ends: Any) -> Any:
     pipeline is as wide as ranks of it are busy on average.
     """
     alone = ends.max(axis=0)
-    widths = job.parallel.tp * passes.sum(axis=0) / alone
+    widths = job.parallel.tp * job.parallel.cp * passes.sum(axis=0) / alone
     return np.array(shared_ends(alone, widths, job.compute_cores)) / alone
 
 
@@ -178,7 +189,7 @@ def reduce_seconds(job: TrainingJob, stage: Stage, last_backward: float) -> floa
     """The gradients' reduction over the data-parallel ranks: what does not hide behind the last
     backward pass.
     """
-    seconds = ring_seconds(stage.gradient_bytes, job.dp, _reach(job), job.hardware)
+    seconds = ring_seconds(stage.gradient_bytes, job.num_copies, _reach(job), job.hardware)
     return max(0.0, seconds - last_backward) if job.parallel.overlap_grad_reduce else seconds
 
 
@@ -197,12 +208,12 @@ def _gather_overlaps(job: TrainingJob) -> bool:
 
 
 def _gather_seconds(job: TrainingJob, stage: Stage) -> float:
-    return ring_seconds(stage.weight_bytes, job.dp, _reach(job), job.hardware)
+    return ring_seconds(stage.weight_bytes, job.num_copies, _reach(job), job.hardware)
 
 
 def _reach(job: TrainingJob) -> int:
-    """Ranks from the first to the last of a data-parallel group."""
-    return job.dp * job.parallel.tp
+    """Ranks from the first to the last of those that share the optimizer."""
+    return job.num_copies * job.parallel.tp
 
 
 def sample_exchange_seconds(job: TrainingJob, workload: Workload) -> float:

@@ -29,6 +29,10 @@ CASES = [
     Case(tp=2, pp=2, sequence_parallel=True, recompute="selective"),
     Case(pp=2, vpp=2, dp=2),
     Case(pp=2, dp=2, recompute="full"),
+    Case(cp=2),
+    Case(cp=2, dtype="bfloat16", recompute="full"),
+    Case(cp=2, tp=2, sequence_parallel=True),
+    Case(cp=4),
 ]
 
 

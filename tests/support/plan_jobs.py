@@ -50,6 +50,7 @@ def planned_job(case: Case, tokens: int) -> TrainingJob:
             f"rollout.max_response_tokens={_RESPONSE}",
             f"parallel.tp={case.tp}",
             f"parallel.pp={case.pp}",
+            f"parallel.cp={case.cp}",
             f"parallel.vpp={case.vpp or 'null'}",
             f"parallel.sequence_parallel={case.sequence_parallel}",
             f"train.max_tokens_per_microbatch={tokens}",
@@ -94,8 +95,15 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     sample = Sample(
         problem_id="p", sample_index=0, prompt_ids=ids[:_PROMPT], response_ids=ids[_PROMPT:]
     )
-    count = tokens // len(ids)
-    batch = build_microbatch([sample] * count, [1.0] * count, align=1, device=device)
+    count = tokens * case.cp // len(ids)
+    batch = build_microbatch(
+        [sample] * count,
+        [1.0] * count,
+        align=1,
+        device=device,
+        cp_rank=built.layout.cp_rank,
+        cp_size=case.cp,
+    )
     with LiveMemory() as memory:
         trainer.accumulate([batch] * num_microbatches, 1.0)
     trainer.step([batch] * num_microbatches, 1.0, lr=1e-3)

@@ -144,6 +144,19 @@ def test_separate_engines_never_give_their_memory_back() -> None:
     assert more == pytest.approx(0.5 * 84.9e9 - 1.5e9)
 
 
+def test_context_parallelism_divides_activations_and_shares_the_optimizer_as_data_parallelism() -> (
+    None
+):
+    long = ("rollout.max_response_tokens=31744", "train.max_tokens_per_microbatch=1")
+    alone, shared = (
+        planned(make_job(SMALL, world_size, *long, f"parallel.cp={cp}")).memory[0]
+        for world_size, cp in ((4, 1), (8, 2))
+    )
+    assert shared.activations == pytest.approx(alone.activations / 2, rel=1e-6)
+    same = planned(make_job(SMALL, 8)).memory[0].stage
+    assert shared.stage.optimizer_bytes == same.optimizer_bytes < alone.stage.optimizer_bytes
+
+
 @pytest.mark.parametrize(
     ("overrides", "world_size", "message"),
     [
@@ -156,7 +169,6 @@ def test_separate_engines_never_give_their_memory_back() -> None:
         (["rollout.max_response_tokens=131072"], 8, "131072 positions"),
         (["train.offload_layers=4", "parallel.pp=2"], 8, r"needs parallel\.pp=1"),
         (["train.cross_entropy=te", "model.dtype=float32"], 8, "needs TransformerEngine"),
-        (["parallel.cp=2"], 8, "plans know no context parallelism yet"),
         (["parallel.cp=3"], 8, r"parallel\.cp = 1 x 1 x 3"),
         (["run.device=cpu"], 8, "give --gpu cpu"),
     ],

@@ -50,6 +50,30 @@ def test_every_layout_is_tried_once() -> None:
     assert len(found) == (3 + 3) * 3 * 3
 
 
+def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() -> None:
+    long = ("rollout.max_response_tokens=32768", "train.max_tokens_per_microbatch=9000")
+    found = search("DeepSeek-R1-Distill-Qwen-1.5B", 8, *long)
+    tried = {one.estimate.job.parallel.cp for one in found}
+    assert tried == {1, 2, 4}  # a quarter of the longest fits the budget
+    for one in found:
+        parallel = one.estimate.job.parallel
+        assert (f"parallel.cp={parallel.cp}" in one.overrides) == (parallel.cp > 1)
+    # Without tensor and pipeline parallelism.
+    simplest = [o for o in found if o.estimate.job.parallel.replica_size == _cp(o)]
+    margins = [
+        max(_train_margin(one) for one in simplest if _cp(one) == cp) for cp in sorted(tried)
+    ]
+    assert margins[0] < margins[1] < margins[2]
+
+
+def _cp(found: FoundLayout) -> int:
+    return found.estimate.job.parallel.cp
+
+
+def _train_margin(found: FoundLayout) -> float:
+    return min(rank.limit - rank.train for rank in found.estimate.memory)
+
+
 def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
     found = search("DeepSeek-R1-Distill-Qwen-32B", 64, "rollout.gpu_memory_fraction=0.9")
     (lowered,) = [o for o in found[0].overrides if o.startswith("rollout.gpu_memory_fraction=")]

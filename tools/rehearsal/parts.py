@@ -83,7 +83,8 @@ class StepParts:
         groups, weights, (update,) = measure("weights of samples", weigh)
         accepted = update.responses
         lengths = [response.num_tokens for response in accepted]
-        budget, quadratic = config.train.max_tokens_per_microbatch, quadratic_at(job.shape)
+        budget = config.train.max_tokens_per_microbatch * config.parallel.cp
+        quadratic = quadratic_at(job.shape)
 
         def plan_by(share: Share) -> list[list[Bin]]:
             return plan_packing(
