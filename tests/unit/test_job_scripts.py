@@ -144,10 +144,10 @@ def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
 
 def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:
     pattern = "examples/configs/r1_distill_7b_*.yaml"
-    task = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "1"}
+    task = {"SLURM_ARRAY_JOB_ID": "41", "SLURM_ARRAY_TASK_ID": "2"}
     assert slurm.run(TRAIN, codes=[75], CONFIG=pattern, **task).exit_code == 75
     assert "r1_distill_7b_released_code.yaml" in slurm.calls("python")[0]
-    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41_1"
+    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41_2"
 
 
 @pytest.mark.parametrize(
