@@ -59,41 +59,23 @@ def plot_accuracy_length(
     `UserError` for no point or a suffix other than .png, .svg and .pdf.
     """
     _check(points, out_paths)
-    front = pareto_front([(point.tokens.value, point.accuracy.value) for point in points])
-    with figure_saved_as(out_paths, (6.6, 4.6)) as figure:
-        axes = figure.subplots()
-        for place, point in enumerate(points):
-            look = _look(place)
-            axes.errorbar(
-                [point.tokens.value],
-                [100 * point.accuracy.value],
-                xerr=_whiskers(point.tokens),
-                yerr=_whiskers(point.accuracy, scale=100),
-                color=look["color"],
-                linestyle="none",
-                elinewidth=1.1,
-            )
-            axes.plot(
-                [point.tokens.value],
-                [100 * point.accuracy.value],
-                markersize=9 if place in front else 7,
-                markeredgecolor="white",
-                linestyle="none",
-                zorder=3,
-                label=shown(point.label),
-                **look,
-            )
-        _draw_front(axes, points, front)
-        axes.set_xlim(left=0)
-        axes.set_xlabel("mean response tokens")
-        axes.set_ylabel("accuracy (%)")
-        axes.xaxis.set_major_formatter(_thousands)
-        _finish(axes)
-        low, high = axes.get_ylim()
+    crowd = _crowd(points)
+    with figure_saved_as(out_paths, (9.6 if crowd else 6.6, 4.6)) as figure:
+        panels = figure.subplots(1, 2 if crowd else 1, squeeze=False)[0]
+        for axes in panels:
+            _draw_points(axes, points)
+        panels[0].set_xlim(left=0)
+        low, high = panels[0].get_ylim()
         high = max(high, low + 10)  # so that noise of a point looks like noise
-        axes.set_ylim(low - max(0.0, high - 101), min(high, 101))
-        axes.set_title(shown(title))
-        figure.legend(loc="outside lower center", ncols=min(3, len(points) + 1), frameon=False)
+        panels[0].set_ylim(low - max(0.0, high - 101), min(high, 101))
+        panels[0].set_title(shown(title))
+        if crowd:
+            _zoom(panels[1], crowd)
+        handles, labels = panels[0].get_legend_handles_labels()
+        columns = min(6 if crowd else 3, len(points) + 1)
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
 
 
 def plot_budgets(
@@ -154,6 +136,59 @@ def _draw_curve(
     if known:
         budgets, low, high = zip(*known, strict=True)
         axes.fill_between(budgets, low, high, color=_look(place)["color"], alpha=0.15, linewidth=0)
+
+
+def _crowd(points: Sequence[ScatterPoint]) -> list[ScatterPoint]:
+    """The points that would hide each other beside the longest one; empty where all can be told."""
+    shortest = min(point.tokens.value for point in points)
+    best = max(point.accuracy.value for point in points)
+    near = [
+        point
+        for point in points
+        if point.tokens.value <= 2 * shortest and point.accuracy.value >= best - 0.1
+    ]
+    spread = max(point.tokens.value for point in points) / max(shortest, 1e-9)
+    return near if len(near) >= 6 and spread > 4 else []
+
+
+def _zoom(axes: Any, crowd: Sequence[ScatterPoint]) -> None:
+    """Limits of a panel that shows the crowd alone."""
+    for direction, key, scale in (("x", "tokens", 1), ("y", "accuracy", 100)):
+        values = [scale * getattr(point, key).value for point in crowd]
+        room = 0.08 * (max(values) - min(values)) or 1.0
+        getattr(axes, f"set_{direction}lim")(min(values) - room, max(values) + room)
+    axes.locator_params(axis="x", integer=True)
+    axes.set_title("the same, where most of them are", fontsize=10)
+
+
+def _draw_points(axes: Any, points: Sequence[ScatterPoint]) -> None:
+    front = pareto_front([(point.tokens.value, point.accuracy.value) for point in points])
+    for place, point in enumerate(points):
+        look = _look(place)
+        axes.errorbar(
+            [point.tokens.value],
+            [100 * point.accuracy.value],
+            xerr=_whiskers(point.tokens),
+            yerr=_whiskers(point.accuracy, scale=100),
+            color=look["color"],
+            linestyle="none",
+            elinewidth=1.1,
+        )
+        axes.plot(
+            [point.tokens.value],
+            [100 * point.accuracy.value],
+            markersize=9 if place in front else 7,
+            markeredgecolor="white",
+            linestyle="none",
+            zorder=3,
+            label=shown(point.label),
+            **look,
+        )
+    _draw_front(axes, points, front)
+    axes.set_xlabel("mean response tokens")
+    axes.set_ylabel("accuracy (%)")
+    axes.xaxis.set_major_formatter(_thousands)
+    _finish(axes)
 
 
 def _draw_front(axes: Any, points: Sequence[ScatterPoint], places: Iterable[int]) -> None:

@@ -96,6 +96,15 @@ def test_many_models_keep_marks_of_their_own(tmp_path: Path) -> None:
     assert "<!-- m13 -->" in svg_text(tmp_path / "a.svg")
 
 
+@pytest.mark.parametrize(("shortest", "panels"), [(20, 2), (90, 1)])
+def test_models_that_hide_each_other_get_a_panel_of_their_own(
+    tmp_path: Path, shortest: int, panels: int
+) -> None:
+    crowd = [point(f"m{n}", value(shortest + n), value(0.99)) for n in range(7)]
+    plot_accuracy_length([*crowd, point("base", value(120), value(1.0))], [tmp_path / "a.svg"])
+    assert svg_text(tmp_path / "a.svg").count("<!-- mean response tokens -->") == panels
+
+
 @pytest.mark.parametrize(
     ("label", "drawn"),
     [

@@ -80,6 +80,7 @@ def _draw_costs(lines: Sequence[Line], path: Path) -> None:
         seconds.invert_yaxis()
         seconds.set_xlabel("median seconds of a step")
         tokens.set_xlabel("trained tokens a step")
+        tokens.locator_params(axis="x", nbins=5)
         figure.legend(loc="outside lower center", ncols=len(PHASES), frameon=False)
 
 
