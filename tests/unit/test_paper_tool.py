@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from megatron_opsft.study.study_file import read_study
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,12 +45,15 @@ def test_verdicts_follow_the_rows_and_what_is_missing_has_none(tool: Any, tmp_pa
     made = [row("CoT", 100, 0.9), row("On-policy SFT", 20, 0.92), row("On-policy SFT", 30, 0.9, 1)]
     made += [row("CRST", 20, 0.91), row("CoD", 200, 0.5) | {"error": "torn"}]
     (tmp_path / "table.json").write_text(json.dumps(made))
-    blocks = tables.tables(rows.Rows(tmp_path / "table.json"))
+    study = read_study(ROOT / "examples/studies/paper_tiny.yaml").study
+    blocks = tables.tables(rows.Rows(tmp_path / "table.json"), study)
     claims = {line.split(" | ")[0][2:]: line.split(" | ") for line in blocks["claims"].split("\n")}
     shorter = claims["Much shorter at the same accuracy"]
-    assert shorter[2:4] == ["100.0 to 25.0 tokens, 90.0 % to 91.0 %", "yes"]
-    assert claims["CRST shortens less"][2:4] == ["CR 20.0 %, 91.0 %", "**no**"]
-    assert claims["CoD shortens less"][2:4] == ["not made: CoD: compression_ratio", "-"]
+    measured = "CoT: 100.0 tokens, 90.0 %; On-policy SFT: 25.0 tokens, 91.0 %"
+    assert shorter[2:4] == [measured, "yes"]
+    measured = "CRST: CR 20.0 %; On-policy SFT: CR 25.0 %"
+    assert claims["CRST shortens less"][2:4] == [measured, "**no**"]
+    assert claims["CoD shortens less"][2:4] == ["not made: CoD", "-"]
     methods = blocks["methods"].split("\n")
     assert len(methods) == 5 and "25.0 ± 5.0" in methods[3] and methods[3].endswith("| 2 |")
     assert "91.0 ± 1.0 [90.0, 94.0]" in methods[3] and "59.9 / 73.6 / 21.5 / 2.74" in methods[3]

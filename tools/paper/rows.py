@@ -57,16 +57,13 @@ class Rows:
 
     def line(self, section: str, name: str) -> Line:
         """One name of a section; without rows where none is finished."""
-        return Line(name, [row for row in self._of(section) if row["name"] == name])
+        return Line(name, [row for row in self.of(section) if row["name"] == name])
 
     def lines(self, section: str) -> list[Line]:
         """All of a section that have results, in its order."""
-        names = dict.fromkeys(row["name"] for row in self._of(section))
+        names = dict.fromkeys(row["name"] for row in self.of(section))
         return [self.line(section, name) for name in names]
 
-    def method(self, name: str) -> Line:
-        """Of the main table."""
-        return self.line("methods", name)
-
-    def _of(self, section: str) -> list[dict[str, Any]]:
+    def of(self, section: str) -> list[dict[str, Any]]:
+        """Finished runs of a section, a seed each."""
         return [r for r in self._rows if r["section"] == section and r["error"] is None]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
+from megatron_opsft.study.claims import judge
+from megatron_opsft.study.study_file import Study
 from megatron_opsft.study.table import PHASES
-from paper.claims import CLAIMS
-from paper.rows import Line, NotMade, Rows
+from paper.rows import Line, Rows
 
 # Overall accuracy, Pass@N and CR in %, and Eff, of the paper's main table: 1.5B, 7B.
 PAPER = {
@@ -23,10 +24,10 @@ PAPER = {
 }
 
 
-def tables(rows: Rows) -> dict[str, str]:
+def tables(rows: Rows, study: Study) -> dict[str, str]:
     """Name of a block of the page -> its text."""
     return {
-        "claims": _claims(rows),
+        "claims": _claims(rows, study),
         "methods": _methods(rows),
         "costs": _costs(rows.lines("against_grpo")),
         "control": _ablation(rows.lines("length_control")),
@@ -43,16 +44,13 @@ def tables(rows: Rows) -> dict[str, str]:
     }
 
 
-def _claims(rows: Rows) -> str:
+def _claims(rows: Rows, study: Study) -> str:
     lines = []
-    for claim in CLAIMS:
-        try:
-            found, same = claim.found(rows)
-        except NotMade as missing:
-            found, verdict = f"not made: {missing}", "-"
-        else:
-            verdict = "yes" if same else "**no**"
-        lines.append((claim.what, claim.paper, found, verdict, f"`{claim.section}`"))
+    for name, section in study.sections.items():
+        for claim in section.claims:
+            found = judge(claim, rows.of(name))
+            verdict = "-" if found.holds is None else "yes" if found.holds else "**no**"
+            lines.append((claim.what, claim.paper, found.found, verdict, f"`{name}`"))
     head = ("claim", "paper", "tiny reasoner", "same direction", "`--section`")
     return _table(head, lines)
 
