@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs into .venv and makes the paper's study with the shipped tiny reasoner: tables, figures, one page.
 #   bash examples/paper.sh           at most an hour on two cores
-#   bash examples/paper.sh --quick   a few minutes
+#   bash examples/paper.sh --quick   two minutes
 # The same command again continues. Other arguments are those of `megatron-opsft study`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
