@@ -273,6 +273,16 @@ class ParallelConfig(Section):
     cp: int = Field(
         1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack."
     )
+    ep: int = Field(
+        1,
+        ge=1,
+        description="Expert-parallel size: so many ranks share the experts of a mixture, each with whole ones.",
+    )
+    etp: int | None = Field(
+        None,
+        ge=1,
+        description="Tensor-parallel size of the experts; null: parallel.tp. Only with parallel.ep above 1.",
+    )
     vpp: int | None = Field(
         None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
     )
@@ -287,6 +297,11 @@ class ParallelConfig(Section):
         True,
         description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them; only with overlap_grad_reduce.",
     )
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that each expert is cut over."""
+        return self.etp or self.tp
 
     @property
     def replica_size(self) -> int:

@@ -35,6 +35,8 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("eval", "holdout", 0),
     ("eval", "more", []),
     ("eval", "patience", 0),
+    ("parallel", "ep", 1),
+    ("parallel", "etp", None),
     ("rollout", "speculation", "off"),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),

@@ -48,6 +48,7 @@ class Rule:
     mcore_name: with the global index of layer and expert.
     mcore_shape: of the whole parameter at TP 1, vocabulary padding included.
     num_groups: query groups (k/v heads); 1 unless the kind is QKV.
+    is_expert: of one expert, which expert parallelism gives to some ranks alone.
     replica: filled on load but never exported: the last pipeline stage's copy of a tied embedding.
     """
 
@@ -57,6 +58,7 @@ class Rule:
     hf_shapes: tuple[tuple[int, ...], ...]
     mcore_shape: tuple[int, ...]
     num_groups: int = 1
+    is_expert: bool = False
     replica: bool = False
 
 

@@ -20,6 +20,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.check import check_run
+from megatron_opsft.runtime.world_size import check_world
 
 app = typer.Typer(
     help="Start a run: with torchrun on this machine, or as a SLURM job.",
@@ -188,3 +189,4 @@ def _check_world_size(world_size: int, parallel: ParallelConfig, option: str) ->
             f"{option}: {world_size} ranks are not a multiple of {parallel.replica}; "
             "change one of them"
         )
+    check_world(world_size, parallel)

@@ -96,6 +96,12 @@ def mark_tensor_parallel(chunk: GPTModel) -> None:
             continue
         if module.weight is not None and not hasattr(module.weight, "tensor_model_parallel"):
             set_tensor_model_parallel_attributes(module.weight, True, axis, 1)
+    for name, parameter in chunk.named_parameters():
+        # TransformerEngine's grouped linears do not say so themselves, nor does Megatron before
+        # 0.19: norms then miss the experts of all tensor-parallel ranks but the first.
+        if ".experts." in name and not hasattr(parameter, "tensor_model_parallel"):
+            axis = 1 if ".linear_fc2." in name else 0
+            set_tensor_model_parallel_attributes(parameter, True, axis, 1)
 
 
 def wrap_for_training(

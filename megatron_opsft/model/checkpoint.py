@@ -27,7 +27,7 @@ from megatron_opsft.model.checkpoint_share import (
     own_share,
 )
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
-from megatron_opsft.model.optimizer import load_settings
+from megatron_opsft.model.optimizer import load_settings, settings_of
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
 from megatron_opsft.runtime.durable import sync_path, write_bytes
@@ -84,7 +84,7 @@ class Checkpointer:
             **reference,
             "share": own_share(models, self._optimizer, is_loading=False),
             **{key: objects_only(each) for key, each in models.items()},
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": settings_of(self._optimizer),
         }
 
     def save(self, step: int, about: dict[str, Any]) -> Path:
@@ -190,6 +190,11 @@ class Checkpointer:
         common = dist_checkpointing.load_common_state_dict(str(path))
         settings = common["optimizer"]
         if "param_state_sharding_type" in settings:
+            if len(self._optimizer.chained_optimizers) > 1:
+                raise UserError(
+                    f"{path} is of an earlier version, which knew no expert parallelism: resume it "
+                    "with parallel.ep=1 until the next checkpoint, then with this layout"
+                )
             load_gathered(self._models, self._optimizer, path)
             return
         load_settings(self._optimizer, settings)

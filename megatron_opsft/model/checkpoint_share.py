@@ -49,9 +49,8 @@ def own_share(
     is_loading: without the weights that follow from main weights.
     """
     described = {id(value.data): value for value in nested_values(model_state) if _is_tensor(value)}
-    (part,) = optimizer.chained_optimizers  # one, without expert parallelism
     share: list[ShardedTensor] = []
-    for weight, start, end, tensors in _owned_ranges(part):
+    for weight, start, end, tensors in _owned_ranges(optimizer):
         own = {f"optimizer.state.{name}.": tensors[name] for name in MOMENTS}
         if weight.dtype is torch.float32:
             own[""] = tensors["main"]  # a view of the weight
@@ -68,10 +67,9 @@ def own_share(
 @torch.no_grad()
 def gather_weights(optimizer: MegatronOptimizer) -> None:
     """Make the weights from main weights that were loaded; collective over data-parallel ranks."""
-    (part,) = optimizer.chained_optimizers
-    for weight, start, end, tensors in _owned_ranges(part):
+    for weight, start, end, tensors in _owned_ranges(optimizer):
         weight.view(-1)[start:end].copy_(tensors["main"])
-    for chunk in part.model_chunks:
+    for chunk in optimizer.chained_optimizers[0].model_chunks:
         chunk.start_param_sync(force_sync=True)
 
 
@@ -84,8 +82,15 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, ShardedTensor | ShardedTensorFactory)
 
 
-def _owned_ranges(part: Any) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
+def _owned_ranges(
+    optimizer: MegatronOptimizer,
+) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
     """(parameter, first element, end, main weight and moments of that range) of this rank."""
+    for part in optimizer.chained_optimizers:  # two with expert parallelism
+        yield from _ranges_of(part)
+
+
+def _ranges_of(part: Any) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
     for buffer in part.gbuf_ranges:
         for buckets in buffer.values():
             for bucket in buckets:

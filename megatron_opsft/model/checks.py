@@ -7,16 +7,32 @@ from megatron_opsft.errors import UserError
 
 def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
     """Errors: `UserError` naming the number that the layout does not divide."""
-    for name, value in (
-        ("attention heads", shape.num_heads),
-        ("key/value heads", shape.num_kv_heads),
-        ("feed-forward size", shape.shard_ffn[1]),
+    for key, size, name, value in (
+        ("tp", parallel.tp, "attention heads", shape.num_heads),
+        ("tp", parallel.tp, "key/value heads", shape.num_kv_heads),
+        (
+            "etp" if parallel.etp else "tp",
+            parallel.expert_tp,
+            "feed-forward size",
+            shape.shard_ffn[1],
+        ),
+        ("ep", parallel.ep, "experts", shape.moe.num_experts if shape.moe else parallel.ep),
     ):
-        if value % parallel.tp:
+        if value % size:
             raise UserError(
-                f"parallel.tp={parallel.tp} does not divide the model's {value} {name}; "
+                f"parallel.{key}={size} does not divide the model's {value} {name}; "
                 f"use a divisor of {value}"
             )
+    if shape.moe is None and (parallel.ep > 1 or parallel.etp):
+        raise UserError(
+            f"parallel.ep={parallel.ep}, parallel.etp={parallel.etp}: the model has no experts; "
+            "leave both out"
+        )
+    if parallel.ep == 1 and parallel.expert_tp != parallel.tp:
+        raise UserError(
+            f"parallel.etp={parallel.etp} other than parallel.tp={parallel.tp} needs parallel.ep "
+            "above 1; leave it out"
+        )
     if shape.moe is not None and parallel.tp > 1 and not parallel.sequence_parallel:
         raise UserError(
             f"parallel.tp={parallel.tp} with a mixture of experts needs "

@@ -66,7 +66,8 @@ def update(optimizer: MegatronOptimizer, grad_norm: Any) -> None:
     """
     clip_grad = optimizer.config.clip_grad
     if clip_grad > 0:
-        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), clip_grad, grad_norm)
+        for part in optimizer.chained_optimizers:
+            clip_grad_by_total_norm_fp32(part.get_parameters(), clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
 
 
@@ -77,33 +78,44 @@ def _allocate_state(optimizer: MegatronOptimizer) -> None:
     each parameter, which Megatron reads from there; TransformerEngine's and Apex's keep one for a
     group, and make it in their first update.
     """
-    (part,) = optimizer.chained_optimizers  # one, without expert parallelism
-    part.init_state_fn(part.optimizer, part.config)
-    if isinstance(part.optimizer, torch.optim.Adam):
-        for state in part.optimizer.state.values():
-            state.setdefault("step", torch.tensor(0.0))
+    for part in optimizer.chained_optimizers:
+        part.init_state_fn(part.optimizer, part.config)
+        if isinstance(part.optimizer, torch.optim.Adam):
+            for state in part.optimizer.state.values():
+                state.setdefault("step", torch.tensor(0.0))
 
 
 def forget_moments(optimizer: MegatronOptimizer) -> None:
     """As if nothing had been learned yet: zero moments and step counts; weights do not change."""
-    (part,) = optimizer.chained_optimizers
-    for state in part.optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, torch.Tensor):
-                value.zero_()
-    for group in part.optimizer.param_groups:
+    for part in optimizer.chained_optimizers:
+        for state in part.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    value.zero_()
+    for group in optimizer.param_groups:
         if "step" in group:
             group["step"] = 0 if isinstance(group["step"], int) else torch.zeros_like(group["step"])
 
 
-def load_settings(optimizer: MegatronOptimizer, state: dict[str, Any]) -> None:
-    """Restore everything but weights and moments from the optimizer's `state_dict`.
+def settings_of(optimizer: MegatronOptimizer) -> dict[str, Any]:
+    """Everything but weights and moments, in any layout: with expert parallelism the experts have
+    an optimizer of their own, with the same settings.
+    """
+    return optimizer.chained_optimizers[0].state_dict()
+
+
+def load_settings(optimizer: MegatronOptimizer, settings: dict[str, Any]) -> None:
+    """Restore what `settings_of` gave.
 
     Megatron hands all parameters of torch's AdamW the same step count, which each of them would
     then raise in place.
     """
-    (part,) = optimizer.chained_optimizers
-    part.load_state_dict(state)
-    for moments in part.optimizer.state.values():
-        if "step" in moments:
-            moments["step"] = moments["step"].clone()
+    for number, part in enumerate(optimizer.chained_optimizers):
+        groups = [
+            {**group, "is_expert_parallel": number > 0}
+            for group in settings["optimizer"]["param_groups"]
+        ]
+        part.load_state_dict({**settings, "optimizer": {"param_groups": groups}})
+        for moments in part.optimizer.state.values():
+            if "step" in moments:
+                moments["step"] = moments["step"].clone()

@@ -12,8 +12,9 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from torch import Tensor
 
 from megatron_opsft.runtime.distributed import Layout
+from megatron_opsft.weights.rectangles import Parameter
 from megatron_opsft.weights.rules import Rule, WeightTable, local_to_global
-from megatron_opsft.weights.slicing import ReadRect, fill_shard
+from megatron_opsft.weights.slicing import ReadRect, fill_shard, shard_parameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +33,18 @@ class ModelShards:
     def of(cls, models: Sequence[Any], table: WeightTable, layout: Layout) -> "ModelShards":
         """models: this rank's GPTModel chunks, unwrapped."""
         parameters: list[tuple[Rule, Tensor]] = []
+        experts = layout.own_experts(table.num_experts)
         for model in models:
             offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
             named = {
-                local_to_global(name, offset): parameter.data
+                local_to_global(name, offset, experts.start): parameter.data
                 for name, parameter in model.named_parameters()
             }
             stage = table.stage_rules(
                 range(offset, offset + len(model.decoder.layers)),
                 has_embedding=model.pre_process,
                 has_output=model.post_process,
+                experts=experts,
             )
             table.check_mcore_names(named, stage)
             parameters += [(rule, named[rule.mcore_name]) for rule in stage]
@@ -67,6 +70,10 @@ class ModelShards:
         time.
         """
         for rule, parameter in self.parameters:
-            fill_shard(
-                rule, read, parameter, tp_rank=self.layout.tp_rank, tp_size=self.layout.tp_size
-            )
+            cut = self.layout.cut(is_expert=rule.is_expert)
+            fill_shard(rule, read, parameter, tp_rank=cut.tp_rank, tp_size=cut.tp_size)
+
+    def part(self, rule: Rule) -> Parameter:
+        """What this rank's parameter of a rule holds of the HF tensors."""
+        cut = self.layout.cut(is_expert=rule.is_expert)
+        return shard_parameter(rule, cut.tp_rank, cut.tp_size)

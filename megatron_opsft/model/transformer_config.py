@@ -63,6 +63,8 @@ def transformer_config(
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.expert_tp,
         cp_comm_type="p2p" if parallel.cp > 1 else None,
         sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
         # Packs differ in length, so pipeline stages tell each other theirs. Megatron accepts that

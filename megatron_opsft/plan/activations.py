@@ -79,13 +79,15 @@ def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float
     if shape.moe is None:
         f = shape.ffn_size / tp
         return norm + e * (2 + products) * f, e * (2 * f + 2 * h)
-    # Tokens reach this rank's part of the experts from all tensor-parallel ranks: k copies each.
-    moe, f = shape.moe, shape.moe.ffn_size / tp
+    # Tokens reach this rank's part of the experts from all ranks that share them: k copies each,
+    # with even routing as many as there are of tokens in as many packs as ranks cut an expert.
+    moe, f = shape.moe, shape.moe.ffn_size / job.parallel.expert_tp
+    copies = moe.top_k * job.parallel.expert_tp / tp
     router = 9 * moe.num_experts / (tp if job.sequence_parallel else 1) + 40 * moe.top_k
     # torch: also the product with the router's weight.
     products = 2 if job.modules == "te" else 4
-    kept = moe.top_k * e * (shape.hidden_size + (2 + products) * f)
-    transient = moe.top_k * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
+    kept = copies * e * (shape.hidden_size + (2 + products) * f)
+    transient = copies * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
     return norm + router + kept, transient
 
 

@@ -33,11 +33,15 @@ def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> Checkpoint
     """stages: every pipeline stage."""
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
     of_parameter = _STATE_BYTES + of_weight
-    largest = job.ranks_per_node * max(stage.num_parameters for stage in stages)
-    saved = largest * of_parameter // job.num_copies
-    total = job.parallel.tp * sum(stage.num_parameters for stage in stages) * of_parameter
+    largest = job.ranks_per_node * max(_updated(job, stage) for stage in stages)
+    saved = int(largest * of_parameter)
+    experts = sum(stage.expert_parameters for stage in stages)
+    dense = sum(stage.num_parameters for stage in stages) - experts
+    parallel = job.parallel
+    elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
+    total = elements * of_parameter
     # Files are checked by all ranks in turn, whoever reads them afterwards.
-    read = total * job.ranks_per_node // job.world_size + largest * _STATE_BYTES // job.num_copies
+    read = total * job.ranks_per_node // job.world_size + int(largest * _STATE_BYTES)
     rate = job.hardware.storage_bandwidth * job.ranks_per_node
     return CheckpointEstimate(
         total_bytes=total,
@@ -46,3 +50,9 @@ def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> Checkpoint
         save_seconds=saved / rate,
         resume_seconds=read / rate,
     )
+
+
+def _updated(job: TrainingJob, stage: Stage) -> float:
+    """Elements that one rank of a stage updates."""
+    dense = stage.num_parameters - stage.expert_parameters
+    return dense / job.num_copies + stage.expert_parameters / job.num_expert_copies

@@ -80,6 +80,11 @@ def notes_of(job: TrainingJob) -> list[str]:
             f"node of {hardware.gpus_per_node} devices: every layer's keys and values cross the "
             "network"
         )
+    if job.parallel.ep * job.parallel.expert_tp > hardware.gpus_per_node:
+        notes.append(
+            f"parallel.ep x etp = {job.parallel.ep} x {job.parallel.expert_tp} reaches beyond a "
+            f"node of {hardware.gpus_per_node} devices: every layer's tokens cross the network"
+        )
     if job.engine_tp > hardware.gpus_per_node:
         notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")
     if job.num_engines > config.data.prompts_per_step and job.engine.refills:

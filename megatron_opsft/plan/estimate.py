@@ -197,6 +197,8 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "tp": job.parallel.tp,
         "pp": job.parallel.pp,
         "cp": job.parallel.cp,
+        "ep": job.parallel.ep,
+        "etp": job.parallel.expert_tp,
         "vpp": job.parallel.vpp,
         "dp": job.dp,
         "sequence_parallel": job.sequence_parallel,

@@ -42,6 +42,12 @@ class TrainingJob:
         return self.dp * self.parallel.cp
 
     @property
+    def num_expert_copies(self) -> int:
+        """Ranks that hold the same experts, and share their gradients and optimizer among them."""
+        parallel = self.parallel
+        return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
+
+    @property
     def num_chunks(self) -> int:
         """Model chunks (virtual pipeline stages) of a rank."""
         return self.parallel.vpp or 1

@@ -35,7 +35,8 @@ class Stage:
     """The model of all ranks of one pipeline stage: tensor-parallel and data-parallel peers hold
     as much.
 
-    num_parameters: elements on one rank, vocabulary padding and copies included; whole_parameters:
+    num_parameters: elements on one rank, vocabulary padding and copies included; expert_parameters:
+    of them those of the experts that expert parallelism shares out, 0 without; whole_parameters:
     of the Hugging Face model, those that this stage has the originals of. The bytes are of one
     rank, the optimizer's of the data-parallel rank that has most.
     """
@@ -45,10 +46,16 @@ class Stage:
     has_embedding: bool
     has_output: bool
     num_parameters: int
+    expert_parameters: int
     whole_parameters: int
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+
+    @property
+    def expert_share(self) -> float:
+        """Of what it holds, that of experts."""
+        return self.expert_parameters / self.num_parameters
 
     @property
     def resident_bytes(self) -> int:
@@ -136,7 +143,7 @@ def activation_bytes(
 def _largest_weight_gradient(job: TrainingJob) -> float:
     """In the model's dtype, until it is added to the main gradient."""
     shape = job.shape
-    rows = 2 * shape.shard_ffn[1] / job.parallel.tp
+    rows = 2 * shape.shard_ffn[1] / job.parallel.expert_tp
     return rows * shape.hidden_size * job.dtype_bytes
 
 

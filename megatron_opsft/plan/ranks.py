@@ -53,8 +53,10 @@ def build_stages(job: TrainingJob) -> list[Stage]:
 def build_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
     """What one global rank holds. `cpu_compat` is installed."""
     with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
-        models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        models, *kinds = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        buffers = list(itertools.chain(*kinds))
         shards = ModelShards.of(models, table, layout)
+        shared_out = [p for rule, p in shards.parameters if rule.is_expert and layout.ep_size > 1]
         state = 12 if job.dtype_bytes == 2 else 8  # two moments; float32 main weights of bfloat16
         return Stage(
             index=layout.pp_rank,
@@ -62,16 +64,17 @@ def build_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
             has_embedding=any(model.pre_process for model in models),
             has_output=any(model.post_process for model in models),
             num_parameters=sum(p.numel() for model in models for p in model.parameters()),
-            whole_parameters=sum(whole_numel(rule) for rule, _ in shards.parameters),
+            expert_parameters=sum(parameter.numel() for parameter in shared_out),
+            whole_parameters=sum(whole_numel(rule, layout) for rule, _ in shards.parameters),
             weight_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
             gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
-            optimizer_bytes=int(per_peer(buffers).max()) * state,
+            optimizer_bytes=sum(int(per_peer(kind).max()) for kind in kinds if kind) * state,
         )
 
 
-def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any]]:
+def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any], list[Any]]:
     """The model chunks of the rank that this process is, and Megatron's buffers of their weights
-    and main gradients.
+    and main gradients: those of all, and those of experts that expert parallelism shares out.
     """
     config = transformer_config(
         job.shape,
@@ -83,8 +86,8 @@ def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any
     )
     models = build_model(job.shape, config, device)
     chunks = wrap_for_training(models, config, job.parallel)
-    buffers = [buffer for c in chunks for buffer in c.buffers + c.expert_parallel_buffers]
-    return models, buffers
+    experts = [buffer for chunk in chunks for buffer in chunk.expert_parallel_buffers]
+    return models, [buffer for chunk in chunks for buffer in chunk.buffers], experts
 
 
 @contextmanager
@@ -97,14 +100,17 @@ def fake_rank(job: TrainingJob, rank: int) -> Iterator[Layout]:
         stop_distributed()
 
 
-def whole_numel(rule: Rule) -> int:
-    """Elements of the Hugging Face model behind a parameter; none behind a copy of another one."""
-    return 0 if rule.replica else sum(prod(shape) for shape in rule.hf_shapes)
+def whole_numel(rule: Rule, layout: Layout) -> int:
+    """Elements of the Hugging Face model behind a parameter, and behind those that its
+    expert-parallel peers have in its place; none behind a copy of another one.
+    """
+    peers = layout.ep_size if rule.is_expert else 1
+    return 0 if rule.replica else peers * sum(prod(shape) for shape in rule.hf_shapes)
 
 
 def per_peer(buffers: list[Any]) -> Any:
     """Elements that each data-parallel rank updates, int64 [dp]: the overlap of its equal part of
-    every bucket with the parameters that lie in it.
+    every bucket with the parameters that lie in it. buffers: shared by equally many ranks.
     """
     total: Any = 0
     for buffer in buffers:

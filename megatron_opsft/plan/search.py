@@ -38,7 +38,8 @@ def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list
     spare comes first. What it proposes leaves `SAFE_SHARE` of the memory free.
 
     Tried are parallel.tp within a node (with sequence parallelism) x parallel.pp x parallel.cp
-    x train.recompute x rollout.tp. More context parallelism is tried where half as much leaves a
+    x train.recompute x rollout.tp, and of a mixture of experts parallel.ep within a node, with
+    whole experts (parallel.etp=1). More context parallelism is tried where half as much leaves a
     rank more of the longest sequence than train.max_tokens_per_microbatch. Where a rollout does not
     fit, rollout.gpu_memory_fraction is lowered until it does. Errors: `UserError` where no layout
     is accepted at all, with the reason.
@@ -91,11 +92,14 @@ def _layouts(job: TrainingJob) -> Iterator[Change]:
                 continue
             cps = [c for c in _context_sizes(job) if world_size % (tp * pp * c) == 0]
             recomputes = _RECOMPUTE[: 1 if offload else None]
-            for cp, recompute, rollout_tp in product(cps, recomputes, engine_sizes):
+            eps = [n for n in _expert_sizes(job) if world_size % (n * pp) == 0]
+            for cp, ep, recompute, rollout_tp in product(cps, eps, recomputes, engine_sizes):
                 yield {
                     "parallel.tp": tp,
                     "parallel.pp": pp,
                     "parallel.cp": cp,
+                    "parallel.ep": ep,
+                    "parallel.etp": 1 if ep > 1 and tp > 1 else None,
                     "parallel.vpp": None,
                     "parallel.sequence_parallel": tp > 1,
                     "train.recompute": recompute,
@@ -110,6 +114,14 @@ def _context_sizes(job: TrainingJob) -> list[int]:
     while sizes[-1] * budget < job.longest_tokens and sizes[-1] < job.hardware.gpus_per_node:
         sizes.append(2 * sizes[-1])
     return sizes
+
+
+def _expert_sizes(job: TrainingJob) -> list[int]:
+    """1, 2, 4, ... that share out the experts evenly, inside a node."""
+    sizes = [2**n for n in range(job.hardware.gpus_per_node.bit_length())]
+    return [
+        n for n in sizes if job.shape.moe is not None and job.shape.moe.num_experts % n == 0
+    ] or [1]
 
 
 def _changed(config: Config, changes: Change) -> Config:

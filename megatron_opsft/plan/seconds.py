@@ -32,16 +32,19 @@ def sequence_seconds(
     num_loss_tokens: 0 unless the rank has the output layer. A backward pass is two forward passes
     of products, and recomputation one more (full), or that of the feed-forward parts (selective).
     Tensor parallelism exchanges the hidden states twice a layer and pass, ring algorithm:
-    2 (n - 1) / n of their bytes (Shoeybi et al., 2019). Context parallelism lets keys and values go
-    round, backward with their gradients; as if no attention hid it. A pipeline hands hidden states
-    on once.
+    2 (n - 1) / n of their bytes (Shoeybi et al., 2019); experts those of every expert that a token
+    goes to, and expert parallelism sends these there and back. Context parallelism lets keys and
+    values go round, backward with their gradients; as if no attention hid it. A pipeline hands
+    hidden states on once.
     """
     hardware, tp, cp, pp = job.hardware, job.parallel.tp, job.parallel.cp, job.parallel.pp
     stage = replace(job.shape, num_layers=num_layers)
     rate = hardware.peak_flops * hardware.training_fraction * tp * cp
     forward = forward_flops(stage, [num_tokens], num_loss_tokens) / rate
     hidden_bytes = num_tokens * stage.hidden_size * job.dtype_bytes / cp
-    exchange = 2 * num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
+    of_attention = num_layers * ring_seconds(2 * hidden_bytes, tp, tp, hardware)
+    of_feed_forward = num_layers * _feed_forward_exchange(job, hidden_bytes)
+    exchange = of_attention + of_feed_forward
     kv_elements = 2 * num_tokens * stage.num_kv_heads * stage.head_dim / tp
     round_trip = num_layers * ring_seconds(kv_elements * job.dtype_bytes, cp, tp * cp, hardware)
     hand_on = 0.0
@@ -52,11 +55,27 @@ def sequence_seconds(
     if job.config.train.recompute == "full":
         again = forward_flops(stage, [num_tokens], 0) / rate + exchange + round_trip
     elif job.config.train.recompute == "selective":
-        again = 2.0 * num_tokens * _feed_forward_weights(stage) * num_layers / rate + exchange / 2
+        again = 2.0 * num_tokens * _feed_forward_weights(stage) * num_layers / rate
+        again = again + of_feed_forward
     exchange = exchange + round_trip
     # TransformerEngine's attention sends keys and values round again, to get their gradients.
     back = round_trip if job.modules == "te" else 0.0
     return forward + exchange + hand_on, 2 * forward + exchange + back + again + hand_on
+
+
+def _feed_forward_exchange(job: TrainingJob, hidden_bytes: Any) -> Any:
+    """Of one layer. hidden_bytes: of the tokens of a tensor-parallel group."""
+    parallel, moe = job.parallel, job.shape.moe
+    if moe is None:
+        return ring_seconds(2 * hidden_bytes, parallel.tp, parallel.tp, job.hardware)
+    chosen = moe.top_k * hidden_bytes / parallel.tp  # what a rank's own tokens are, for all experts
+    there_and_back = ring_seconds(
+        2 * chosen, parallel.ep, parallel.ep * parallel.expert_tp, job.hardware
+    )
+    gathered = 2 * chosen * parallel.expert_tp
+    return there_and_back + ring_seconds(
+        gathered, parallel.expert_tp, parallel.expert_tp, job.hardware
+    )
 
 
 def _feed_forward_weights(shape: ModelShape) -> int:

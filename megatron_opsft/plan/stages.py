@@ -5,8 +5,12 @@ layouts. `ranks` builds Megatron's model instead and is exact about the padding 
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import Stage
 from megatron_opsft.weights.rules import WeightTable
@@ -21,12 +25,13 @@ def count_stages(job: TrainingJob) -> list[Stage]:
     for index in range(pp):
         first, last = index == 0, index == pp - 1
         ends = [name for name, there in (("first", first), ("last", last)) if there]
-        numel, whole = (layers * n for n in _count(job.shape, job.parallel.tp, "layer"))
+        counts = [layers * _count(job.shape, job.parallel, "layer")]
         for end in ends:
-            here, originals = _count(job.shape, job.parallel.tp, end)
-            if end == "last" and first and vpp == 1:  # a tied head is the embedding itself
-                here, originals = _count(job.shape, job.parallel.tp, "last of one")
-            numel, whole = numel + here, whole + originals
+            # A tied head is the embedding itself where that is there.
+            is_one = end == "last" and first and vpp == 1
+            counts.append(_count(job.shape, job.parallel, "last of one" if is_one else end))
+        dense, experts, whole = (int(n) for n in sum(counts))
+        numel = dense + experts
         state = 12 if job.dtype_bytes == 2 else 8
         stages.append(
             Stage(
@@ -35,21 +40,24 @@ def count_stages(job: TrainingJob) -> list[Stage]:
                 has_embedding=first,
                 has_output=last,
                 num_parameters=numel,
+                expert_parameters=experts,
                 whole_parameters=whole,
                 weight_bytes=numel * job.dtype_bytes,
                 gradient_bytes=numel * 4,
-                optimizer_bytes=-(-numel // job.num_copies) * state,
+                optimizer_bytes=state
+                * (-(-dense // job.num_copies) + -(-experts // job.num_expert_copies)),
             )
         )
     return stages
 
 
 @cache
-def _count(shape: ModelShape, tp: int, part: str) -> tuple[int, int]:
-    """(elements on one rank, elements of the Hugging Face model) of a layer, of what only the first
-    or the last stage has, or of what the last has where it is the first too.
+def _count(shape: ModelShape, parallel: ParallelConfig, part: str) -> Any:
+    """int64 [3]: elements on one rank, but for experts of expert-parallel ranks; of those; of the
+    Hugging Face model. Of a layer, of what only the first or the last stage has, or of what the
+    last has where it is the first too.
     """
-    table = WeightTable(replace(shape, num_layers=1), tp_size=tp)
+    table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
     layer = table.stage_rules([0], has_embedding=False, has_output=False)
     rules = {
         "layer": layer,
@@ -61,6 +69,11 @@ def _count(shape: ModelShape, tp: int, part: str) -> tuple[int, int]:
             if rule not in table.stage_rules([], has_embedding=True, has_output=False)
         ],
     }[part]
-    here = sum(prod(shard_shape(rule, tp)) for rule in rules)
-    whole = sum(prod(s) for rule in rules if not rule.replica for s in rule.hf_shapes)
-    return here, whole
+    counts = np.zeros(3, dtype=np.int64)
+    for rule in rules:
+        tp = parallel.expert_tp if rule.is_expert else parallel.tp
+        shared_out = rule.is_expert and parallel.ep > 1
+        counts[int(shared_out)] += prod(shard_shape(rule, tp))
+        counts[2] += 0 if rule.replica else sum(prod(shape) for shape in rule.hf_shapes)
+    counts[1] //= parallel.ep
+    return counts

@@ -50,6 +50,8 @@ def _headline(run: RunEstimate) -> str:
     layout = f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}"
     if job.parallel.cp > 1:
         layout += f" x CP {job.parallel.cp}"
+    if job.parallel.ep > 1:
+        layout += f", experts EP {job.parallel.ep} x TP {job.parallel.expert_tp}"
     if job.parallel.vpp:
         layout += f", {job.parallel.vpp} virtual stages"
     engines = (

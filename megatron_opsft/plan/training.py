@@ -93,7 +93,11 @@ def _estimate_update(
     reduced = (ends.max(axis=1) + reduce).max()
     crowd = max(1.0, job.world_size / job.compute_cores)
     update = np.array(
-        [optimizer_seconds(s.num_parameters, job.num_copies, job.hardware) for s in stages]
+        [
+            optimizer_seconds(s.num_parameters - s.expert_parameters, job.num_copies, job.hardware)
+            + optimizer_seconds(s.expert_parameters, job.num_expert_copies, job.hardware)
+            for s in stages
+        ]
     )
     update *= crowd
     gathered = update + [gather_in_train_seconds(job, stage) for stage in stages]
@@ -189,7 +193,7 @@ def reduce_seconds(job: TrainingJob, stage: Stage, last_backward: float) -> floa
     """The gradients' reduction over the data-parallel ranks: what does not hide behind the last
     backward pass.
     """
-    seconds = ring_seconds(stage.gradient_bytes, job.num_copies, _reach(job), job.hardware)
+    seconds = _shared_seconds(job, stage, stage.gradient_bytes)
     return max(0.0, seconds - last_backward) if job.parallel.overlap_grad_reduce else seconds
 
 
@@ -208,12 +212,17 @@ def _gather_overlaps(job: TrainingJob) -> bool:
 
 
 def _gather_seconds(job: TrainingJob, stage: Stage) -> float:
-    return ring_seconds(stage.weight_bytes, job.num_copies, _reach(job), job.hardware)
+    return _shared_seconds(job, stage, stage.weight_bytes)
 
 
-def _reach(job: TrainingJob) -> int:
-    """Ranks from the first to the last of those that share the optimizer."""
-    return job.num_copies * job.parallel.tp
+def _shared_seconds(job: TrainingJob, stage: Stage, num_bytes: int) -> float:
+    """An exchange of all that a stage's rank holds, between those that share the optimizer."""
+    reach = job.world_size // job.parallel.pp  # from the first to the last of them
+    dense = num_bytes * (1 - stage.expert_share)
+    experts = num_bytes * stage.expert_share
+    return ring_seconds(dense, job.num_copies, reach, job.hardware) + ring_seconds(
+        experts, job.num_expert_copies, reach, job.hardware
+    )
 
 
 def sample_exchange_seconds(job: TrainingJob, workload: Workload) -> float:

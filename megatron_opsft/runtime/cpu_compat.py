@@ -7,7 +7,11 @@ own. What changes:
 - `device="cuda"` in a torch call means the CPU, `Tensor.cuda()` returns the tensor itself, and
   `Tensor.type()` says `torch.cuda.FloatTensor` (the distributed optimizer compares that string);
 - `torch.cuda.current_device()` is the CPU, `synchronize` and streams do nothing;
-- the random-state functions use the CPU generator.
+- the random-state functions use the CPU generator;
+- what tensor-parallel ranks have unequally many rows of is gathered and scattered in equal parts,
+  since gloo can do no other;
+- how many tokens go to which expert-parallel rank is handed on as an array, which Megatron makes of
+  it on the way from a GPU alone.
 
 `without_memory` goes one step further: CUDA then means torch's meta device, whose tensors have
 shapes and no memory, so that a plan can build what it could never hold.
@@ -75,11 +79,52 @@ def _set_cpu_rng_state(new_state: torch.Tensor, *args: Any, **kwargs: Any) -> No
     torch.set_rng_state(new_state)
 
 
+def _gather_in_equal_parts(equal: Callable) -> Callable:
+    """For Megatron's `_gather_along_first_dim`, which `equal` is."""
+
+    def gather(part: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if sizes is None or group.size() == 1:
+            return equal(part, group, None, use_global_buffer)
+        filled = _filled(part, int(max(sizes)))
+        parts = equal(filled, group).view(group.size(), *filled.shape)
+        return torch.cat([rows[:size] for rows, size in zip(parts, sizes, strict=True)])
+
+    return gather
+
+
+def _scatter_in_equal_parts(equal: Callable) -> Callable:
+    """For Megatron's `_reduce_scatter_along_first_dim`, which `equal` is."""
+
+    def scatter(whole: Any, group: Any, sizes: Any = None, use_global_buffer: bool = False) -> Any:
+        if sizes is None or group.size() == 1:
+            return equal(whole, group, None, use_global_buffer)
+        parts = whole.split([int(size) for size in sizes])
+        filled = torch.cat([_filled(part, int(max(sizes))) for part in parts])
+        return equal(filled, group)[: int(sizes[group.rank()])]
+
+    return scatter
+
+
+def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """With zeros up to so many rows, and at least one."""
+    filled = rows.new_zeros(max(1, size), *rows.shape[1:])
+    filled[: len(rows)] = rows
+    return filled
+
+
+def _there_already(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    """For Megatron's `maybe_move_tensor_to_cpu`; without memory there is nothing to hand on."""
+    is_there = as_numpy and torch.is_tensor(tensor) and tensor.device == _CPU
+    return tensor.numpy() if is_there else tensor
+
+
 def install() -> None:
     """Make this process's torch answer for the CPU where Megatron asks for CUDA. Idempotent."""
     if _installed:
         return
     import megatron.core.tensor_parallel.random as megatron_random
+    from megatron.core.tensor_parallel import mappings
+    from megatron.core.transformer.moe import token_dispatcher
 
     cuda: Any = torch.cuda
     cuda.current_device = lambda: _device
@@ -91,6 +136,13 @@ def install() -> None:
     random: Any = megatron_random
     random._get_cuda_rng_state = _get_cpu_rng_state
     random._set_cuda_rng_state = _set_cpu_rng_state
+    rows: Any = mappings
+    rows._gather_along_first_dim = _gather_in_equal_parts(rows._gather_along_first_dim)
+    rows._reduce_scatter_along_first_dim = _scatter_in_equal_parts(
+        rows._reduce_scatter_along_first_dim
+    )
+    dispatcher: Any = token_dispatcher
+    dispatcher.maybe_move_tensor_to_cpu = _there_already
     mode = _CudaMeansCpu()
     mode.__enter__()
     _installed.append(mode)

@@ -37,8 +37,23 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Which tensor-parallel part of its parameters a rank holds, of how many; and which of the
+    copies of that part, of how many ranks that hold the same.
+    """
+
+    tp_rank: int
+    tp_size: int
+    copy_rank: int
+    num_copies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """This rank's place in TP x CP x DP x PP."""
+    """This rank's place in TP x CP x DP x PP; of experts in ETP x EP x EDP x PP.
+
+    experts: how they are cut; None: as everything else, with all of them on every rank.
+    """
 
     rank: int
     world_size: int
@@ -50,6 +65,9 @@ class Layout:
     dp_size: int
     cp_rank: int = 0
     cp_size: int = 1
+    ep_rank: int = 0
+    ep_size: int = 1
+    experts: Cut | None = None
 
     @property
     def is_main(self) -> bool:
@@ -68,15 +86,21 @@ class Layout:
         """
         return dp_rank * self.cp_size * self.tp_size
 
-    @property
-    def num_copies(self) -> int:
-        """Ranks that hold the same shards of the weights as this one, itself included."""
-        return self.dp_size * self.cp_size
+    def cut(self, *, is_expert: bool = False) -> Cut:
+        """Of the parameters of experts, or of all others."""
+        if is_expert and self.experts is not None:
+            return self.experts
+        return Cut(
+            tp_rank=self.tp_rank,
+            tp_size=self.tp_size,
+            copy_rank=self.dp_rank * self.cp_size + self.cp_rank,
+            num_copies=self.dp_size * self.cp_size,
+        )
 
-    @property
-    def copy_rank(self) -> int:
-        """Which of them this is."""
-        return self.dp_rank * self.cp_size + self.cp_rank
+    def own_experts(self, num_experts: int) -> range:
+        """The global numbers of those that this rank holds, in their order there."""
+        each = num_experts // self.ep_size
+        return range(self.ep_rank * each, (self.ep_rank + 1) * each)
 
 
 def start_distributed(device: Device, parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
@@ -102,6 +126,8 @@ def make_groups(parallel: ParallelConfig, *, minutes: float = 30) -> Layout:
         pipeline_model_parallel_size=parallel.pp,
         virtual_pipeline_model_parallel_size=parallel.vpp,
         context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.expert_tp,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=math.ceil(minutes),
     )
@@ -121,6 +147,14 @@ def current_layout() -> Layout:
         dp_size=parallel_state.get_data_parallel_world_size(),
         cp_rank=parallel_state.get_context_parallel_rank(),
         cp_size=parallel_state.get_context_parallel_world_size(),
+        ep_rank=parallel_state.get_expert_model_parallel_rank(),
+        ep_size=parallel_state.get_expert_model_parallel_world_size(),
+        experts=Cut(
+            tp_rank=parallel_state.get_expert_tensor_parallel_rank(),
+            tp_size=parallel_state.get_expert_tensor_parallel_world_size(),
+            copy_rank=parallel_state.get_expert_data_parallel_rank(),
+            num_copies=parallel_state.get_expert_data_parallel_world_size(),
+        ),
     )
 
 

@@ -9,7 +9,6 @@ from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
 from megatron_opsft.weights.parameter_checksums import expected_checksums
 from megatron_opsft.weights.rectangles import Copy
-from megatron_opsft.weights.slicing import shard_parameter
 
 
 def differing_parameters(
@@ -20,7 +19,9 @@ def differing_parameters(
     ignored: names that are left out. Collective over the world.
     """
     described = engine.layout
-    cuts = lcm(shards.layout.tp_size, described.tp_size)
+    layout = shards.layout
+    trained = (layout.cut(is_expert=is_expert).tp_size for is_expert in (False, True))
+    cuts = lcm(*trained, described.tp_size)
     found = engine.checksums(cuts)
     # Engines are alike: all can tell zeros apart, or none.
     signed_zeros = all(gather_from_all([found.signed_zeros]))
@@ -51,10 +52,11 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
     layout = shards.layout
     held: dict[str, list[Copy]] = {}
     for number, (rule, _) in enumerate(shards.parameters):
-        if rule.replica or number % layout.num_copies != layout.copy_rank:
+        cut = layout.cut(is_expert=rule.is_expert)
+        if rule.replica or number % cut.num_copies != cut.copy_rank:
             continue
-        if rule.kind is ShardKind.COPY and layout.tp_rank:
+        if rule.kind is ShardKind.COPY and cut.tp_rank:
             continue
-        for part in shard_parameter(rule, layout.tp_rank, layout.tp_size).parts:
+        for part in shards.part(rule).parts:
             held.setdefault(part.source.tensor, []).append(part)
     return held

@@ -1,8 +1,9 @@
 """Megatron shards -> a stream of whole HF tensors on every rank, in buckets.
 
-A bucket holds consecutive parameters of one pipeline stage: their shards are gathered over the
-tensor-parallel group, sent to the other stages, and merged through the weight table. No rank ever
-holds more than a bucket beyond its own shards.
+A bucket holds consecutive parameters of one pipeline stage, and of experts those of one
+expert-parallel rank: their shards are gathered over the tensor-parallel group, sent to those who do
+not hold them, and merged through the weight table. No rank ever holds more than a bucket beyond its
+own shards.
 """
 
 from collections.abc import Iterator
@@ -15,58 +16,70 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.runtime.distributed import broadcast_over, ranks_by_value
 from megatron_opsft.weights.rules import Rule
 from megatron_opsft.weights.slicing import merge_shards, shard_shape, whole_tensors
 
 BUCKET_BYTES = 256 * 2**20
 
 
+Owner = tuple[int, int]
+"""Pipeline stage, and expert-parallel rank: 0 of what all of a stage's ranks hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Parameters that travel together; `owner`: the pipeline stage that holds them."""
+    """Parameters that travel together; `owner`: who holds them; all or none are of experts."""
 
-    owner: int
+    owner: Owner
     rules: tuple[Rule, ...]
+
+    @property
+    def of_experts(self) -> bool:
+        return self.rules[0].is_expert
 
 
 class Exporter:
     """Streams the model's current weights under their HF names; made once, used for every push."""
 
     def __init__(self, shards: ModelShards, bucket_bytes: int = BUCKET_BYTES) -> None:
-        """Collective over the pipeline group: who holds what is exchanged here, once."""
-        self._layout = shards.layout
+        """Collective over the world: who holds what is exchanged here, once."""
+        self._layout = layout = shards.layout
         self._own = {rule.mcore_name: tensor for rule, tensor in shards.parameters}
         first = shards.parameters[0][1]
         self._dtype, self._device = first.dtype, first.device
-        names_by_stage: list[list[str]] = [[] for _ in range(self._layout.pp_size)]
-        dist.all_gather_object(
-            names_by_stage,
-            [rule.mcore_name for rule, _ in shards.parameters if not rule.replica],
-            group=parallel_state.get_pipeline_model_parallel_group(),
-        )
-        owner = {name: stage for stage, names in enumerate(names_by_stage) for name in names}
+        held = tuple((r.mcore_name, r.is_expert) for r, _ in shards.parameters if not r.replica)
+        owner = {
+            name: (stage, ep_rank if is_expert else 0)
+            for (stage, ep_rank, names) in ranks_by_value((layout.pp_rank, layout.ep_rank, held))
+            for name, is_expert in names
+        }
         rules = [rule for rule in shards.table.rules if not rule.replica]
-        self._buckets = self._plan(rules, owner, bucket_bytes)
+        self._buckets = list(self._plan(rules, owner, bucket_bytes))
 
-    def _plan(self, rules: list[Rule], owner: dict[str, int], bucket_bytes: int) -> list[Bucket]:
-        buckets: list[Bucket] = []
+    def _plan(
+        self, rules: list[Rule], owner: dict[str, Owner], bucket_bytes: int
+    ) -> Iterator[Bucket]:
         current: list[Rule] = []
         size = 0
         for rule in rules:
-            gathered = self._shard_numel(rule) * self._layout.tp_size * self._dtype.itemsize
-            stage = owner[rule.mcore_name]
-            if current and (
-                size + gathered > bucket_bytes or owner[current[0].mcore_name] != stage
-            ):
-                buckets.append(Bucket(owner=owner[current[0].mcore_name], rules=tuple(current)))
+            gathered = self._shard_numel(rule) * self._tp_size(rule) * self._dtype.itemsize
+            same = current and (owner[rule.mcore_name], rule.is_expert) == (
+                owner[current[0].mcore_name],
+                current[0].is_expert,
+            )
+            if current and (size + gathered > bucket_bytes or not same):
+                yield Bucket(owner=owner[current[0].mcore_name], rules=tuple(current))
                 current, size = [], 0
             current.append(rule)
             size += gathered
-        buckets.append(Bucket(owner=owner[current[0].mcore_name], rules=tuple(current)))
-        return buckets
+        yield Bucket(owner=owner[current[0].mcore_name], rules=tuple(current))
+
+    def _tp_size(self, rule: Rule) -> int:
+        return self._layout.cut(is_expert=rule.is_expert).tp_size
 
     def _shard_numel(self, rule: Rule) -> int:
-        return torch.Size(shard_shape(rule, self._layout.tp_size)).numel()
+        return torch.Size(shard_shape(rule, self._tp_size(rule))).numel()
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
@@ -74,18 +87,18 @@ class Exporter:
         parameters.
 
         A tensor may be a view of a live parameter: copy what is to outlive the next step.
-        Collective over the tensor- and pipeline-parallel groups: every rank must consume the whole
-        stream.
+        Collective over the world: every rank must consume the whole stream.
         """
+        layout = self._layout
         for bucket in self._buckets:
-            if self._layout.tp_size == self._layout.pp_size == 1:
+            if layout.tp_size == layout.pp_size == layout.ep_size == 1:
                 for rule in bucket.rules:
                     yield from whole_tensors(rule, self._own[rule.mcore_name])
                 continue
             gathered = self._gather(bucket)
             start = 0
             for rule in bucket.rules:
-                shape = shard_shape(rule, self._layout.tp_size)
+                shape = shard_shape(rule, self._tp_size(rule))
                 stop = start + self._shard_numel(rule)
                 shards = [flat[start:stop].view(shape) for flat in gathered]
                 if len(shards) == 1:
@@ -103,8 +116,9 @@ class Exporter:
         """[tp_size, numel]: the bucket's flattened shards of all tensor-parallel ranks, on every
         rank.
         """
-        tp_size, pp_size = self._layout.tp_size, self._layout.pp_size
-        owned = bucket.owner == self._layout.pp_rank
+        layout, tp_size = self._layout, self._tp_size(bucket.rules[0])
+        stage, ep_rank = bucket.owner
+        owned = stage == layout.pp_rank and (not bucket.of_experts or ep_rank == layout.ep_rank)
         mine = None
         if owned:
             parts = [self._own[rule.mcore_name].flatten() for rule in bucket.rules]
@@ -115,11 +129,17 @@ class Exporter:
             numel = sum(self._shard_numel(rule) for rule in bucket.rules)
             gathered = torch.empty(tp_size, numel, dtype=self._dtype, device=self._device)
             if mine is not None:
-                dist.all_gather_into_tensor(
-                    gathered.view(-1), mine, group=parallel_state.get_tensor_model_parallel_group()
+                group = (
+                    parallel_state.get_expert_tensor_parallel_group()
+                    if bucket.of_experts
+                    else parallel_state.get_tensor_model_parallel_group()
                 )
-        if pp_size > 1:
+                dist.all_gather_into_tensor(gathered.view(-1), mine, group=group)
+        if bucket.of_experts and layout.ep_size > 1:
+            # One rank of each part of each expert-parallel rank of each stage, in this order.
+            group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+            return broadcast_over(gathered, (stage * layout.ep_size + ep_rank) * tp_size, group)
+        if layout.pp_size > 1:
             group = parallel_state.get_pipeline_model_parallel_group()
-            source = dist.get_global_rank(group, bucket.owner)
-            dist.broadcast(gathered, src=source, group=group)
+            return broadcast_over(gathered, stage, group)
         return gathered

@@ -55,14 +55,17 @@ def _trainer_placements(shards: ModelShards) -> list[Placement]:
     """What every training rank holds, exchanged by name."""
     layout, table = shards.layout, shards.table
     names = tuple(rule.mcore_name for rule, _ in shards.parameters)
+    cuts = {is_expert: layout.cut(is_expert=is_expert) for is_expert in (False, True)}
+    places = tuple(cut.tp_rank for cut in cuts.values())
     return [
         Placement(
             ranks=ranks,
             parameters=tuple(
-                shard_parameter(table.by_mcore_name(name), tp_rank, layout.tp_size) for name in held
+                shard_parameter(rule, tp_ranks[rule.is_expert], cuts[rule.is_expert].tp_size)
+                for rule in map(table.by_mcore_name, held)
             ),
         )
-        for (tp_rank, held), ranks in ranks_by_value((layout.tp_rank, names)).items()
+        for (tp_ranks, held), ranks in ranks_by_value((places, names)).items()
     ]
 
 

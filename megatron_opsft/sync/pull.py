@@ -9,7 +9,6 @@ from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.weights.rectangles import Copy
-from megatron_opsft.weights.slicing import shard_parameter
 
 
 class Readable(Protocol):
@@ -23,10 +22,9 @@ class Readable(Protocol):
 @torch.no_grad()
 def broadcast_pull(engine: Readable, shards: ModelShards) -> None:
     """Fill every shard; collective over the world. A rank holds one engine parameter at a time."""
-    layout = shards.layout
     wanted: dict[str, list[tuple[Copy, Tensor]]] = {}
     for rule, tensor in shards.parameters:
-        parameter = shard_parameter(rule, layout.tp_rank, layout.tp_size)
+        parameter = shards.part(rule)
         for part in parameter.parts:
             wanted.setdefault(part.source.tensor, []).append((part, tensor))
         tensor[parameter.padding_row :].zero_()

@@ -48,13 +48,16 @@ def axis_sizes(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def local_to_global(mcore_name: str, layer_offset: int) -> str:
-    """The name with its layer index moved from the pipeline stage's count to the whole model's."""
-    return re.sub(
-        r"^decoder\.layers\.(\d+)\.",
-        lambda match: f"decoder.layers.{int(match[1]) + layer_offset}.",
-        mcore_name,
-    )
+_LAYER = re.compile(r"(?<=^decoder\.layers\.)\d+")
+_EXPERT = re.compile(r"(?<=\.local_experts\.)\d+|(?<=\.experts\.linear_fc[12]\.weight)\d+")
+
+
+def local_to_global(mcore_name: str, layer_offset: int, expert_offset: int = 0) -> str:
+    """The name with its indices moved from this rank's count to the whole model's: of the layer in
+    its pipeline stage, and of the expert among those of its expert-parallel rank.
+    """
+    name = _LAYER.sub(lambda match: str(int(match[0]) + layer_offset), mcore_name)
+    return _EXPERT.sub(lambda match: str(int(match[0]) + expert_offset), name)
 
 
 class WeightTable:
@@ -80,24 +83,34 @@ class WeightTable:
         layers = [
             self._rule(row, layer, expert)
             for layer in range(shape.num_layers)
-            for row, expert in self._rows_of_layer()
+            for row, expert in self._rows_of_layer(range(self.num_experts))
         ]
         self.rules: tuple[Rule, ...] = (self._rule(EMBEDDING), *layers, *last)
 
-    def _rows_of_layer(self) -> Iterator[tuple[Template, int]]:
-        """Rows of one layer, each with the expert it is for (0 where it is for none)."""
+    @property
+    def num_experts(self) -> int:
+        """Of each layer; 0 without any."""
+        return self.shape.moe.num_experts if self.shape.moe else 0
+
+    def _rows_of_layer(self, experts: range) -> Iterator[tuple[Template, int | None]]:
+        """Rows of one layer, each with the expert it is for."""
         for row in self._architecture.layer_rows:
-            yield row, 0
-        for expert in range(self.shape.moe.num_experts if self.shape.moe else 0):
+            yield row, None
+        for expert in experts:
             for row in self._architecture.expert_rows:
                 yield row, expert
 
-    def _mcore_name(self, template: Template, layer: int = 0, expert: int = 0) -> str:
+    def _mcore_name(self, template: Template, layer: int = 0, expert: int | None = None) -> str:
         name = template.te_name if self._te and template.te_name else template.mcore_name
         return name.format(layer=layer, expert=expert)
 
     def _rule(
-        self, template: Template, layer: int = 0, expert: int = 0, *, replica: bool = False
+        self,
+        template: Template,
+        layer: int = 0,
+        expert: int | None = None,
+        *,
+        replica: bool = False,
     ) -> Rule:
         shapes = tuple(tuple(self._sizes[a] for a in axes) for _, axes in template.hf_tensors)
         rows = sum(s[0] for s in shapes)
@@ -112,6 +125,7 @@ class WeightTable:
             hf_shapes=shapes,
             mcore_shape=(rows, *shapes[0][1:]),
             num_groups=self.shape.num_kv_heads if template.kind is ShardKind.QKV else 1,
+            is_expert=expert is not None,
             replica=replica,
         )
 
@@ -149,9 +163,15 @@ class WeightTable:
         }
 
     def stage_rules(
-        self, layers: Iterable[int], *, has_embedding: bool, has_output: bool
+        self,
+        layers: Iterable[int],
+        *,
+        has_embedding: bool,
+        has_output: bool,
+        experts: range | None = None,
     ) -> tuple[Rule, ...]:
-        """The rules of one pipeline stage (or virtual stage) that holds these global layers.
+        """The rules of one pipeline stage (or virtual stage) that holds these global layers, and of
+        each these experts; None: all.
 
         A tied head is a parameter of its own only on a stage that has the output but not the
         embedding.
@@ -159,7 +179,9 @@ class WeightTable:
         wanted = {
             self._mcore_name(row, layer, expert)
             for layer in layers
-            for row, expert in self._rows_of_layer()
+            for row, expert in self._rows_of_layer(
+                range(self.num_experts) if experts is None else experts
+            )
         }
         if has_embedding:
             wanted.add(EMBEDDING.mcore_name)

@@ -101,6 +101,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
         Case(tp=2, dp=2, dtype="bfloat16"),
         Case(cp=2, dp=2, dtype="bfloat16"),
         Case(model="qwen3_moe", tp=2, dp=2, sequence_parallel=True),
+        Case(model="qwen3_moe", dp=4, ep=2, dtype="bfloat16"),
     ],
     ids=str,
 )
@@ -148,6 +149,23 @@ def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: 
     first = Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True)
     results, saved, _ = world.run(save_after_two_steps, 4, first, tmp_path)[0]
     for case in (replace(first, tp=1, pp=1), replace(first, tp=1, dp=2), replace(first, pp=1)):
+        again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
+        assert same(loaded, saved)
+        for before, now in zip(results, again, strict=True):
+            assert now.loss == pytest.approx(before.loss, rel=1e-5)
+            assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
+
+
+def test_checkpoint_of_expert_parallel_ranks_goes_on_at_other_sizes(
+    world: World, tmp_path: Path
+) -> None:
+    first = Case(model="qwen3_moe", dp=2, ep=2)
+    results, saved, _ = world.run(save_after_two_steps, 2, first, tmp_path)[0]
+    for case in (
+        replace(first, dp=1, ep=1),
+        replace(first, dp=4, ep=4),
+        replace(first, dp=1, tp=2, etp=1, sequence_parallel=True),
+    ):
         again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
         assert same(loaded, saved)
         for before, now in zip(results, again, strict=True):

@@ -47,6 +47,21 @@ CONTEXT = [
     Case(cp=2, model="qwen3_moe"),
     Case(cp=2, tp=2, model="qwen3_moe", sequence_parallel=True),
 ]
+EXPERTS = [
+    replace(case, model="qwen3_moe")
+    for case in (
+        Case(dp=2, ep=2),
+        Case(dp=4, ep=4),
+        Case(dp=4, ep=2),
+        Case(tp=2, dp=2, ep=2, sequence_parallel=True),
+        Case(tp=2, ep=2, etp=1, sequence_parallel=True),
+        Case(tp=2, dp=2, ep=4, etp=1, sequence_parallel=True),
+        Case(pp=2, dp=2, ep=2),
+        Case(pp=2, vpp=2, dp=2, ep=2),
+        Case(cp=2, ep=2),
+        Case(cp=2, dp=2, ep=2, overlap=False),
+    )
+]
 MODELS = [
     Case(model=model, tp=tp, pp=pp, dp=dp, sequence_parallel=sp)
     for model in ("qwen2_tied", "qwen3", "llama3")
@@ -99,6 +114,11 @@ def test_gradient_matches_hf_in_layout(world: World, case: Case) -> None:
 def test_gradient_matches_hf_with_context_parallelism(world: World, case: Case) -> None:
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in samples(case.num_samples)]
     assert min(lengths) < 2 * 4 and any(length % 8 for length in lengths)  # fillers at work
+    check(world, case)
+
+
+@pytest.mark.parametrize("case", EXPERTS, ids=str)
+def test_gradient_matches_hf_with_expert_parallelism(world: World, case: Case) -> None:
     check(world, case)
 
 

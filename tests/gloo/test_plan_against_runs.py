@@ -33,6 +33,10 @@ CASES = [
     Case(cp=2, dtype="bfloat16", recompute="full"),
     Case(cp=2, tp=2, sequence_parallel=True),
     Case(cp=4),
+    Case(model="qwen3_moe", dp=2, ep=2),
+    Case(model="qwen3_moe", dp=4, ep=2, recompute="selective"),
+    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
 ]
 
 

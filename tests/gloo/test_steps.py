@@ -56,6 +56,10 @@ LAYOUTS = [
     Case(model="qwen2_tied", pp=2, dp=2),
     Case(model="qwen3", tp=2, dp=2, sequence_parallel=True),
     Case(model="llama3", tp=2, pp=2),
+    Case(model="qwen3_moe", tp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", dp=4, ep=2),
+    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
 ]
 
 

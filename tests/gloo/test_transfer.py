@@ -50,7 +50,9 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     """
     built, shape, size = build(case), SHAPES[case.model], dist.get_world_size()
     table = built.shards.table
-    trainer = megatron_placements(table, tp=case.tp, pp=case.pp, dp=case.dp, vpp=case.vpp)
+    trainer = megatron_placements(
+        table, tp=case.tp, pp=case.pp, dp=case.dp, vpp=case.vpp, ep=case.ep, etp=case.etp
+    )
     engine = engine_placements(partial(vllm_parameters, table, tp_size=engine_tp), engine_tp, size)
     shards = {rule.mcore_name: tensor for rule, tensor in built.shards.parameters}
     dtype = next(iter(shards.values())).dtype
@@ -86,6 +88,8 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
         (Case(model="qwen2_tied", pp=2, dp=2), 2),
         (Case(model="llama_mha", tp=4), 1),
         (Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True), 2),
+        (Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True), 4),
+        (Case(model="qwen3_moe", tp=2, dp=2, ep=4, etp=1, sequence_parallel=True), 2),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from tiny_models import samples, weights
 from world import World
 
 from megatron_opsft.config import SyncConfig
+from megatron_opsft.errors import SyncError
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -32,6 +33,9 @@ LAYOUTS = [
     Case(model="mistral", tp=2),
     Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", pp=2, dp=2, ep=2),
+    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
 ]
 
 
@@ -130,6 +134,42 @@ def test_push_reaches_the_engine_and_pull_brings_it_back(
         assert engine_loss == pytest.approx(loss, rel=1e-5)
 
 
-def test_push_and_pull_with_context_parallelism(world: World) -> None:
-    for loss, engine_loss in world.run(push_and_pull, 4, Case(tp=2, cp=2)):
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(tp=2, cp=2),
+        Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+        Case(model="qwen3_moe", pp=2, dp=2, ep=2),
+    ],
+    ids=str,
+)
+def test_push_and_pull_with_context_and_expert_parallelism(world: World, case: Case) -> None:
+    for loss, engine_loss in world.run(push_and_pull, 4, case):
         assert engine_loss == pytest.approx(loss, rel=1e-5)
+
+
+SPOILED = "decoder.layers.2.mlp.experts.local_experts.5.linear_fc2.weight"
+
+
+def spoil_an_expert(case: Case) -> str:
+    """What is said when one element of one shard of expert 5 is not what was pushed."""
+    built = build(case)
+    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
+    sync.push(1)
+    cut = built.layout.cut(is_expert=True)
+    spoiled = built.shards.by_name.get(SPOILED)
+    if spoiled is not None and cut.tp_rank == 0:  # all copies of one part
+        spoiled[3, 7] += 1e-3
+    with pytest.raises(SyncError) as caught:
+        sync.compare_checksums("push")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "case", [Case(dp=4, ep=2), Case(tp=2, dp=2, ep=2, sequence_parallel=True)], ids=str
+)
+def test_a_spoiled_expert_is_named_on_every_rank(world: World, case: Case) -> None:
+    case = replace(case, model="qwen3_moe")
+    for said in world.run(spoil_an_expert, 4, case):
+        assert "does not hold the trainer's model.layers.2.mlp.experts.5.down_proj.weight (" in said

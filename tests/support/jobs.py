@@ -57,6 +57,8 @@ class Case:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ep: int = 1
+    etp: int | None = None
     vpp: int | None = None
     sequence_parallel: bool = False
     overlap: bool = True
@@ -86,6 +88,8 @@ class Case:
             tp=self.tp,
             pp=self.pp,
             cp=self.cp,
+            ep=self.ep,
+            etp=self.etp,
             vpp=self.vpp,
             sequence_parallel=self.sequence_parallel,
             overlap_grad_reduce=self.overlap,
@@ -93,7 +97,8 @@ class Case:
         )
 
     def __str__(self) -> str:
-        extra = [f"cp{self.cp}"] * (self.cp > 1)
+        extra = [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+        extra += [f"etp{self.etp}"] * bool(self.etp)
         extra += [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
         extra += ["no-overlap"] * (not self.overlap)
         extra += ["vocab_parallel"] * (self.cross_entropy == "vocab_parallel")
@@ -278,11 +283,13 @@ def forward_logits(models: list[Any], batches: list[MicroBatch], vocab_size: int
 def collect_reduced_parts(trainer: Trainer) -> None:
     """Complete the gradient buffers: the reduce-scatter left each rank the sum of its own part."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    experts = parallel_state.get_expert_data_parallel_group()
     for chunk in trainer.chunks:
-        for buffer in chunk.buffers:
+        buffers = [(buffer, group) for buffer in chunk.buffers]
+        for buffer, holders in buffers + [(b, experts) for b in chunk.expert_parallel_buffers]:
             for bucket in buffer.buckets:
-                part = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-                dist.all_gather_into_tensor(bucket.grad_data, part, group=group)
+                part = bucket.grad_data.chunk(holders.size())[holders.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, part, group=holders)
 
 
 def main_gradients(built: Built) -> dict[str, Any]:
@@ -301,25 +308,30 @@ def main_gradients(built: Built) -> dict[str, Any]:
 def whole_gradient(built: Built) -> dict[str, Any]:
     """HF name -> gradient, on rank 0; checks what all copies of a parameter must agree on."""
     layout, table = built.layout, built.shards.table
-    mine = ((layout.pp_rank, layout.tp_rank, layout.copy_rank), main_gradients(built))
-    shards = dict(gather_from_all([mine]))
+    found = gather_from_all([(layout, main_gradients(built))])
     if not layout.is_main:
         return {}
     whole: dict[str, torch.Tensor] = {}
     for rule in table.rules:
-        copies = {
-            place: torch.from_numpy(grads[rule.mcore_name])
-            for place, grads in shards.items()
+        tp_size = layout.cut(is_expert=rule.is_expert).tp_size
+        copies = [
+            (place, place.cut(is_expert=rule.is_expert), torch.from_numpy(grads[rule.mcore_name]))
+            for place, grads in found
             if rule.mcore_name in grads
-        }
+        ]
         if rule.replica and not copies:
             continue  # tied, and embedding and head share a stage
-        stage = min(place[0] for place in copies)
-        parts = [copies[stage, rank, 0] for rank in range(layout.tp_size)]
-        for (_, tp_rank, _), copy in copies.items():
-            torch.testing.assert_close(copy, parts[tp_rank], rtol=0, atol=0)
+        stage = min(place.pp_rank for place, _, _ in copies)
+        firsts = {
+            cut.tp_rank: copy
+            for place, cut, copy in copies
+            if place.pp_rank == stage and cut.copy_rank == 0
+        }
+        parts = [firsts[rank] for rank in range(tp_size)]
+        for _, cut, copy in copies:
+            torch.testing.assert_close(copy, parts[cut.tp_rank], rtol=0, atol=0)
         for tp_rank, part in enumerate(parts):
-            assert not part[shard_parameter(rule, tp_rank, layout.tp_size).padding_row :].any()
+            assert not part[shard_parameter(rule, tp_rank, tp_size).padding_row :].any()
         if rule.kind.value == "copy":
             for part in parts[1:]:
                 torch.testing.assert_close(part, parts[0], rtol=0, atol=0)

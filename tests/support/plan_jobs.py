@@ -51,6 +51,8 @@ def planned_job(case: Case, tokens: int) -> TrainingJob:
             f"parallel.tp={case.tp}",
             f"parallel.pp={case.pp}",
             f"parallel.cp={case.cp}",
+            f"parallel.ep={case.ep}",
+            f"parallel.etp={case.etp or 'null'}",
             f"parallel.vpp={case.vpp or 'null'}",
             f"parallel.sequence_parallel={case.sequence_parallel}",
             f"train.max_tokens_per_microbatch={tokens}",
@@ -82,7 +84,7 @@ def updated_elements(job: TrainingJob, rank: int) -> list[int]:
     """Elements that each data-parallel peer of a rank updates."""
     cpu_compat.install()
     with fake_rank(job, rank), cpu_compat.without_memory() as meta:
-        buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))[1]
+        _, buffers, _ = build_buffers(job, Device(torch_device=meta, backend="fake"))
         return per_peer(buffers).tolist()
 
 

@@ -6,6 +6,7 @@ from tiny_models import SHAPES
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.runtime.world_size import check_world
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,10 @@ from megatron_opsft.model.checks import check_layout, check_offload
             {"tp": 2},
             r"parallel\.tp=2 .*needs parallel\.sequence_parallel=true",
         ),
+        ("qwen3_moe", {"ep": 3}, r"parallel\.ep=3 .* 8 experts; use a divisor of 8"),
+        ("qwen3_moe", {"ep": 2, "etp": 3}, r"parallel\.etp=3 .* 40 feed-forward size"),
+        ("qwen3_moe", {"etp": 2}, r"parallel\.etp=2 other than parallel\.tp=1 needs parallel\.ep"),
+        ("qwen2", {"ep": 2}, r"parallel\.ep=2, parallel\.etp=None: the model has no experts"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_named(
@@ -34,6 +39,14 @@ def test_layouts_that_fit() -> None:
     check_layout(SHAPES["mistral"], ParallelConfig(tp=2, pp=4))
     check_layout(SHAPES["qwen3_moe"], ParallelConfig(tp=2, pp=2, sequence_parallel=True))
     check_layout(SHAPES["qwen3_moe"], ParallelConfig(pp=2, vpp=2))
+    check_layout(SHAPES["qwen3_moe"], ParallelConfig(ep=8, etp=1, tp=2, sequence_parallel=True))
+
+
+def test_ranks_must_hold_all_experts() -> None:
+    check_world(8, ParallelConfig(ep=4, tp=2))
+    check_world(4, ParallelConfig(ep=4, etp=1, tp=2))
+    with pytest.raises(UserError, match=r"not a multiple of the 8 ranks .* = 2 x 4 x 1\); lower"):
+        check_world(4, ParallelConfig(ep=4, tp=2))
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,19 @@ REAL = [
 
 
 def both_sides(
-    shape: ModelShape, tp: int, pp: int, dp: int, engine_tp: int, vpp: int | None = None
+    shape: ModelShape,
+    tp: int,
+    pp: int,
+    dp: int,
+    engine_tp: int,
+    vpp: int | None = None,
+    **experts: int,
 ) -> tuple[Sequence[Placement], Sequence[Placement]]:
-    """Who holds what in the trainer, and in the engines on the same ranks."""
+    """Who holds what in the trainer, and in the engines on the same ranks. experts: ep, etp."""
     table = WeightTable(shape, tp_size=tp)
     engine = partial(vllm_parameters, table, tp_size=engine_tp)
     return (
-        megatron_placements(table, tp=tp, pp=pp, dp=dp, vpp=vpp),
+        megatron_placements(table, tp=tp, pp=pp, dp=dp, vpp=vpp, **experts),
         engine_placements(engine, engine_tp, tp * pp * dp),
     )
 
@@ -85,6 +91,20 @@ def test_no_rank_sends_much_more_than_some_rank_must(
     assert sum(schedule.bytes_sent) == sum(schedule.bytes_received)
     needed = sum(_held_bytes(h) * len(h.ranks) for h in targets)
     assert sum(schedule.bytes_received) + sum(schedule.bytes_local) == needed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+@pytest.mark.parametrize("etp", [1, 4])
+def test_experts_over_ranks_reach_engines_of_two_ranks(etp: int, pull: bool) -> None:
+    """EP 8 x TP 4 on 32 ranks, 16 engines. Of few layers: the others are like them."""
+    shape = replace(REAL_SHAPES["Qwen3-30B-A3B"], num_layers=2)
+    trainer, engine = both_sides(shape, 4, 1, 8, 2, ep=8, etp=etp)
+    sources, targets = (engine, trainer) if pull else (trainer, engine)
+    schedule = make_schedule(sources, targets, itemsize=2, world_size=32, bucket_bytes=256 * MIB)
+    least = least_bytes(sources, targets)
+    assert 0 < least <= max(schedule.bytes_sent) <= 1.10 * least
+    check_schedule(schedule, sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
 
 
 def least_bytes(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
