@@ -282,6 +282,6 @@ def _bucket_bytes(job: TrainingJob) -> float:
     """
     bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)
     largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes
-    if job.parallel.tp == job.parallel.pp == 1:
+    if job.parallel.tp == job.parallel.pp == job.parallel.ep == 1:
         return 2.0 * bucket
     return max(2.0 * bucket, float(bucket + largest))

@@ -103,12 +103,16 @@ def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) 
 
 def push_bytes(job: TrainingJob) -> tuple[float, float]:
     """(bytes that a rank receives, share of them from other nodes). Of what its engine wants a rank
-    holds about 1 / (tp x pp) itself; other pipeline stages are on other nodes as soon as one stage
-    fills a node.
+    holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x pp); other pipeline stages are on
+    other nodes as soon as one stage fills a node.
     """
     wanted = engine_elements(job) * job.dtype_bytes
-    model_ranks = job.parallel.tp * job.parallel.pp
-    received = wanted * (1 - 1 / model_ranks)
+    parallel, moe = job.parallel, job.shape.moe
+    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes / job.engine_tp
+    experts *= moe.num_experts * moe.ffn_size if moe else 0
+    held = (wanted - experts) / (parallel.tp * parallel.pp)
+    held += experts / (parallel.expert_tp * parallel.ep * parallel.pp)
+    received = wanted - held
     stage_ranks = job.world_size // job.parallel.pp
     node = job.hardware.gpus_per_node
     across = 0.0

@@ -66,6 +66,28 @@ def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() 
     assert margins[0] < margins[1] < margins[2]
 
 
+def test_expert_parallelism_is_tried_for_a_mixture_and_makes_room() -> None:
+    found = search("Qwen3-30B-A3B", 16)
+    tried = {(one.estimate.job.parallel.ep, one.estimate.job.parallel.tp) for one in found}
+    assert {ep for ep, _ in tried} == {1, 2, 4, 8}
+    for one in found:
+        parallel = one.estimate.job.parallel
+        assert parallel.expert_tp == (parallel.tp if parallel.ep == 1 else 1)
+        job = make_job(REAL_SHAPES["Qwen3-30B-A3B"], 16, *one.overrides)
+        assert job.parallel == parallel
+    # On ranks with everything else alike, the weights of experts are shared out.
+    weights = {
+        job.parallel.ep: one.estimate.memory[0].stage.weight_bytes
+        for one in found
+        if (job := one.estimate.job).parallel.tp == job.parallel.pp == 1
+    }
+    experts = 2 * 48 * 128 * 3 * 2048 * 768
+    assert [weights[1] - weights[ep] for ep in (2, 4, 8)] == pytest.approx(
+        [experts / 2, experts * 3 / 4, experts * 7 / 8], rel=1e-6
+    )
+    assert found[0].estimate.is_safe and found[0].estimate.job.parallel.ep > 1
+
+
 def _cp(found: FoundLayout) -> int:
     return found.estimate.job.parallel.cp
 

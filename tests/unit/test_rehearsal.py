@@ -1,5 +1,7 @@
 """The made-up messages of a rehearsal are those that real ranks would send."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -9,8 +11,27 @@ import torch
 
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
+TOOLS = Path(__file__).parents[2] / "tools"
+sys.path.append(str(TOOLS))
 from rehearsal.fake_world import FakeWorld  # noqa: E402
+
+
+@pytest.mark.slow
+def test_every_part_is_rehearsed(tmp_path: Path) -> None:
+    """Of a small mixture on 4 ranks that share its experts."""
+    root = TOOLS.parent
+    large = root / "megatron_opsft/assets/model_configs/Qwen/Qwen3-30B-A3B/config.json"
+    small = {"num_hidden_layers": 2, "num_experts": 8, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(json.loads(large.read_text()) | small))
+    command = [sys.executable, TOOLS / "rehearse.py", "--ranks", "4", "--json", "--config"]
+    command += [root / "examples/configs/quickstart.yaml", f"model.path={tmp_path}"]
+    command += ["rollout.engine=vllm", "parallel.tp=2", "parallel.sequence_parallel=true"]
+    command += ["parallel.ep=4", "parallel.etp=1"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    parts = {json.loads(line)["part"] for line in ended.stdout.splitlines()}
+    assert {"who holds what", "schedule of a push", "plan of a checkpoint"} < parts
+    assert len(parts) == 11
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8, 13])

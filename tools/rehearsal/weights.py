@@ -42,7 +42,7 @@ class PushParts:
 
     def run(self, measure: Measure) -> None:
         job, layout = self._job, self._layout
-        rules = self._rules(layout.pp_rank)
+        rules = self._rules(layout.pp_rank, layout.ep_rank)
         nothing = torch.empty(0, device="meta")
         shards = ModelShards(
             table=self._table, layout=layout, parameters=tuple((rule, nothing) for rule in rules)
@@ -53,13 +53,18 @@ class PushParts:
             hf_columns=hf_columns(self._table.hf_shapes()),
         )
         own = EngineWeights(tp_rank=layout.rank % job.engine_tp, tensors={})
-        stages = [
-            tuple(rule.mcore_name for rule in self._rules(stage))
+        names = {
+            (stage, ep_rank): tuple(rule.mcore_name for rule in self._rules(stage, ep_rank))
             for stage in range(job.parallel.pp)
-        ]
-        per_stage = job.world_size // job.parallel.pp
+            for ep_rank in range(job.parallel.ep)
+        }
+        per_stage, etp = job.world_size // job.parallel.pp, job.parallel.expert_tp
         trainer = [
-            (rank % job.parallel.tp, stages[rank // per_stage]) for rank in range(job.world_size)
+            (
+                (rank % job.parallel.tp, rank % etp),
+                names[rank // per_stage, rank % per_stage // etp % job.parallel.ep],
+            )
+            for rank in range(job.world_size)
         ]
         numbers = [rank % job.engine_tp for rank in range(job.world_size)]
 
@@ -86,12 +91,14 @@ class PushParts:
 
         measure("schedule of a push", schedule)
 
-    def _rules(self, stage: int) -> Any:
+    def _rules(self, stage: int, ep_rank: int) -> Any:
+        each = self._table.num_experts // self._job.parallel.ep
         num_layers = self._job.shape.num_layers // self._job.parallel.pp
         return self._table.stage_rules(
             range(stage * num_layers, (stage + 1) * num_layers),
             has_embedding=stage == 0,
             has_output=stage == self._job.parallel.pp - 1,
+            experts=range(ep_rank * each, (ep_rank + 1) * each),
         )
 
 
@@ -156,8 +163,8 @@ def stage_parts(job: TrainingJob, directory: Path) -> list[Tensor]:
 def _planner(job: TrainingJob, directory: Path) -> Callable[[], MetadataPart]:
     """How the rank of the moment plans, and describes what it writes, of tensors without memory."""
     with cpu_compat.without_memory() as meta:
-        models, buffers = build_buffers(job, Device(torch_device=meta, backend="fake"))
-        optimizer = _shards_of(buffers)
+        models, *kinds = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        optimizer = SimpleNamespace(chained_optimizers=[_shards_of(kind) for kind in kinds if kind])
 
     def plan() -> MetadataPart:
         share = own_share(describe_models(models), optimizer, is_loading=False)
@@ -173,8 +180,8 @@ def _written(item: WriteItem) -> WriteResult:
 
 
 def _shards_of(buffers: list[Any]) -> Any:
-    """The distributed optimizer of these buffers as a checkpoint sees it: Megatron's own ranges,
-    and tensors without memory. Megatron builds no optimizer of such.
+    """The part of the optimizer that these buffers have, as a checkpoint sees it: Megatron's own
+    ranges, and tensors without memory. Megatron builds no optimizer of such.
     """
     ranges = [DistributedOptimizer._build_gbuf_range_map(buffer) for buffer in buffers]
     owned = {
@@ -184,7 +191,7 @@ def _shards_of(buffers: list[Any]) -> Any:
         for bucket in buckets
         for weight, found in bucket["param_map"].items()
     }
-    part = SimpleNamespace(
+    return SimpleNamespace(
         gbuf_ranges=ranges,
         model_param_group_index_map={weight: (0, i) for i, weight in enumerate(owned)},
         optimizer=SimpleNamespace(
@@ -192,4 +199,3 @@ def _shards_of(buffers: list[Any]) -> Any:
             state={main: dict.fromkeys(MOMENTS, main) for main in owned.values()},
         ),
     )
-    return SimpleNamespace(chained_optimizers=[part])
