@@ -30,11 +30,14 @@ class OwnPlan(TorchDistSaveShardedStrategy):
         self.items: Sequence[WriteItem] = ()
 
     def async_save(
-        self, sharded_state_dict: dict[str, Any], checkpoint_dir: Path, *_: object
+        self,
+        sharded_state_dict: dict[str, Any],
+        checkpoint_dir: Path,
+        async_strategy: object = None,
     ) -> AsyncRequest:
         """Plan and, of tensors that are views on a CPU, copy. No collectives.
 
-        From Megatron-Core 0.18 on callers name one of its writers as well: none of them writes.
+        async_strategy: one of Megatron's writers, from its 0.18 on; none of them writes.
         """
         state, _, _ = _replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, self.keep_only_main_replica

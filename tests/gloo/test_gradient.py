@@ -45,6 +45,8 @@ CONTEXT = [
     Case(cp=2, model="qwen2_tied", recompute="full"),
     Case(cp=2, model="llama3"),
     Case(cp=2, model="qwen3_moe"),
+    Case(cp=4, model="qwen3_moe"),
+    Case(cp=2, pp=2, model="qwen3_moe"),
     Case(cp=2, tp=2, model="qwen3_moe", sequence_parallel=True),
 ]
 EXPERTS = [
@@ -60,6 +62,7 @@ EXPERTS = [
         Case(pp=2, vpp=2, dp=2, ep=2),
         Case(cp=2, ep=2),
         Case(cp=2, dp=2, ep=2, overlap=False),
+        Case(dp=4, ep=2, all_on_rank=3),
     )
 ]
 MODELS = [

@@ -40,14 +40,15 @@ RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
 
 Targets = str | tuple[str, ...]
 INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
+    "model/attention.py": {"self.context.rank": "torch.distributed.ProcessGroup.rank"},
     "model/build.py": {
+        "chunk.named_parameters": f"{_GPT}.named_parameters",
         "chunk.modules": f"{_GPT}.modules",
         "chunk.to": f"{_GPT}.to",
         "chunk.disable_forward_pre_hook": f"{_DDP}.disable_forward_pre_hook",
     },
     "model/checkpoint.py": {
         "self._models[0].parameters": f"{_GPT}.parameters",
-        "self._optimizer.state_dict": f"{_OPTIMIZER}.state_dict",
         "self._reference.share": f"{_PACKAGE}.model.reference.ReferenceModel.share",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
@@ -79,6 +80,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "function": GIVEN,
         "whole.missing": f"{_PACKAGE}.storage.metadata_parts.MetadataPart.missing",
     },
+    "model/frozen.py": {
+        "ModelShards.of(models, WeightTable(shape, names, layout.tp_size), layout).fill": (
+            f"{_PACKAGE}.model.shards.ModelShards.fill"
+        ),
+        "model.eval": f"{_GPT}.eval",
+        "self.model": f"{_GPT}.forward",
+    },
     "model/hidden_states.py": {
         "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
     },
@@ -89,7 +97,8 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self.trainer.optimizer.reload_model_params": f"{_OPTIMIZER}.reload_model_params",
     },
     "model/optimizer.py": {
-        "optimizer.get_parameters": f"{_OPTIMIZER}.get_parameters",
+        "optimizer.chained_optimizers[0].state_dict": f"{_PART}.state_dict",
+        "part.get_parameters": f"{_PART}.get_parameters",
         "optimizer.step_with_ready_grads": f"{_OPTIMIZER}.step_with_ready_grads",
         "part.init_state_fn": GIVEN,  # Megatron's own closure: (optimizer, config)
         "part.optimizer.state.values": "builtins.dict.values",
@@ -195,9 +204,16 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "module.cpu_linear": GIVEN,
         "product": GIVEN,
     },
-    "runtime/distributed.py": {"work": GIVEN},
+    "runtime/context.py": {
+        "_SumOverContext.apply": "torch.autograd.Function.apply",
+        "_SumOverContext.forward": f"{_PACKAGE}.runtime.context._SumOverContext.forward",
+    },
+    "runtime/distributed.py": {"work": GIVEN, "group.rank": "torch.distributed.ProcessGroup.rank"},
+    "sync/export.py": {"self._layout.cut": f"{_PACKAGE}.runtime.distributed.Layout.cut"},
     "model/shards.py": {
         "cls": f"{_PACKAGE}.model.shards.ModelShards",
+        "layout.own_experts": f"{_PACKAGE}.runtime.distributed.Layout.own_experts",
+        "self.layout.cut": f"{_PACKAGE}.runtime.distributed.Layout.cut",
         "model.named_parameters": f"{_GPT}.named_parameters",
         "self.table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "table.check_mcore_names": f"{_PACKAGE}.weights.rules.WeightTable.check_mcore_names",

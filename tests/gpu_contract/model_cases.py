@@ -70,6 +70,9 @@ class TeCase:
     pp: int = 1
     vpp: int | None = None
     dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int | None = None
     grouped: bool = True
     deterministic: bool = False
     qkv_bias: bool | None = None
@@ -88,6 +91,8 @@ class TeCase:
 
     def __str__(self) -> str:
         parts = [self.model, f"tp{self.tp}pp{self.pp}"]
+        parts += [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
+        parts += [f"etp{self.etp}"] * bool(self.etp)
         parts += [f"vpp{self.vpp}"] * bool(self.vpp) + [f"dp{self.dp}"] * (self.dp > 1)
         parts += ["sp"] * self.sequence_parallel + ["not-grouped"] * (not self.grouped)
         parts += ["deterministic"] * self.deterministic
@@ -110,12 +115,17 @@ DENSE = [
     TeCase(model="Llama-3.2-1B", num_layers=4, tp=2, train=OFFLOAD),
     TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2, train=SELECTIVE),
     TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=1),
+    TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4, cp=2),
 ]
 EXPERTS = [
     TeCase(model="Qwen3-30B-A3B", num_layers=2),
     TeCase(model="Qwen3-30B-A3B", num_layers=4, tp=2, pp=2, train=SELECTIVE),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=4, dp=2, train=FULL),
     TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, grouped=False),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, dp=8, ep=8),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, dp=4, ep=8, etp=1, train=SELECTIVE),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, tp=2, pp=2, dp=2, ep=2),
+    TeCase(model="Qwen3-30B-A3B", num_layers=2, cp=2, dp=2, ep=4),
 ]
 # Models and tensor-parallel sizes of vLLM: as many ranks as key/value heads, fewer and more.
 ENGINES = [

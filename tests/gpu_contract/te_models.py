@@ -43,9 +43,15 @@ def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, Parall
     from megatron_opsft.runtime.distributed import make_groups, stop_distributed
 
     parallel = ParallelConfig(
-        tp=case.tp, pp=case.pp, vpp=case.vpp, sequence_parallel=case.sequence_parallel
+        tp=case.tp,
+        pp=case.pp,
+        cp=case.cp,
+        ep=case.ep,
+        etp=case.etp,
+        vpp=case.vpp,
+        sequence_parallel=case.sequence_parallel,
     )
-    world_size = case.tp * case.pp * case.dp
+    world_size = case.tp * case.pp * case.cp * case.dp
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         layout = make_groups(parallel)
@@ -96,19 +102,30 @@ def named(models: list[Any]) -> dict[str, Any]:
     from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
     found = {}
+    first_expert = experts_of(models[0].config).start
     for model in models:
         offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
         for name, parameter in model.named_parameters():
-            found[local_to_global(name, offset)] = parameter
+            found[local_to_global(name, offset, first_expert)] = parameter
     return found
+
+
+def experts_of(config: Any) -> range:
+    """Those of this rank."""
+    from megatron_opsft.runtime.distributed import current_layout
+
+    return current_layout().own_experts(config.num_moe_experts or 0)
 
 
 def mark_problems(case: TeCase, rule: Rule, parameter: Any) -> Iterator[str]:
     """Shape, dtype and tensor-parallel marks against a rule of the weight table."""
     import torch
 
-    if tuple(parameter.shape) != shard_shape(rule, case.tp):
-        yield f"has shape {list(parameter.shape)}, not {list(shard_shape(rule, case.tp))}"
+    tp = (case.etp or case.tp) if rule.is_expert else case.tp
+    if tuple(parameter.shape) != shard_shape(rule, tp):
+        yield f"has shape {list(parameter.shape)}, not {list(shard_shape(rule, tp))}"
+    if getattr(parameter, "allreduce", True) == (rule.is_expert and case.ep > 1):
+        yield f"is {'not ' * rule.is_expert}shared out over expert-parallel ranks"
     if parameter.dtype != torch.bfloat16:
         yield f"is {parameter.dtype}"
     if case.tp == 1:
@@ -139,7 +156,10 @@ def parameter_problems(case: TeCase, table: WeightTable, models: list[Any]) -> I
         offset = get_transformer_layer_offset(model.config, vp_stage=model.vp_stage)
         layers = range(offset, offset + len(model.decoder.layers))
         stage = table.stage_rules(
-            layers, has_embedding=model.pre_process, has_output=model.post_process
+            layers,
+            has_embedding=model.pre_process,
+            has_output=model.post_process,
+            experts=experts_of(model.config),
         )
         rules |= {rule.mcore_name: rule for rule in stage}
         for name, module in model.named_modules():
@@ -180,8 +200,10 @@ def share_problems(models: list[Any], optimizer: Any) -> Iterator[str]:
     from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 
     share = own_share(describe_models(models), optimizer, is_loading=False)
-    (part,) = optimizer.chained_optimizers
-    owned = sum(p.numel() for group in part.optimizer.param_groups for p in group["params"])
+    groups = [
+        group for part in optimizer.chained_optimizers for group in part.optimizer.param_groups
+    ]
+    owned = sum(p.numel() for group in groups for p in group["params"])
     for name in (*MOMENTS, "fp32_param"):
         prefix = f"optimizer.state.{name}."
         found = sum(r.data.numel() for r in share if r.key.startswith(prefix))
@@ -193,20 +215,21 @@ def share_problems(models: list[Any], optimizer: Any) -> Iterator[str]:
 
 
 def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
-    """All pipeline stages, on the first and on the last tensor-parallel rank."""
+    """All pipeline stages, on the first and on the last rank of each."""
     problems: list[str] = []
     keys: set[str] = set()
     count = 0
     for stage in range(case.pp):
-        for tp_rank in sorted({0, case.tp - 1}):
-            with rank_of(case, stage * case.tp * case.dp + tp_rank) as (_, gpu, parallel):
+        per_stage = case.tp * case.cp * case.dp
+        for place in sorted({0, case.tp - 1} | ({per_stage - 1} if case.ep > 1 else set())):
+            with rank_of(case, stage * per_stage + place) as (_, gpu, parallel):
                 models = build(case, gpu, parallel, te=True)
                 count += len(named(models))
                 keys |= checkpoint_entries(models)[0].keys()
                 if case.grouped:
                     problems += parameter_problems(case, table, models)
                 problems += key_problems(table, models, build(case, gpu, parallel, te=False))
-                if stage == tp_rank == 0 and case.grouped:
+                if stage == place == 0 and case.grouped:
                     problems += optimizer_problems(case, models, parallel)
     wanted = {place_of(r.mcore_name).key for r in table.rules if not r.replica}
     problems += [f"no rank writes checkpoint key {key}" for key in wanted - keys]

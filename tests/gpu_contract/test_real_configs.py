@@ -24,13 +24,15 @@ def wrong_pairs(told: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in pairs.items() if value[0] != value[1]}
 
 
-def check_engine(told: dict[str, Any], placement: str, *, several: bool) -> None:
+def check_engine(
+    told: dict[str, Any], placement: str, *, several: bool, architecture: str = "Qwen2ForCausalLM"
+) -> None:
     """Of vLLM's whole configuration for CUDA."""
     assert wrong_pairs(told) == {}
     assert told["device"] == "cuda" and not told["eager"]
     assert told["worker_cls"] == "vllm.v1.worker.gpu_worker.Worker"
     assert told["worker_extension_cls"] == "megatron_opsft.rollout.vllm.worker.OpsftWorker"
-    assert told["architecture"] == "Qwen2ForCausalLM"
+    assert told["architecture"] == architecture
     assert told["load_format"] == "dummy" and told["prefix_caching"]
     if placement == "colocated":
         assert (told["backend"], told["sleeps"], told["transfer"]) == (
@@ -52,8 +54,9 @@ def test_vllm_takes_every_shipped_configuration(
     told = ran("real_configs.py", "vllm")
     assert {case.partition(",")[0] for case in told} == CONFIGS
     for case, found in told.items():
-        _, placement, *how = case.split(", ")
-        check_engine(found, placement, several=found["tp"][0] > 1)
+        name, placement, *how = case.split(", ")
+        kind = "Qwen3MoeForCausalLM" if "qwen3_30b" in name else "Qwen2ForCausalLM"
+        check_engine(found, placement, several=found["tp"][0] > 1, architecture=kind)
     note("vLLM configurations made for CUDA", list(told))
 
 
@@ -93,10 +96,15 @@ def test_packed_sequences_hold_the_micro_batch() -> None:
     lengths = torch.tensor([0, 5, 12, 16], dtype=torch.int32)
     object.__setattr__(batch, "cu_seqlens", lengths)
     object.__setattr__(batch, "max_seqlen", 7)
-    found = packed_params(batch)
-    assert found.qkv_format == "thd"
-    assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths
-    assert (found.max_seqlen_q, found.max_seqlen_kv) == (7, 7)
+    for places in (None, torch.arange(3)):  # a rank of a context-parallel group has some places
+        object.__setattr__(batch, "places_R", places)
+        found = packed_params(batch)
+        assert found.qkv_format == "thd"
+        assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths
+        # TransformerEngine looks whether they are the same tensors: then there are no gaps.
+        padded = (found.cu_seqlens_q_padded, found.cu_seqlens_kv_padded)
+        assert all(borders is (None if places is None else lengths) for borders in padded)
+        assert (found.max_seqlen_q, found.max_seqlen_kv) == (7, 7)
 
 
 def test_buckets_arrive_through_vllm_s_weight_transfer() -> None:
