@@ -23,7 +23,12 @@ from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import WeightTable
 
-_PROMPT, _RESPONSE = 1, 31
+_PROMPT = 1
+
+
+def _response(case: Case) -> int:
+    """Tokens: more where context parallelism cuts each response, which takes long with many."""
+    return 31 if case.cp == 1 else 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ def planned_job(case: Case, tokens: int) -> TrainingJob:
             f"model.dtype={case.dtype}",
             "data.train=arithmetic",
             f"data.max_prompt_tokens={_PROMPT}",
-            f"rollout.max_response_tokens={_RESPONSE}",
+            f"rollout.max_response_tokens={_response(case)}",
             f"parallel.tp={case.tp}",
             f"parallel.pp={case.pp}",
             f"parallel.cp={case.cp}",
@@ -93,7 +98,7 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     built = build(case)
     trainer, device = built.trainer, case.device.torch_device
     vocab_size = SHAPES[case.model].vocab_size
-    ids = tuple(n % vocab_size for n in range(_PROMPT + _RESPONSE))
+    ids = tuple(n % vocab_size for n in range(_PROMPT + _response(case)))
     sample = Sample(
         problem_id="p", sample_index=0, prompt_ids=ids[:_PROMPT], response_ids=ids[_PROMPT:]
     )
