@@ -24,9 +24,9 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
                 f"use a divisor of {value}"
             )
     if shape.moe is None and (parallel.ep > 1 or parallel.etp):
+        key = "ep" if parallel.ep > 1 else "etp"
         raise UserError(
-            f"parallel.ep={parallel.ep}, parallel.etp={parallel.etp}: the model has no experts; "
-            "leave both out"
+            f"parallel.{key}={getattr(parallel, key)}: the model has no experts; leave it out"
         )
     if parallel.ep == 1 and parallel.expert_tp != parallel.tp:
         raise UserError(

@@ -24,7 +24,8 @@ from megatron_opsft.runtime.world_size import check_world
         ("qwen3_moe", {"ep": 3}, r"parallel\.ep=3 .* 8 experts; use a divisor of 8"),
         ("qwen3_moe", {"ep": 2, "etp": 3}, r"parallel\.etp=3 .* 40 feed-forward size"),
         ("qwen3_moe", {"etp": 2}, r"parallel\.etp=2 other than parallel\.tp=1 needs parallel\.ep"),
-        ("qwen2", {"ep": 2}, r"parallel\.ep=2, parallel\.etp=None: the model has no experts"),
+        ("qwen2", {"ep": 2}, r"parallel\.ep=2: the model has no experts; leave it out"),
+        ("qwen2", {"etp": 1}, r"parallel\.etp=1: the model has no experts; leave it out"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_named(
