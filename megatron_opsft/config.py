@@ -216,6 +216,10 @@ class RolloutConfig(Section):
         3500, ge=1, description="L: longest response, end token included."
     )
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
+    dealing: Literal["auto", "fixed", "stealing"] = Field(
+        "auto",
+        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs).",
+    )
     speculation: Literal["off", "ngram", "suffix"] = Field(
         "off",
         description="Drafts that one forward pass checks, so that responses stay what they are: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem.",

@@ -33,6 +33,7 @@ from megatron_opsft.records import NO_RANK, Problem, ResponseFacts, Rollout, Sam
 from megatron_opsft.rollout.engine import FileReader, SamplingSettings
 from megatron_opsft.rollout.limits import (
     check_engine,
+    engines_steal,
     fit_prompts,
     max_engine_tokens,
     reads_files,
@@ -64,6 +65,7 @@ from megatron_opsft.runtime.distributed import (
     stop_distributed,
 )
 from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import resolve_model
@@ -259,7 +261,14 @@ def _build(
         held_out=held_out,
         more_held_out=more_evaluations_of(config, given),
         bad_rows=given.bad_rows,
-        sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
+        sampler=Sampler(
+            engine=engine,
+            encoder=given.encoder,
+            layout=layout,
+            seed=config.run.seed,
+            job=current_job(),
+            steals=engines_steal(config, engine.replica.count, is_cuda=device.is_cuda),
+        ),
         verifier=verifier,
         method=open_method(config, given, held_out),
         trainer=trainer,

@@ -24,8 +24,9 @@ from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import TICKET_SAMPLES, WorkQueue, make_tickets
+from megatron_opsft.evaluate.work import TICKET_SAMPLES, make_tickets
 from megatron_opsft.records import Rollout
+from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.open_engine import ColocatedEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
@@ -136,7 +137,8 @@ def sample(
     if not tickets:
         return engine
     engine = _load(inputs, subject, job, engine)
-    queue = WorkQueue(name, tickets, job, engine.replica)
+    parts = deal_evenly(tickets, engine.replica.count)
+    queue = WorkQueue(name, parts, job, engine.replica)
     problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
     num_done, num_left = sum(map(len, done.values())), sum(len(t.seeds) for t in tickets)
     tally = Tally(job, name)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.plan.cores import shared_ends
@@ -16,7 +17,9 @@ from megatron_opsft.plan.seconds import (
     engine_sizes,
     prefill_seconds,
 )
+from megatron_opsft.rollout.dealing import part_bounds
 from megatron_opsft.rollout.engine import dealt_size
+from megatron_opsft.rollout.limits import engines_steal
 
 Share = tuple[int, ...]
 """Tokens of the responses that one engine is asked for."""
@@ -25,10 +28,19 @@ Share = tuple[int, ...]
 def engine_shares(job: TrainingJob, workload: Workload) -> list[Share]:
     """The lengths that each engine is asked for; empty where one gets no work.
 
-    As `rollout.engine.my_share` deals them: all responses to a problem go to one engine, problems
-    in turn; the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
+    Where engines take from each other, equal parts as `rollout.dealing` cuts them. Else as
+    `rollout.engine.my_share` deals: all responses to a problem go to one engine, problems in turn;
+    the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
     """
     rollout, lengths = job.config.rollout, workload.lengths
+    if engines_steal(job.config, job.num_engines, is_cuda=job.hardware.is_cuda):
+        size = rollout.group_size
+        groups = [lengths[i : i + size] for i in range(0, len(lengths), size)]
+        in_turn = [
+            n for e in range(job.num_engines) for g in groups[e :: job.num_engines] for n in g
+        ]
+        bounds = part_bounds(len(in_turn), job.num_engines)
+        return [tuple(in_turn[start:stop]) for start, stop in pairwise(bounds)]
     together = rollout.group_size
     if not job.engine.refills:
         together = dealt_size(len(lengths), rollout.batch_size, job.num_engines)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -44,16 +46,17 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Which engine this rank asks: number `index` of `count` that share a step's requests.
+    """Which engines this rank asks: `numbers` of `count` that share a step's requests; none on a
+    rank that asks no engine at all.
 
-    index is None on a rank that asks no engine at all.
-    answers: whether `generate` returns the rollouts here. All tensor-parallel ranks of an engine
-    make the same requests, and one of them gets the answers.
+    num_ranks: the tensor-parallel ranks of an engine make the same requests, and one of them gets
+    the answers; answers: whether it is this one.
     batch_size: how many responses at most are dealt out together; None: the group of a prompt.
     """
 
-    index: int | None
+    numbers: tuple[int, ...]
     count: int
+    num_ranks: int = 1
     answers: bool = True
     batch_size: int | None = None
 
@@ -138,8 +141,13 @@ class Scores:
     stale_tokens: int
 
 
-# How many responses more there is room for -> requests for at most so many; empty: no work is left.
-Take = Callable[[int], Sequence[PromptRequest]]
+class Take(Protocol):
+    """Where an engine's work comes from."""
+
+    def __call__(self, room: int, engine: int = 0) -> Sequence[PromptRequest]:
+        """Requests for at most `room` responses; empty: no work is left. engine: which of the
+        rank's engines has room for them.
+        """
 
 
 class StreamingEngine(Protocol):
@@ -179,10 +187,9 @@ class FileReader(Protocol):
         """
 
 
-class RolloutEngine(Protocol):
+class RolloutEngine(StreamingEngine, Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
-    replica: Replica
     layout: EngineLayout
 
     @property
@@ -242,6 +249,17 @@ def single_requests(requests: Iterable[PromptRequest]) -> list[PromptRequest]:
         for request in requests
         for index, seed in zip(request.sample_indices, request.seeds, strict=True)
     ]
+
+
+def join_requests(singles: Sequence[PromptRequest]) -> list[PromptRequest]:
+    """Neighbours for the same problem as one request: `single_requests` the other way round."""
+    joined = []
+    for _, same in groupby(singles, key=attrgetter("problem_id")):
+        first, *others = same
+        indices = chain(first.sample_indices, *(other.sample_indices for other in others))
+        seeds = chain(first.seeds, *(other.seeds for other in others))
+        joined.append(replace(first, sample_indices=tuple(indices), seeds=tuple(seeds)))
+    return joined
 
 
 def split_batches(

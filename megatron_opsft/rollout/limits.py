@@ -24,6 +24,14 @@ def reads_files(rollout: RolloutConfig) -> bool:
     return engine_traits(rollout.engine).reads_files and rollout.placement == "colocated"
 
 
+def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
+    """Whether engines take from each other what has not begun: as `rollout.dealing` wants it."""
+    rollout = config.rollout
+    independent = engine_traits(rollout.engine).independent(config.model.dtype, is_cuda)
+    wanted = rollout.dealing == "stealing" or (rollout.dealing == "auto" and independent)
+    return wanted and num_engines > 1
+
+
 def check_engine_ranks(rollout: RolloutConfig, world_size: int) -> None:
     """Errors: `UserError` where so many ranks cannot be shared out among the engines."""
     if rollout.placement == "separate":

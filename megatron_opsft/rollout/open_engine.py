@@ -14,7 +14,6 @@ from megatron_opsft.rollout.engine import (
     EngineSettings,
     Replica,
     RolloutEngine,
-    StreamingEngine,
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
@@ -28,7 +27,7 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.weights.rules import WeightTable
 
 
-class ColocatedEngine(RolloutEngine, StreamingEngine, Protocol):
+class ColocatedEngine(RolloutEngine, Protocol):
     """An engine inside the training ranks."""
 
     tokenizer: Decoder
@@ -56,7 +55,7 @@ def open_colocated(
                 dtype=getattr(torch, settings.dtype),
                 device=device.torch_device,
                 batch_size=settings.batch_size,
-                replica=Replica(index=rank, count=world_size, batch_size=settings.batch_size),
+                replica=Replica(numbers=(rank,), count=world_size, batch_size=settings.batch_size),
                 # How many ranks share the work decides which responses share a batch.
                 exact=settings.dtype == "float32",
                 speculation=_speculation(settings.speculation),

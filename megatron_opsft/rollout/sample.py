@@ -1,11 +1,13 @@
 """Responses to problems, shared out over the ranks: what the loop and the evaluation both call."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
+from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.engine import (
     PromptRequest,
     RolloutEngine,
@@ -15,6 +17,7 @@ from megatron_opsft.rollout.engine import (
     my_share,
 )
 from megatron_opsft.runtime.distributed import Layout, deal, gather_from_all
+from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import expect
 
 
@@ -24,12 +27,16 @@ class Sampler:
 
     A response depends on (seed, step, problem id, sample index) and the weights, not on the number
     of ranks: but for the rounding of logits, which in bfloat16 may move a draw.
+    steals: an engine with room takes what another has not begun; `job`: where they agree on it.
     """
 
     engine: RolloutEngine
     encoder: PromptEncoder
     layout: Layout
     seed: int
+    job: Job
+    steals: bool = False
+    _calls: Iterator[int] = field(default_factory=count)
 
     def sample(
         self,
@@ -52,14 +59,24 @@ class Sampler:
             make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
             for problem, times in Counter(problems).items()
         ]
+        if self.steals:
+            return self._by_room(requests, settings)
+        return self._in_shares(requests, settings, num_samples)
+
+    def _in_shares(
+        self, requests: Sequence[PromptRequest], settings: SamplingSettings, num_samples: int
+    ) -> list[Rollout]:
+        """Every engine makes what it is dealt at the beginning: whole batches, or whole groups."""
         replica = self.engine.replica
-        mine: list[PromptRequest] = []
-        if replica.index is not None:
-            together = num_samples
-            if replica.batch_size is not None:
-                num_responses = num_samples * len(problems)
-                together = dealt_size(num_responses, replica.batch_size, replica.count)
-            mine = my_share(requests, together, replica.index, replica.count)
+        together = num_samples
+        if replica.batch_size is not None:
+            num_responses = sum(len(request.seeds) for request in requests)
+            together = dealt_size(num_responses, replica.batch_size, replica.count)
+        mine = [
+            request
+            for number in replica.numbers
+            for request in my_share(requests, together, number, replica.count)
+        ]
         expect(sum(len(request.sample_indices) for request in mine), "responses")
         rollouts = self.engine.generate(mine, settings)
         if replica.count == self.layout.world_size:
@@ -75,3 +92,29 @@ class Sampler:
             rank = number * self.layout.world_size // total
             items_for.setdefault(rank, []).append(rollout)
         return deal(items_for)
+
+    def _by_room(
+        self, requests: Sequence[PromptRequest], settings: SamplingSettings
+    ) -> list[Rollout]:
+        """Every engine begins with an equal part. Whoever made a response, it ends up on the rank
+        whose part it was, in the order of the parts.
+        """
+        longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
+        parts = deal_evenly(longest_first, self.engine.replica.count)
+        queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, self.engine.replica)
+        expect(sum(len(parts[number]) for number in self.engine.replica.numbers), "responses")
+        finished = self.engine.stream(queue.take, settings)
+        made = [rollout for rollouts in finished for rollout in rollouts]
+        order = {_key(request): n for n, request in enumerate(r for part in parts for r in part)}
+        items_for: dict[int, list[Rollout]] = {}
+        for rollout in made:
+            number = order[rollout.problem_id, rollout.sample_index]
+            home = number * self.layout.world_size // len(order)
+            items_for.setdefault(home, []).append(rollout)
+        mine = deal(items_for)
+        queue.forget()
+        return sorted(mine, key=lambda r: order[r.problem_id, r.sample_index])
+
+
+def _key(single: PromptRequest) -> tuple[str, int]:
+    return single.problem_id, single.sample_indices[0]

@@ -3,7 +3,7 @@ for. Imports no engine.
 """
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from megatron_opsft.errors import UserError
@@ -22,6 +22,8 @@ class EngineTraits:
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     speculates: it decodes with drafts.
     experts_on_cpu: a mixture of experts can be updated there.
+    independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
+    it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
     eval_batch_size: default of `eval`.
     """
 
@@ -36,6 +38,7 @@ class EngineTraits:
     refills: bool
     speculates: bool
     experts_on_cpu: bool
+    independent: Callable[[str, bool], bool]
     eval_batch_size: int
 
 
@@ -52,6 +55,7 @@ ENGINES = {
         refills=False,
         speculates=True,
         experts_on_cpu=True,
+        independent=lambda dtype, is_cuda: dtype == "float32",
         eval_batch_size=64,
     ),
     "vllm": EngineTraits(
@@ -66,6 +70,7 @@ ENGINES = {
         refills=True,
         speculates=False,
         experts_on_cpu=False,
+        independent=lambda dtype, is_cuda: is_cuda,
         eval_batch_size=256,
     ),
 }

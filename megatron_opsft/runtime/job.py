@@ -50,6 +50,16 @@ class Job:
         self.store.wait([name], _PATIENCE)
         return self.store.get(name).decode()
 
+    def swap(self, name: str, expected: str, desired: str) -> str:
+        """What stands at `name` afterwards: `desired` if it was `expected` before, "" where nothing
+        was put there.
+        """
+        return self.store.compare_set(name, expected, desired).decode()
+
+    def drop(self, name: str) -> None:
+        """Nothing stands there any more."""
+        self.store.delete_key(name)
+
     def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
         """Return when every rank has come, however late; each name once in a job.
 
@@ -81,10 +91,14 @@ def join_job(device: Device, timeout: timedelta) -> Job:
         world_size=world_size,
         timeout=timeout,
     )
-    shared = dist.PrefixStore("job", store)
-    if rank == 0:
-        shared.set("id", uuid4().hex)
-    return Job(rank=rank, world_size=world_size, id=shared.get("id").decode(), store=shared)
+    return current_job()
+
+
+def current_job() -> Job:
+    """The job whose process group this process is in."""
+    store = dist.PrefixStore("job", dist.distributed_c10d._get_default_store())
+    first_come = store.compare_set("id", "", uuid4().hex).decode()
+    return Job(rank=dist.get_rank(), world_size=dist.get_world_size(), id=first_come, store=store)
 
 
 def leave_job() -> None:

@@ -10,7 +10,13 @@ from real_shapes import REAL_SHAPES
 
 from megatron_opsft.plan.engines import engine_shares
 from megatron_opsft.records import Problem, Rollout
-from megatron_opsft.rollout.engine import PromptRequest, Replica, SamplingSettings
+from megatron_opsft.rollout.dealing import deal_evenly
+from megatron_opsft.rollout.engine import (
+    PromptRequest,
+    Replica,
+    SamplingSettings,
+    make_request,
+)
 from megatron_opsft.rollout.sample import Sampler
 
 GROUP = 8
@@ -36,10 +42,11 @@ def asked_of_ranks(
     problems = [Problem(id=f"p{n}", text="x" * n, answer="1") for n in range(num_prompts)]
     asked = []
     for rank in range(num_ranks):
-        engine: Any = Recorder(Replica(index=rank, count=num_ranks, batch_size=batch_size))
+        engine: Any = Recorder(Replica(numbers=(rank,), count=num_ranks, batch_size=batch_size))
         encoder: Any = SimpleNamespace(encode=lambda problem: (2, *range(len(problem.text))))
         layout: Any = SimpleNamespace(rank=rank, world_size=num_ranks)
-        sampler = Sampler(engine=engine, encoder=encoder, layout=layout, seed=0)
+        job: Any = None  # asked only by engines that take from each other
+        sampler = Sampler(engine=engine, encoder=encoder, layout=layout, seed=0, job=job)
         assert sampler.sample(problems, SETTINGS, num_samples=GROUP, step=1) == []
         asked.append([(r.problem_id, i) for r in engine.asked for i in r.sample_indices])
     return asked
@@ -80,8 +87,25 @@ def test_planned_shares_are_those_of_a_run(engine: str, num_ranks: int, num_prom
         f"rollout.engine={engine}",
         f"data.prompts_per_step={num_prompts}",
         f"rollout.group_size={GROUP}",
+        "rollout.dealing=fixed",
     )
     batch_size = job.config.rollout.batch_size if engine == "hf" else None
     asked = asked_of_ranks(num_prompts, num_ranks, batch_size)
     planned = engine_shares(job, make_responses(job))
     assert [len(share) for share in planned] == [len(share) for share in asked]
+
+
+@pytest.mark.parametrize(("num_ranks", "num_prompts"), [(8, 64), (3, 5), (16, 1), (48, 64)])
+def test_planned_parts_are_those_of_engines_that_steal(num_ranks: int, num_prompts: int) -> None:
+    job = make_job(
+        REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"],
+        num_ranks,
+        f"data.prompts_per_step={num_prompts}",
+        f"rollout.group_size={GROUP}",
+        "rollout.dealing=stealing",
+    )
+    requests = [make_request(f"p{n}", (2,), GROUP, 0, 1) for n in range(num_prompts)]
+    parts = deal_evenly(requests, num_ranks)
+    planned = engine_shares(job, make_responses(job))
+    assert [len(share) for share in planned] == [len(part) for part in parts]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1

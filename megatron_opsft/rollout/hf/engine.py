@@ -33,7 +33,7 @@ from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
 from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
-_ALONE = Replica(index=0, count=1)
+_ALONE = Replica(numbers=(0,), count=1)
 
 
 class HfEngine:
@@ -124,7 +124,7 @@ class HfEngine:
     ) -> list[Rollout]:
         """See `RolloutEngine.generate`. RuntimeError before the first complete `load_weights`."""
         batches = iter(split_batches(prompts, self.batch_size))
-        finished = self.stream(lambda room: next(batches, ()), sampling)
+        finished = self.stream(lambda room, engine=0: next(batches, ()), sampling)
         done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
         return [
             done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices

@@ -7,6 +7,7 @@ engine's answer depends on the weights and on the request alone, nothing else ch
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ from megatron_opsft.rollout.engine import (
     Replica,
     SamplingSettings,
     Scores,
+    Take,
 )
 from megatron_opsft.rollout.limits import check_separate
 from megatron_opsft.rollout.remote.buckets import (
@@ -89,7 +91,11 @@ class RemoteEngine:
         self._timeout = timeout_seconds
         self._log_dir = log_dir
         index = engine_index(layout.rank, layout.world_size, num_engines)
-        self.replica = Replica(index=index, count=num_engines, answers=index is not None)
+        self.replica = Replica(
+            numbers=() if index is None else (index,),
+            count=num_engines,
+            answers=index is not None,
+        )
         self._client: EngineClient | None = None
         self._packs_head = False
         self._start_engines(index is not None, tries=1)
@@ -118,6 +124,11 @@ class RemoteEngine:
             tokenizer=self.tokenizer,
             version=self.version,
         )
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """See `StreamingEngine.stream`; all that is left for this rank's engine at once."""
+        mine = take(sys.maxsize) if self.replica.numbers else ()
+        yield self.generate(mine, sampling)
 
     def take_draft_counts(self) -> DraftCounts:
         """See `RolloutEngine.take_draft_counts`: there are none."""
@@ -159,7 +170,7 @@ class RemoteEngine:
 
         On rank 0, which has that engine; empty elsewhere.
         """
-        mine = self.replica.index == 0
+        mine = 0 in self.replica.numbers
         found = self._together(lambda client: client.call("parameter", name) if mine else None)
         return found or []
 
@@ -252,7 +263,7 @@ class RemoteEngine:
         return HostMemory if reason else on_gpu
 
     def _log_file(self) -> Path:
-        return self._log_dir / f"engine_{self.replica.index}.log"
+        return self._log_dir / f"engine_{self.replica.numbers[0]}.log"
 
     def _gpus(self) -> tuple[int, ...]:
         if not self._settings.is_cuda:

@@ -46,8 +46,9 @@ class VllmEngine:
         self.version: int | None = None
         self.tokenizer = tokenizer
         self.replica = Replica(
-            index=rank // settings.tp,
+            numbers=(rank // settings.tp,),
             count=world_size // settings.tp,
+            num_ranks=settings.tp,
             answers=rank % settings.tp == 0,
         )
         self._tp_rank = rank % settings.tp
