@@ -62,7 +62,7 @@ class LayoutEngine:
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
-        for name, tensor in checked_stream(tensors, self.layout):
+        for name, tensor in checked_stream(tensors, self.layout.hf_columns):
             for part, own in self._parts.get(name, ()):
                 part.target.view(own).copy_(part.source.view(tensor))
 

@@ -33,6 +33,8 @@ from megatron_opsft.diagnose.commands import diagnose
 from megatron_opsft.errors import NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
+from megatron_opsft.launch.engine_command import EXAMPLES as ENGINE_EXAMPLES
+from megatron_opsft.launch.engine_command import engine
 from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
@@ -84,6 +86,7 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
 app.command(epilog=EXAMPLES)(data)
+app.command(epilog=ENGINE_EXAMPLES)(engine)
 app.command(epilog=STUDY_EXAMPLES)(study)
 app.command(epilog=DIAGNOSE_EXAMPLES)(diagnose)
 app.command(cls=ReportCommand, epilog=REPORT_EXAMPLES)(report)

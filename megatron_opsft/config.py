@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from megatron_opsft.config_section import (
     SHIPPED_JUDGES,
+    CommaSeparated,
     HomeExpanded,
     JudgeName,
     MixturePart,
@@ -205,6 +206,14 @@ class RolloutConfig(Section):
         gt=0,
         description="A separate engine that shows no sign of life for so long is killed and started anew.",
     )
+    engines: Annotated[tuple[str, ...], CommaSeparated] = Field(
+        (),
+        description="Addresses (host:port) of separate engines on other nodes, each a running `megatron-opsft engine`; by default the run starts its own. Slurm jobs with --rollout-nodes fill it in.",
+    )
+    engine_token_file: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="File with the secret that trainer and engines share, readable by you alone; by default the environment variable MEGATRON_OPSFT_ENGINE_TOKEN.",
+    )
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
         1.0,
@@ -224,6 +233,26 @@ class RolloutConfig(Section):
         "off",
         description="Drafts that one forward pass checks, so that responses stay what they are: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem.",
     )
+
+    @model_validator(mode="after")
+    def _engines_are_separate(self) -> Self:
+        """Errors: `UserError` for addresses that nobody would ask."""
+        if self.engines and self.placement != "separate":
+            raise UserError(
+                "rollout.engines: engines on other nodes are separate ones; set "
+                "rollout.placement=separate"
+            )
+        if self.engines and self.num_engines not in (1, len(self.engines)):
+            raise UserError(
+                f"rollout.num_engines={self.num_engines}, but rollout.engines has "
+                f"{len(self.engines)} addresses; leave num_engines out"
+            )
+        return self
+
+    @property
+    def num_separate(self) -> int:
+        """How many separate engines there are."""
+        return len(self.engines) or self.num_engines
 
 
 class VerifyConfig(Section):
@@ -348,6 +377,10 @@ class SyncConfig(Section):
     )
     bucket_mb: int = Field(
         256, ge=1, description="Weights travel in buckets of so many MiB, two at a time."
+    )
+    delta: bool = Field(
+        False,
+        description="To engines in processes of their own that weights go straight to: send only the elements whose bits have changed since the push before, where that is less. It keeps a copy of the shards.",
     )
     logprob_alarm: float | None = Field(
         None,

@@ -12,6 +12,8 @@ from torch import Tensor
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.sampling import response_seed
+from megatron_opsft.runtime.spanning_group import SpanningGroup
+from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rectangles import Parameter
 
 
@@ -72,6 +74,7 @@ class EngineSettings:
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
     job_id: the same on all ranks of a job and no other. speculation: `rollout.speculation`.
+    engine: its kind, for a process of its own to know.
     """
 
     model_dir: Path
@@ -87,6 +90,7 @@ class EngineSettings:
     collective_minutes: float
     job_id: str = ""
     speculation: str = "off"
+    engine: str = "vllm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +191,36 @@ class FileReader(Protocol):
         """
 
 
+class ReachableEngine(Protocol):
+    """What engines add whose workers can join a process group with the training ranks. Every rank
+    calls every method; `EngineDied`, on every rank, means that there is no group any more.
+    """
+
+    layout: EngineLayout
+    num_engines: int
+    group: SpanningGroup | None
+
+    def join(self) -> None:
+        """Make the group: the workers are its ranks behind the trainer's, engine by engine."""
+
+    def plan(self, way_of: Callable[[int], Way]) -> None:
+        """What the following calls of `receive` do; way_of: a worker's rank -> its part."""
+
+    def receive(self, send: Callable[[], None], version: int) -> None:
+        """One push; send: this rank's part."""
+
+    def why_not_in_place(self) -> str:
+        """Why some worker's parameters cannot be written as they are; "" where all can."""
+
+
 class RolloutEngine(StreamingEngine, Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
     layout: EngineLayout
+
+    @property
+    def reachable(self) -> "ReachableEngine | None":
+        """None but for engines in processes of their own that weights go straight to."""
 
     @property
     def in_place(self) -> InPlaceUpdate | None:

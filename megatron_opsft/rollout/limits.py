@@ -35,7 +35,7 @@ def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
 def check_engine_ranks(rollout: RolloutConfig, world_size: int) -> None:
     """Errors: `UserError` where so many ranks cannot be shared out among the engines."""
     if rollout.placement == "separate":
-        check_separate(rollout.num_engines, world_size)
+        check_separate(rollout.num_separate, world_size)
     else:
         check_colocated(rollout.tp, world_size)
 

@@ -18,8 +18,10 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.limits import check_separate, max_engine_tokens
-from megatron_opsft.rollout.remote.engine import RemoteEngine
+from megatron_opsft.rollout.remote.addresses import parse_address
+from megatron_opsft.rollout.remote.engine import Elsewhere, RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
+from megatron_opsft.rollout.remote.keys import read_token
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device, num_gpus
@@ -69,10 +71,20 @@ def _speculation(kind: str) -> Speculation | None:
     return None if kind == "off" else Speculation(alone=kind == "ngram")
 
 
+def _elsewhere(config: Config) -> Elsewhere | None:
+    rollout = config.rollout
+    if not rollout.engines:
+        return None
+    return Elsewhere(
+        addresses=tuple(parse_address(text, "rollout.engines") for text in rollout.engines),
+        token=read_token(rollout.engine_token_file),
+    )
+
+
 def check_gpus(config: Config, device: Device) -> None:
     """Errors: `UserError` where separate engines would take GPUs that this node does not have."""
-    if device.is_cuda and config.rollout.placement == "separate":
-        rollout = config.rollout
+    rollout = config.rollout
+    if device.is_cuda and rollout.placement == "separate" and not rollout.engines:
         node = NodeRank.of_this_process()
         check_separate(rollout.num_engines, node.world_size)
         check_engine_gpus(node, rollout.num_engines, rollout.tp, num_gpus())
@@ -106,6 +118,7 @@ def open_engine(
         under_launcher=rollout.placement == "colocated",
         job_id=broadcast_object(uuid4().hex),
         speculation=rollout.speculation,
+        engine=rollout.engine,
     )
     if rollout.placement == "separate":
         return RemoteEngine(
@@ -114,11 +127,12 @@ def open_engine(
             tokenizer,
             layout,
             device,
-            num_engines=rollout.num_engines,
+            num_engines=rollout.num_separate,
             timeout_seconds=rollout.engine_timeout_seconds,
             log_dir=config.run.dir,
             bucket_bytes=config.sync.bucket_mb * 2**20,
             push_again=push_again,
+            elsewhere=_elsewhere(config),
         )
     return open_colocated(
         rollout.engine,

@@ -99,6 +99,7 @@ class RunRecorder:
             "rank_imbalance": packing.imbalance,
             **batch.drafts,
             "weight_version": pushed.version,
+            **_sent(pushed),
             **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
@@ -228,6 +229,11 @@ class RunRecorder:
 
 def _of_objective(result: StepResult) -> dict[str, float]:
     values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _sent(pushed: SyncResult) -> dict[str, float]:
+    values = {"sync_bytes_sent": pushed.bytes_sent, "sync_share_changed": pushed.share_changed}
     return {key: value for key, value in values.items() if value is not None}
 
 

@@ -3,7 +3,7 @@
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime.distributed import ranks_by_value
-from megatron_opsft.sync.transfer import Transfer
+from megatron_opsft.transfer.transfer import Transfer
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.schedule import Schedule, make_schedule
 from megatron_opsft.weights.slicing import shard_parameter
@@ -14,7 +14,7 @@ def push_transfer(
 ) -> tuple[Transfer, int]:
     """Trainer -> engine, and the most bytes that a rank sends; collective over the world."""
     schedule = _schedule(
-        shards, _trainer_placements(shards), _engine_placements(engine, own), bucket_bytes
+        shards, trainer_placements(shards), _engine_placements(engine, own), bucket_bytes
     )
     program = schedule.program(shards.layout.rank)
     return Transfer(program, shards.by_name, own.tensors), max(schedule.bytes_sent)
@@ -25,7 +25,7 @@ def pull_transfer(
 ) -> Transfer:
     """Engine -> trainer; collective over the world."""
     schedule = _schedule(
-        shards, _engine_placements(engine, own), _trainer_placements(shards), bucket_bytes
+        shards, _engine_placements(engine, own), trainer_placements(shards), bucket_bytes
     )
     return Transfer(schedule.program(shards.layout.rank), own.tensors, shards.by_name)
 
@@ -51,7 +51,7 @@ def _schedule(
     )
 
 
-def _trainer_placements(shards: ModelShards) -> list[Placement]:
+def trainer_placements(shards: ModelShards) -> list[Placement]:
     """What every training rank holds, exchanged by name."""
     layout, table = shards.layout, shards.table
     names = tuple(rule.mcore_name for rule, _ in shards.parameters)

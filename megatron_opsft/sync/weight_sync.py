@@ -23,7 +23,8 @@ from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
 from megatron_opsft.sync.pull import Readable, broadcast_pull
-from megatron_opsft.sync.transfer import Transfer
+from megatron_opsft.sync.spanning import Pushed, SpanningPush
+from megatron_opsft.transfer.transfer import Transfer
 
 log = logging.getLogger("megatron_opsft")
 
@@ -58,6 +59,11 @@ class WeightSync:
         self._bucket_bytes = config.bucket_mb * 2**20
         self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
+        self._spanning: SpanningPush | None = None
+        if engine.reachable is not None:
+            self._spanning = SpanningPush(
+                shards, engine.reachable, self._bucket_bytes, delta=config.delta
+            )
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
@@ -75,7 +81,11 @@ class WeightSync:
         start = time.perf_counter()
         first = self.version < 0
         in_place = self._engine.in_place
-        if in_place is not None and self._transfer is not None:
+        pushed: Pushed | None = None
+        if self._spanning is not None:
+            self._wait_for_weights()
+            pushed = self._spanning.push(version)
+        elif in_place is not None and self._transfer is not None:
             in_place.begin_update()
             self._wait_for_weights()
             self._transfer.run()
@@ -84,20 +94,26 @@ class WeightSync:
             self._wait_for_weights()
             self._stream(version)
         self.version = version
-        path = "in_place" if self._transfer is not None else "stream"
+        written = self._transfer is not None if pushed is None else pushed.in_place
         seconds = time.perf_counter() - start
         if first or self._config.verify != "off":
             self.compare_checksums(f"push of weight version {version}", first=first)
-        if first:
+        if first and self._spanning is not None:
+            reason = self._spanning.decide(self.unverified)
+            way = f"as whole tensors, through its own loader: {reason}" if reason else "in place"
+            self._say(f"weights go straight to the engines' workers, {way}")
+        elif first:
             self._transfer = self._plan_in_place()
         mean, largest = None, None
         if self._config.verify == "full" and samples:
             mean, largest = self._compare_log_probs(samples)
         return SyncResult(
             version=version,
-            path=path,
+            path="in_place" if written else "stream",
             num_bytes=self._shards.model_bytes,
             seconds=seconds,
+            bytes_sent=None if pushed is None else pushed.bytes_sent,
+            share_changed=None if pushed is None else pushed.share_changed,
             logprob_diff_mean=mean,
             logprob_diff_max=largest,
         )

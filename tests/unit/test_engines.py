@@ -149,7 +149,7 @@ def test_vllm_s_stream_is_strict_and_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
     layout = vllm_layout(table, 1, packed_head=False)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in checked_stream(good, layout)]
+    sent = [n for n, _ in checked_stream(good, layout.hf_columns)]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
     for bad, message in (
         ([*good, good[0]], "was sent twice"),
@@ -157,7 +157,7 @@ def test_vllm_s_stream_is_strict_and_names_a_tied_head(name: str) -> None:
         (good[:-1], "1 weights were not sent"),
     ):
         with pytest.raises(ValueError, match=message):
-            list(checked_stream(bad, layout))
+            list(checked_stream(bad, layout.hf_columns))
 
 
 def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:

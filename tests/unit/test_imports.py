@@ -86,7 +86,7 @@ HOMES = {
         "model/checkpoint.py",
         "model/checkpoint_write.py",
         "sync/export.py",
-        "sync/transfer.py",
+        "transfer/transfer.py",
         "model/checkpoint_plan.py",
         "storage/dist_metadata.py",
         "storage/metadata_parts.py",

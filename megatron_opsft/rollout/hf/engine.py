@@ -14,7 +14,6 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
-    EngineLayout,
     EngineWeights,
     PromptRequest,
     Replica,
@@ -27,11 +26,11 @@ from megatron_opsft.rollout.engine import (
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
+from megatron_opsft.rollout.hf.layout import hf_layout
 from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
-from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
 _ALONE = Replica(numbers=(0,), count=1)
 
@@ -66,10 +65,7 @@ class HfEngine:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._parameters.update(by_disk_name(name, parameter))
         own = {name: tuple(tensor.shape) for name, tensor in self.named_weights()}
-        parameters = hf_parameters(own)
-        self.layout = EngineLayout(
-            tp_size=1, parameters_of=lambda tp_rank: parameters, hf_columns=hf_columns(own)
-        )
+        self.layout = hf_layout(own)
 
     @classmethod
     def from_config(
@@ -163,6 +159,10 @@ class HfEngine:
             log_probs = logits_RV.log_softmax(dim=-1).gather(-1, ids[0, 1 - kept :, None])
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
+
+    @property
+    def reachable(self) -> None:
+        """It is in the trainer's process."""
 
     @property
     def in_place(self) -> "HfEngine":

@@ -1,13 +1,9 @@
-"""A trainer rank's end of a separate engine: starts the process, asks it, and sees it die."""
+"""A trainer rank's end of a separate engine: asks it, and sees it die."""
 
-import os
-import subprocess
-import sys
-import tempfile
+import pickle
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import zmq
 
@@ -18,43 +14,48 @@ _POLL_MS = 20
 _START_SECONDS = 1800.0
 
 
+class Connected(Protocol):
+    """An engine process, here (`EngineProcess`) or on another node (`HostedEngine`)."""
+
+    @property
+    def pid(self) -> int: ...
+    def can_send(self, milliseconds: int) -> bool: ...
+    def send(self, content: bytes) -> None: ...
+    def poll(self, milliseconds: int) -> bool: ...
+    def receive(self) -> bytes: ...
+    def ended(self) -> str: ...
+    def last_words(self) -> str: ...
+    def close(self) -> None: ...
+
+
 class EngineClient:
     """One engine process; `EngineDied` from any call means that a new client is needed."""
 
-    def __init__(self, log_file: Path, devices: Sequence[int], timeout_seconds: float) -> None:
-        """Starts the process; its output is appended to `log_file`.
-
-        devices: indices of the GPUs it may use; none on a CPU.
+    def __init__(
+        self, connect: Callable[[zmq.Context[Any]], Connected], timeout_seconds: float
+    ) -> None:
+        """connect: starts the process.
         timeout_seconds: without a word for so long while it should answer, it is hung.
+
+        Errors: those of `connect`.
         """
-        self._log_file = log_file
         self._timeout = timeout_seconds
-        self._directory = tempfile.TemporaryDirectory(prefix="opsft-engine-")  # only ours to open
-        address = f"ipc://{self._directory.name}/socket"
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PAIR)
-        self._socket.bind(address)
-        log_file.parent.mkdir(parents=True, exist_ok=True)
-        with log_file.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "megatron_opsft.rollout.remote.process", address],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(devices),
-                start_new_session=True,  # Ctrl-C is for the trainer, which saves first
-            )
+        try:
+            self._process = connect(self._context)
+        except BaseException:
+            self._context.term()
+            raise
 
     @property
     def pid(self) -> int:
-        """Process id of the engine."""
+        """Process id of the engine, on its node."""
         return self._process.pid
 
     def start(self, *arguments: Any) -> Any:
         """`call("start", ...)`, which takes the time to load libraries and to build the engine."""
         timeout = max(_START_SECONDS, self._timeout)
         self._send(Request("start", arguments), timeout)
-        self._directory.cleanup()  # both are connected: nothing is left behind, whatever happens
         return self._receive(timeout)
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -74,55 +75,32 @@ class EngineClient:
         return self._receive(self._timeout)
 
     def _send(self, request: Request, timeout: float) -> None:
-        self._wait(zmq.POLLOUT, timeout)
-        self._socket.send_pyobj(request, zmq.NOBLOCK)
+        self._wait(self._process.can_send, timeout)
+        self._process.send(pickle.dumps(request))
 
     def _receive(self, timeout: float) -> Any:
         while True:
-            self._wait(zmq.POLLIN, timeout)
-            reply: Reply = self._socket.recv_pyobj()
+            self._wait(self._process.poll, timeout)
+            reply: Reply = pickle.loads(self._process.receive())
             if reply.kind is Kind.RESULT:
                 return reply.value
             if reply.kind is Kind.ERROR:
                 raise UserError(reply.value)
 
-    def _wait(self, event: int, timeout: float) -> None:
-        """Until the socket can be written (it has a peer) or read; `EngineDied` if it never can."""
+    def _wait(self, is_ready: Callable[[int], bool], timeout: float) -> None:
+        """Until the process can be told something, or was heard; `EngineDied` if it never can."""
         deadline = time.monotonic() + timeout
-        while not self._socket.poll(_POLL_MS, event):
-            if self._process.poll() is not None:
-                raise self._died(f"ended with code {self._process.returncode}")
+        while not is_ready(_POLL_MS):
+            if how := self._process.ended():
+                raise self._died(how)
             if time.monotonic() > deadline:
                 raise self._died(f"was silent for {timeout:.0f} s")
 
     def close(self) -> None:
         """End the process, however busy it is, and remove its socket."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close(linger=0)
+        self._process.close()
         self._context.term()
-        self._directory.cleanup()
 
     def _died(self, how: str) -> EngineDied:
-        text = ""
-        if self._log_file.exists():
-            text = self._log_file.read_text(encoding="utf-8", errors="replace")
-        last = next((line for line in reversed(text.split("\n")) if line.strip()), "nothing")
-        return EngineDied(
-            f"rollout engine (process {self.pid}) {how}; {self._log_file} ends with: {last[:300]}"
-        )
-
-
-def _environment(devices: Sequence[int]) -> dict[str, str]:
-    """The trainer's, without what its launcher set: the engine is a job of its own."""
-    launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
-    mine = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in (*launcher, "MASTER_PORT") and not name.startswith("TORCHELASTIC_")
-    }
-    if devices:
-        visible = mine.get("CUDA_VISIBLE_DEVICES")
-        names = visible.split(",") if visible else None
-        mine["CUDA_VISIBLE_DEVICES"] = ",".join(names[d] if names else str(d) for d in devices)
-    return mine
+        process = self._process
+        return EngineDied(f"rollout engine (process {process.pid}) {how}; {process.last_words()}")

@@ -9,8 +9,9 @@ engine's answer depends on the weights and on the request alone, nothing else ch
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from megatron_opsft.rollout.agreement import check_agreement, read_identity
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
+    EngineLayout,
     EngineSettings,
     PromptRequest,
     Replica,
@@ -27,15 +29,19 @@ from megatron_opsft.rollout.engine import (
     Scores,
     Take,
 )
+from megatron_opsft.rollout.hf.layout import hf_layout
 from megatron_opsft.rollout.limits import check_separate
+from megatron_opsft.rollout.remote.addresses import Address
 from megatron_opsft.rollout.remote.buckets import (
     NewMemory,
     SharedBuckets,
     cuda_memory,
     refusal,
 )
-from megatron_opsft.rollout.remote.client import EngineClient
+from megatron_opsft.rollout.remote.client import Connected, EngineClient
+from megatron_opsft.rollout.remote.engine_process import EngineProcess
 from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engine_index
+from megatron_opsft.rollout.remote.hosted import HostedEngine
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
@@ -46,6 +52,12 @@ from megatron_opsft.runtime.distributed import (
     gather_from_all,
 )
 from megatron_opsft.runtime.shared_memory import HostMemory
+from megatron_opsft.runtime.spanning_group import (
+    SpanningGroup,
+    address_towards,
+    open_meeting,
+)
+from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
 log = logging.getLogger("megatron_opsft")
@@ -53,6 +65,14 @@ log = logging.getLogger("megatron_opsft")
 T = TypeVar("T")
 
 _MAX_DEATHS = 5  # in a row: an engine that dies so often dies of something that lasts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Engines on other nodes, by number, and the secret that they share with this job."""
+
+    addresses: tuple[Address, ...]
+    token: str = field(repr=False)
 
 
 class RemoteEngine:
@@ -73,8 +93,11 @@ class RemoteEngine:
         log_dir: Path,
         bucket_bytes: int,
         push_again: Callable[[], object],
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Called by every rank; returns when all engines are there.
+
+        elsewhere: where engines of other nodes are; by default each rank starts its own.
 
         push_again: gives a new engine the current weights; called by every rank when one has taken
         a dead one's place.
@@ -83,6 +106,10 @@ class RemoteEngine:
         """
         check_separate(num_engines, layout.world_size)
         self.version: int | None = None
+        self.num_engines = num_engines
+        self.group: SpanningGroup | None = None
+        self._device = device
+        self._elsewhere = elsewhere
         self._push_again = push_again
         self.tokenizer = tokenizer
         self._settings = settings
@@ -100,8 +127,9 @@ class RemoteEngine:
         self._packs_head = False
         self._start_engines(index is not None, tries=1)
         packed_head = broadcast_object(self._packs_head)  # rank 0 always has an engine
-        self.layout = vllm_layout(table, settings.tp, packed_head=packed_head)
-        self._buckets = SharedBuckets(bucket_bytes, self._choose_memory(device))
+        self.layout = _layout_of(settings, table, packed_head=packed_head)
+        memory = HostMemory if self.reachable else self._choose_memory(device)
+        self._buckets = SharedBuckets(bucket_bytes, memory)
 
     @property
     def pid(self) -> int | None:
@@ -155,7 +183,7 @@ class RemoteEngine:
     def _send(self, client: EngineClient, stream: Iterator[tuple[str, Tensor]]) -> None:
         client.call("begin_update")
         under_way = 0
-        for bucket in self._buckets.fill(checked_stream(stream, self.layout)):
+        for bucket in self._buckets.fill(checked_stream(stream, self.layout.hf_columns)):
             client.send("update", bucket)
             under_way += 1
             if under_way == 2:
@@ -164,6 +192,82 @@ class RemoteEngine:
         for _ in range(under_way):
             client.receive()
         client.call("finish_update")
+
+    @property
+    def reachable(self) -> "RemoteEngine | None":
+        """Itself, where its workers get their weights over a group that they share with the
+        training ranks.
+        """
+        return self if self._elsewhere is not None or self._settings.engine != "vllm" else None
+
+    def join(self) -> None:
+        """See `ReachableEngine`."""
+        self._together(lambda client: client.call("is_there"))
+        towards = [""] if self._elsewhere is None else [a.host for a in self._elsewhere.addresses]
+        size = self._layout.world_size + self.num_engines * self._settings.tp
+        invitation, listener = None, None
+        if self._layout.is_main:
+            invitation, listener = open_meeting(towards[0], size, self._timeout)
+        meeting: Any = broadcast_object(invitation)
+        index = self.replica.index
+        own_host = towards[index or 0] or meeting.host
+        first = self._layout.world_size + (index or 0) * self._settings.tp
+        _, died = self._attempt(lambda client: client.send("join", meeting, first, own_host))
+        rank, reason = self._layout.rank, ""
+        try:
+            host = address_towards(own_host)
+            device = self._device.torch_device
+            self.group = SpanningGroup(meeting, rank, device, host, listener)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+        self._end_together(died, reason)
+
+    def plan(self, way_of: Callable[[int], Way]) -> None:
+        """See `ReachableEngine`; way_of: rank of a worker in the group -> its part."""
+        first = self._layout.world_size + (self.replica.index or 0) * self._settings.tp
+        tp = self._settings.tp
+        _, died = self._attempt(
+            lambda client: client.call("plan", [way_of(first + n) for n in range(tp)])
+        )
+        if self._replace_dead(died):
+            raise EngineDied("a rollout engine died before it was given weights")
+
+    def receive(self, send: Callable[[], None], version: int) -> None:
+        """See `ReachableEngine`; send: this rank's part."""
+        self.version = None
+        _, died = self._attempt(lambda client: client.send("receive"))
+        reason = ""
+        try:
+            send()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+        self._end_together(died, reason)
+        self.version = version
+
+    def _end_together(self, died: EngineDied | None, reason: str) -> None:
+        """What was asked of the engines, and what this rank did beside it, has ended well on all
+        ranks; else `EngineDied` on all.
+        """
+        if died is not None or reason:
+            self.leave_group()  # who waits for this rank waits no longer
+        if died is None:
+            answer, died = self._attempt(lambda client: client.receive())
+            reason = reason or answer or ""
+        reasons = gather_from_all([reason])
+        if self._replace_dead(died) or any(reasons):
+            self.leave_group()
+            raise EngineDied(f"weights did not get through: {next(filter(None, reasons), died)}")
+
+    def leave_group(self) -> None:
+        """Close this rank's end of it."""
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+
+    def why_not_in_place(self) -> str:
+        """See `ReachableEngine`."""
+        found = self._together(lambda client: client.call("why_not_in_place"))
+        return next(filter(None, gather_from_all([found or ""])), "")
 
     def parameters(self, name: str) -> list[Tensor]:
         """A parameter of the first engine, of each of its tensor-parallel ranks in order.
@@ -188,6 +292,7 @@ class RemoteEngine:
             self._client.close()
             self._client = None
         self._buckets.close()
+        self.leave_group()
 
     def _together(self, ask: Callable[[EngineClient], T]) -> T | None:
         """What this rank's engine answers, None without one; asked again for as long as any engine
@@ -214,6 +319,7 @@ class RemoteEngine:
         """Whether any rank's engine died; then all have one again, without weights."""
         if not any_over_world(died is not None):
             return False
+        self.leave_group()
         if died is not None:
             log.warning("%s; starting another one", died)
         self.version = None
@@ -230,13 +336,24 @@ class RemoteEngine:
             if wanted:
                 if self._client is not None:
                     self._client.close()
-                self._client = EngineClient(self._log_file(), self._gpus(), self._timeout)
-                _, died = self._attempt(self._introduce)
+                    self._client = None
+                try:
+                    self._client = EngineClient(self._connect, self._timeout)
+                    self._introduce(self._client)
+                except EngineDied as death:
+                    died = death
             reports = [str(d) for d in gather_from_all([died]) if d is not None]
             if not reports:
                 return
             wanted = died is not None
         raise UserError(f"a rollout engine cannot be started: {reports[0]}")
+
+    def _connect(self, context: Any) -> Connected:
+        if self._elsewhere is None:
+            return EngineProcess(context, self._log_file(), self._gpus())
+        assert self.replica.index is not None
+        address = self._elsewhere.addresses[self.replica.index]
+        return HostedEngine(context, address, self._elsewhere.token, self._timeout)
 
     def _introduce(self, client: EngineClient) -> None:
         shape = self._table.shape
@@ -269,3 +386,9 @@ class RemoteEngine:
         if not self._settings.is_cuda:
             return ()
         return engine_gpus(NodeRank.of_this_process(), self.replica.count, self._settings.tp)
+
+
+def _layout_of(settings: EngineSettings, table: WeightTable, *, packed_head: bool) -> EngineLayout:
+    if settings.engine == "vllm":
+        return vllm_layout(table, settings.tp, packed_head=packed_head)
+    return hf_layout(table.hf_shapes())

@@ -26,9 +26,13 @@ from megatron_opsft.rollout.engine import (
     SamplingSettings,
     Scores,
 )
+from megatron_opsft.rollout.remote.hf_core import HfCore
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
 from megatron_opsft.rollout.vllm.core import VllmCore
+from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.shared_memory import Address
+from megatron_opsft.runtime.spanning_group import Meeting
+from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
 _BEAT_SECONDS = 1.0
@@ -43,7 +47,13 @@ class Service:
 
     def start(self, settings: EngineSettings, shape: ModelShape) -> tuple[Identity, bool]:
         """Build the engine: what it is, and whether it packs the head's weight."""
-        self._core = VllmCore(settings, WeightTable(shape))
+        table = WeightTable(shape)
+        self._core: VllmCore | HfCore
+        if settings.engine == "vllm":
+            self._core = VllmCore(settings, table)
+        else:
+            device = select_device("cuda" if settings.is_cuda else "cpu")
+            self._core = HfCore(settings, table, device)
         identity = read_identity(settings.model_dir, shape.vocab_size)
         return identity, self._core.packs_head
 
@@ -57,23 +67,47 @@ class Service:
         """See `VllmCore.score`."""
         return self._core.score(samples)
 
+    def is_there(self) -> None:
+        """Nothing."""
+
+    def join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
+        """Its workers become ranks of a group; why not, else "". first_rank: of the first one."""
+        return self._core.join(meeting, first_rank, own_host)
+
+    def plan(self, ways: Sequence[Way]) -> None:
+        """What `receive` does from now on; a way for each worker."""
+        self._core.plan(ways)
+
+    def receive(self) -> str:
+        """Weights over the group; why they did not get through, else ""."""
+        return self._core.receive()
+
+    def why_not_in_place(self) -> str:
+        """Why its parameters cannot be written as they are; "" where they can."""
+        return self._core.why_not_in_place()
+
     def begin_update(self) -> None:
         """vLLM's weight-transfer API: a new set of weights follows."""
-        self._core.rpc("start_weight_update")
+        self._vllm.rpc("start_weight_update")
 
     def update(self, bucket: dict[str, Any]) -> None:
         """vLLM's weight-transfer API: one bucket, see `vllm.worker.BucketInfo`."""
-        self._core.rpc("update_weights", bucket)
+        self._vllm.rpc("update_weights", bucket)
         self._beat()
 
     def finish_update(self) -> None:
         """vLLM's weight-transfer API: that was all of them."""
-        self._core.rpc("finish_weight_update")
-        self._core.drop_cache()
+        self._vllm.rpc("finish_weight_update")
+        self._vllm.drop_cache()
 
     def read_shared(self, address: Address) -> list[bytes | str]:
         """What every worker reads there, or why it cannot."""
-        return self._core.rpc("opsft_read_shared", address)
+        return self._vllm.rpc("opsft_read_shared", address)
+
+    @property
+    def _vllm(self) -> VllmCore:
+        assert isinstance(self._core, VllmCore)
+        return self._core
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of all tensor-parallel ranks."""
@@ -81,7 +115,7 @@ class Service:
 
     def parameter(self, name: str) -> list[Tensor]:
         """One parameter of every tensor-parallel rank, on the CPU."""
-        return self._core.rpc("opsft_parameter", name)
+        return self._core.parameter(name)
 
 
 def serve(socket: Any, parent: int) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from torch import Tensor
+
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import (
@@ -24,6 +26,8 @@ from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.runtime.phase import count_done
+from megatron_opsft.runtime.spanning_group import Meeting
+from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -135,6 +139,35 @@ class VllmCore:
         parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
         of_rank = dict(self.rpc("opsft_checksums", parameters, self.layout.hf_columns, cuts))
         return Checksums(of_rank=of_rank, signed_zeros=not self.packs)
+
+    def parameter(self, name: str) -> list[Tensor]:
+        """One parameter of every tensor-parallel rank, on the CPU."""
+        return self.rpc("opsft_parameter", name)
+
+    def join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
+        """The workers become ranks of a group, from `first_rank` on; why not, else ""."""
+        return next(filter(None, self.rpc("opsft_join", meeting, first_rank, own_host)), "")
+
+    def plan(self, ways: Sequence[Way]) -> None:
+        """What `receive` does from now on; a way for each worker."""
+        self._loads = not ways[0].in_place
+        self.rpc("opsft_plan", ways)
+
+    def receive(self) -> str:
+        """Weights over the group; why they did not get through, else "".
+
+        Errors: SystemExit where a model was left half loaded.
+        """
+        reason = next(filter(None, self.rpc("opsft_receive", tuple(self.layout.hf_columns))), "")
+        if reason and self._loads:
+            raise SystemExit(f"weights did not get through: {reason}")
+        self.drop_cache()
+        return reason
+
+    def why_not_in_place(self) -> str:
+        """Why some worker's parameters cannot be written in place; "" where they can."""
+        parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
+        return next(filter(None, self.rpc("opsft_why_not_in_place", parameters)), "")
 
     def drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""

@@ -100,7 +100,9 @@ class VllmEngine:
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.load_weights`: vLLM's own update of a running model."""
         self.begin_update()
-        self._core.rpc("reload_weights", weights_iterator=checked_stream(tensors, self.layout))
+        self._core.rpc(
+            "reload_weights", weights_iterator=checked_stream(tensors, self.layout.hf_columns)
+        )
         self.finish_update(version)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
@@ -108,6 +110,10 @@ class VllmEngine:
         (tensors,) = self._core.rpc("opsft_read_files", [str(file) for file in files])
         known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
         self.load_weights(known, version)
+
+    @property
+    def reachable(self) -> None:
+        """It is in the trainer's process."""
 
     @property
     def in_place(self) -> "VllmEngine":

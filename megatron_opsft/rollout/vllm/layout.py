@@ -1,6 +1,6 @@
 """Where vLLM keeps a model's weights, and the stream of tensors that it loads them from."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 
 from torch import Tensor
@@ -34,21 +34,22 @@ def vllm_layout(table: WeightTable, tp_size: int, *, packed_head: bool) -> Engin
 
 
 def checked_stream(
-    tensors: Iterable[tuple[str, Tensor]], layout: EngineLayout
+    tensors: Iterable[tuple[str, Tensor]], hf_names: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """The stream as vLLM needs it: a tied embedding comes under the head's name as well.
 
-    Errors: ValueError for a name that is unknown, comes twice, or is missing at the end.
+    hf_names: of all tensors. Errors: ValueError for a name that is unknown, comes twice, or is
+    missing at the end.
     """
-    missing = dict.fromkeys(layout.hf_columns)
+    missing = dict.fromkeys(hf_names)
     embedding = EMBEDDING.hf_tensors[0][0]
     for name, tensor in tensors:
         if name not in missing:
-            known = "was sent twice" if name in layout.hf_columns else "is unknown to the engine"
+            known = "was sent twice" if name in hf_names else "is unknown to the engine"
             raise ValueError(f"{name} {known}")
         del missing[name]
         yield name, tensor
-        if name == embedding and TIED_HEAD not in layout.hf_columns:
+        if name == embedding and TIED_HEAD not in hf_names:
             yield TIED_HEAD, tensor
     if missing:
         raise ValueError(f"{len(missing)} weights were not sent: {', '.join(list(missing)[:5])}")

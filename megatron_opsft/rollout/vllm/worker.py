@@ -5,7 +5,7 @@ vLLM imports it in every worker process, on GPUs before it chooses its device: w
 leave torch as it is (see `cpu_worker`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,7 +28,10 @@ from vllm.model_executor.model_loader.weight_utils import (
     safetensors_weights_iterator,
 )
 
+from megatron_opsft.rollout.vllm.layout import checked_stream
 from megatron_opsft.runtime.shared_memory import Address, open_shared
+from megatron_opsft.runtime.spanning_group import Meeting
+from megatron_opsft.transfer.receiver import Receiver, Way
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
 from megatron_opsft.weights.rectangles import Parameter
 from megatron_opsft.weights.rules import TIED_HEAD
@@ -168,6 +171,45 @@ class OpsftWorker:
             return open_shared(address, self.device).cpu().numpy().tobytes()
         except (RuntimeError, OSError) as error:  # the driver's: no way between the two GPUs
             return str(error).partition("\n")[0]
+
+    def opsft_join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
+        """See `Receiver.join`; first_rank: that of the first worker."""
+        if not hasattr(self, "_opsft_receiver"):
+            dtype = self.model_runner.model_config.dtype
+            self._opsft_receiver = Receiver(self.device, dtype)
+        rank = first_rank + get_tensor_model_parallel_rank()
+        return self._opsft_receiver.join(meeting, rank, own_host)
+
+    def opsft_plan(self, ways: Sequence[Way]) -> None:
+        """See `Receiver.plan`; ways: of all workers."""
+        way = ways[get_tensor_model_parallel_rank()]
+        self._opsft_receiver.plan(way, self.opsft_tensors())
+
+    def opsft_receive(self, hf_names: Sequence[str]) -> str:
+        """See `Receiver.receive`; hf_names: of all tensors that vLLM is given, where it is."""
+        model = self.model_runner.get_model()
+
+        def load(tensors: Iterable[tuple[str, Tensor]]) -> None:
+            initialize_layerwise_reload(model)
+            model.load_weights(checked_stream(tensors, hf_names))
+            finalize_layerwise_reload(model, self.model_runner.model_config)
+
+        with torch.no_grad():
+            reason = self._opsft_receiver.receive(load)
+        self.opsft_tensors().forget()
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return reason
+
+    def opsft_why_not_in_place(self, parameters_of_rank: Sequence[Sequence[Parameter]]) -> str:
+        """Why this worker's parameters cannot be written as they are; "" where they can."""
+        expected = parameters_of_rank[get_tensor_model_parallel_rank()]
+        tensors = self.opsft_tensors()
+        if reason := tensors.packed(expected):
+            return reason
+        dtype = self.model_runner.model_config.dtype
+        other = next((p.name for p in expected if tensors[p.name].dtype != dtype), None)
+        return f"vLLM holds {other} in another dtype" if other else ""
 
     def opsft_parameter(self, name: str) -> Tensor:
         """A copy of one parameter, on the CPU."""

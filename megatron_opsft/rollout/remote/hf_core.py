@@ -1,0 +1,89 @@
+"""One Hugging Face engine in a process of its own: what `VllmCore` is for vLLM."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from megatron_opsft.data.prompts import load_tokenizer
+from megatron_opsft.records import Sample
+from megatron_opsft.rollout.engine import (
+    Checksums,
+    EngineSettings,
+    PromptRequest,
+    SamplingSettings,
+    Scores,
+    split_batches,
+)
+from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.hf.layout import hf_layout
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.runtime.spanning_group import Meeting
+from megatron_opsft.transfer.receiver import Receiver, Way
+from megatron_opsft.weights.rules import WeightTable
+
+
+class HfCore:
+    """Without weights at first."""
+
+    packs_head = False
+
+    def __init__(self, settings: EngineSettings, table: WeightTable, device: Device) -> None:
+        dtype = getattr(torch, settings.dtype)
+        self._engine = HfEngine.from_config(
+            settings.model_dir,
+            load_tokenizer(settings.model_dir),
+            dtype=dtype,
+            device=device.torch_device,
+            batch_size=settings.batch_size,
+            exact=settings.dtype == "float32",
+        )
+        # The trainer's order of the names.
+        self._engine.layout = hf_layout(table.hf_shapes())
+        self._receiver = Receiver(device.torch_device, dtype)
+
+    def sample(
+        self,
+        prompts: Sequence[PromptRequest],
+        sampling: SamplingSettings,
+        beat: Callable[[], None] = lambda: None,
+    ) -> list[list[int]]:
+        """See `VllmCore.sample`."""
+        batches = iter(split_batches(prompts, self._engine.batch_size))
+        found: dict[tuple[str, int], list[int]] = {}
+        for rollouts in self._engine.stream(lambda room: next(batches, ()), sampling):
+            found |= {(r.problem_id, r.sample_index): list(r.response_ids) for r in rollouts}
+            beat()
+        return [found[p.problem_id, index] for p in prompts for index in p.sample_indices]
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        """See `RolloutEngine.score`."""
+        return self._engine.score(samples)
+
+    def checksums(self, cuts: int) -> Checksums:
+        """See `RolloutEngine.checksums`."""
+        return self._engine.checksums(cuts)
+
+    def parameter(self, name: str) -> list[Tensor]:
+        """One parameter, on the CPU."""
+        return [self._engine.weight(name).cpu()]
+
+    def join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
+        """See `Receiver.join`."""
+        return self._receiver.join(meeting, first_rank, own_host)
+
+    def plan(self, ways: Sequence[Way]) -> None:
+        """See `Receiver.plan`."""
+        self._receiver.plan(ways[0], dict(self._engine.named_weights()))
+
+    def receive(self) -> str:
+        """See `Receiver.receive`."""
+        self._engine.begin_update()
+        reason = self._receiver.receive(lambda stream: self._engine.load_weights(stream, 0))
+        if not reason:
+            self._engine.finish_update(0)
+        return reason
+
+    def why_not_in_place(self) -> str:
+        """Nothing stands against it."""
+        return ""
