@@ -38,8 +38,6 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("parallel", "ep", 1),
     ("parallel", "etp", None),
     ("rollout", "dealing", "auto"),
-    ("rollout", "engine_token_file", None),
-    ("rollout", "engines", []),
     ("rollout", "speculation", "off"),
     ("sync", "delta", False),
     ("verify", "judge", "math"),
@@ -53,6 +51,7 @@ def config_hash(config: Config) -> str:
     for key in _NOT_HASHED:
         del tree["run"][key]
     del tree["checkpoint"], tree["model"]["load"]
+    del tree["rollout"]["engines"], tree["rollout"]["engine_token_file"]
     for section, key, default in _LATER_KEYS:  # at their defaults a run is what it was without
         if tree[section][key] == default:
             del tree[section][key]

@@ -133,7 +133,7 @@ class EngineHost:
                 self._tell(trainer, Word.BUSY)
             case (Word.REQUEST, content) if self._engine and trainer == self._trainer:
                 self._requests.append(content)
-            case (Word.CLOSE, *_) if trainer == self._trainer:
+            case (Word.CLOSE, *_) if self._engine and trainer == self._trainer:
                 log.info("the trainer has left")
                 self._end_engine()
 
