@@ -31,7 +31,10 @@ class PointToPoint(Protocol):
     def exchange(
         self, receives: Sequence[Message], sends: Sequence[Message], tag: int
     ) -> Sequence[dist.Work]:
-        """Post these messages at once; tensors are contiguous, and alive until the works end."""
+        """Post these messages at once; tensors are contiguous, and alive until the works end.
+
+        Several between the same two ranks are listed in the same order on both.
+        """
 
 
 class JobGroup:

@@ -26,25 +26,33 @@ def delta_bytes(num_changed: int, itemsize: int) -> int:
     return num_changed * (_POSITION.itemsize + itemsize)
 
 
-def encode(now: Tensor, before: Tensor) -> tuple[int, Tensor | None]:
-    """How many elements differ between two messages of one length and dtype, and the delta, uint8;
-    None where it is not shorter than the message.
+def encode(now: Sequence[Tensor], before: Sequence[Tensor]) -> tuple[int, Tensor | None]:
+    """How many elements of a message differ, and the delta, uint8; None where it is not shorter
+    than the message.
+
+    now, before: the message's places, [rows] or [rows, columns] each, of one dtype.
     """
-    bits = as_bits(now)
-    changed = bits != as_bits(before)
-    num_changed = int(changed.sum())
-    if delta_bytes(num_changed, now.itemsize) >= now.numel() * now.itemsize:
+    positions: list[Tensor] = []
+    values: list[Tensor] = []
+    start = 0
+    for mine, old in zip(now, before, strict=True):
+        bits = as_bits(mine)
+        inside = (bits != as_bits(old)).flatten().nonzero()[:, 0]
+        positions.append(inside.to(_POSITION) + start)
+        values.append(bits.flatten()[inside])
+        start += mine.numel()
+    num_changed, itemsize = sum(map(len, positions)), now[0].itemsize
+    if delta_bytes(num_changed, itemsize) >= start * itemsize:
         return num_changed, None
-    positions = changed.nonzero()[:, 0]
-    values = bits[positions]
-    parts = positions.to(_POSITION).view(torch.uint8), values.view(torch.uint8)
+    parts = torch.cat(positions).view(torch.uint8), torch.cat(values).view(torch.uint8)
     return num_changed, torch.cat(parts)
 
 
-def apply(delta: Tensor, num_changed: int, places: Sequence[Tensor]) -> None:
+def apply(delta: Tensor, places: Sequence[Tensor]) -> None:
     """Write a delta into the message's places, [rows] or [rows, columns] each, one behind the
     other as in the message.
     """
+    num_changed = len(delta) // delta_bytes(1, places[0].itemsize)
     split = num_changed * _POSITION.itemsize
     positions = delta[:split].view(_POSITION).long()
     values = delta[split:].view(_BITS[places[0].itemsize])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_opsft.runtime.spanning_group import JobGroup, PointToPoint
+from megatron_opsft.runtime.spanning_group import JobGroup, Message, PointToPoint
 from megatron_opsft.transfer.delta import WHOLE, apply, delta_bytes, encode
 from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.schedule import Program, Round
@@ -20,18 +20,25 @@ _Key = tuple[int, int]
 """Number of a round, and the other rank: there is one message."""
 
 
+ALONE_BYTES = 2**17
+"""From this size on a rectangle travels alone."""
+
+
 @dataclass(frozen=True, slots=True)
+class _Landing:
+    """A message, or a delta of one, that is still to be written to its views."""
+
+    views: Sequence[Tensor]
+    message: Tensor
+    is_delta: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Posted:
-    """A round on its way. The buffers must live until all of `works` have been waited for.
+    """A round on its way. The buffers must live until all of `works` have been waited for."""
 
-    sent, received: whole messages one behind the other; deltas: those that come, by their sender.
-    """
-
-    current: Round
-    number: int
-    sent: Tensor
-    received: Tensor
-    deltas: Mapping[int, Tensor]
+    packed: Sequence[Tensor]
+    landings: Sequence[_Landing]
     works: Sequence[Any]
 
 
@@ -116,9 +123,9 @@ class Transfer:
             for peer, rects in current.sends.items():
                 size = WHOLE
                 if self._before is not None:
-                    now, before = (_pack(rects, side) for side in (self._sources, self._before))
+                    now, before = (_views(rects, side) for side in (self._sources, self._before))
                     found, delta = encode(now, before)
-                    self.elements_compared += now.numel()
+                    self.elements_compared += sum(view.numel() for view in now)
                     self.elements_changed += found
                     if delta is not None:
                         size, changes.outgoing[number, peer] = found, delta
@@ -141,57 +148,69 @@ class Transfer:
 
     def _remember(self) -> None:
         """Keep what was sent."""
+        outgoing = self._changes.outgoing
         if self._before is None:
-            sent = [
-                rect for r in self._program.rounds for rects in r.sends.values() for rect in rects
-            ]
+            sent = [r for each in self._program.rounds for rs in each.sends.values() for r in rs]
             names = dict.fromkeys(rect.tensor for rect in sent)
             self._before = {name: self._sources[name].clone() for name in names}
-        elif self.elements_changed:
-            for name, before in self._before.items():
-                before.copy_(self._sources[name])
+            return
+        for number, current in enumerate(self._program.rounds):
+            for peer, rects in current.sends.items():
+                before = _views(rects, self._before)
+                if (delta := outgoing.get((number, peer))) is not None:
+                    apply(delta, before)
+                    continue
+                for old, now in zip(before, _views(rects, self._sources), strict=True):
+                    old.copy_(now)
 
     def _post(self, current: Round, number: int) -> _Posted:
         outgoing, incoming = self._changes.outgoing, self._changes.incoming
-        whole_out = {p: rects for p, rects in current.sends.items() if (number, p) not in outgoing}
-        whole_in = {
-            p: rects for p, rects in current.receives.items() if (number, p) not in incoming
-        }
-        sent, received = (
-            self._empty.new_empty(sum(rect.num_elements for rects in by_peer for rect in rects))
-            for by_peer in (whole_out.values(), whole_in.values())
-        )
-        deltas = {
-            peer: self._empty.new_empty(
-                delta_bytes(incoming[number, peer], self._empty.itemsize), dtype=torch.uint8
-            )
-            for peer in current.receives
-            if (number, peer) in incoming
-        }
-        receives = [(peer, message) for peer, _, message in _messages(whole_in, received)]
-        receives += [(peer, delta) for peer, delta in deltas.items() if len(delta)]
-        sends = []
-        for peer, rects, message in _messages(whole_out, sent):
-            for source, place in _places(rects, message, self._sources):
-                place.copy_(source)
-            sends.append((peer, message))
-        own = [(peer, outgoing[number, peer]) for peer in current.sends if peer not in whole_out]
-        sends += [(peer, delta) for peer, delta in own if len(delta)]
+        packed, landings = [], []
+        receives: list[Message] = []
+        sends: list[Message] = []
+        for peer, rects in current.receives.items():
+            if (number, peer) in incoming:
+                size = delta_bytes(incoming[number, peer], self._empty.itemsize)
+                delta = self._empty.new_empty(size, dtype=torch.uint8)
+                landings.append(_Landing(_views(rects, self._targets), delta, is_delta=True))
+                receives += [(peer, delta)] if size else []
+                continue
+            for views in _together(_views(rects, self._targets)):
+                message = self._room(views)
+                if len(views) > 1 or message is not views[0]:
+                    landings.append(_Landing(views, message, is_delta=False))
+                receives.append((peer, message))
+        for peer, rects in current.sends.items():
+            if (number, peer) in outgoing:
+                delta = outgoing[number, peer]
+                sends += [(peer, delta)] if len(delta) else []
+                continue
+            for views in _together(_views(rects, self._sources)):
+                message = self._room(views)
+                if len(views) > 1 or message is not views[0]:
+                    packed.append(message)
+                    for view, place in _places(views, message):
+                        place.copy_(view)
+                sends.append((peer, message))
         self.bytes_sent += sum(message.numel() * message.itemsize for _, message in sends)
         works = self._group.exchange(receives, sends, number)
-        return _Posted(current, number, sent, received, deltas, works)
+        return _Posted(packed, landings, works)
+
+    def _room(self, views: Sequence[Tensor]) -> Tensor:
+        """A message of these views: the memory of one alone, or a buffer."""
+        if len(views) == 1 and views[0].is_contiguous():
+            return views[0]
+        return self._empty.new_empty(sum(view.numel() for view in views))
 
     def _finish(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
-        receives = posted.current.receives
-        whole = {peer: rects for peer, rects in receives.items() if peer not in posted.deltas}
-        for _, rects, message in _messages(whole, posted.received):
-            for target, place in _places(rects, message, self._targets):
-                target.copy_(place)
-        for peer, delta in posted.deltas.items():
-            views = [rect.view(self._targets[rect.tensor]) for rect in receives[peer]]
-            apply(delta, self._changes.incoming[posted.number, peer], views)
+        for landing in posted.landings:
+            if landing.is_delta:
+                apply(landing.message, landing.views)
+                continue
+            for view, place in _places(landing.views, landing.message):
+                view.copy_(place)
 
     def _fill_locally(self) -> None:
         for copy in self._program.copies:
@@ -201,31 +220,27 @@ class Transfer:
             padding.view(self._targets[padding.tensor]).zero_()
 
 
-def _messages(
-    by_peer: Mapping[int, tuple[Rect, ...]], buffer: Tensor
-) -> Iterator[tuple[int, tuple[Rect, ...], Tensor]]:
-    """Each peer with its rectangles and its part of the buffer."""
+def _views(rects: Sequence[Rect], parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """The places of a message in these parameters."""
+    return [rect.view(parameters[rect.tensor]) for rect in rects]
+
+
+def _together(views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """What travels as one message: large ones alone, without a copy where they are contiguous; the
+    small ones in one. Sender and receiver decide by size alone.
+    """
+    small = [view for view in views if view.numel() * view.itemsize < ALONE_BYTES]
+    if small:
+        yield small
+    yield from ([view] for view in views if view.numel() * view.itemsize >= ALONE_BYTES)
+
+
+def _places(views: Sequence[Tensor], message: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each view, and its place in a message of them."""
     start = 0
-    for peer, rects in by_peer.items():
-        stop = start + sum(rect.num_elements for rect in rects)
-        yield peer, rects, buffer[start:stop]
-        start = stop
-
-
-def _places(
-    rects: Sequence[Rect], message: Tensor, parameters: Mapping[str, Tensor]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The view of each rectangle in its parameter, and in the message."""
-    start = 0
-    for rect in rects:
-        inside = rect.view(parameters[rect.tensor])
-        yield inside, message[start : start + inside.numel()].view(inside.shape)
-        start += inside.numel()
-
-
-def _pack(rects: Sequence[Rect], parameters: Mapping[str, Tensor]) -> Tensor:
-    """A message."""
-    return torch.cat([rect.view(parameters[rect.tensor]).flatten() for rect in rects])
+    for view in views:
+        yield view, message.view(-1)[start : start + view.numel()].view(view.shape)
+        start += view.numel()
 
 
 def _check_parameters(

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -137,20 +138,20 @@ def test_ranks_that_hold_nothing_take_part(world: World) -> None:
 
 
 def calls_of_four_rounds() -> tuple[list[str], int]:
-    """What `run` calls, in order, and how many rounds' buffers were ever alive together."""
+    """What `run` calls, in order, and how many rounds were ever alive together."""
     row = Rect("a", 0, 1, 0, 1)
     peer = 1 - dist.get_rank()
     rounds = tuple(Round({peer: (row,)}, {peer: (row,)}) for _ in range(4))
     transfer = Transfer(Program((), rounds, ()), {"a": torch.ones(1, 1)}, {"a": torch.zeros(1, 1)})
     calls: list[str] = []
-    buffers: weakref.WeakSet[Tensor] = weakref.WeakSet()
+    buffers: weakref.WeakSet[Any] = weakref.WeakSet()
     most, post, finish, fill = 0, transfer._post, transfer._finish, transfer._fill_locally
 
-    def posting(current: Round, number: int) -> object:
+    def posting(current: Round, number: int) -> Any:
         nonlocal most
         posted = post(current, number)
         calls.append(f"post {number}")
-        buffers.add(posted.sent)
+        buffers.add(posted)
         most = max(most, len(buffers))
         return posted
 

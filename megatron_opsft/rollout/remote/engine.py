@@ -7,6 +7,7 @@ engine's answer depends on the weights and on the request alone, nothing else ch
 """
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +133,11 @@ class RemoteEngine:
         self._buckets = SharedBuckets(bucket_bytes, memory)
 
     @property
+    def _number(self) -> int:
+        """Of this rank's engine; 0 where it has none."""
+        return next(iter(self.replica.numbers), 0)
+
+    @property
     def pid(self) -> int | None:
         """Process id of this rank's engine; None where it has none."""
         return self._client.pid if self._client is not None else None
@@ -202,29 +208,30 @@ class RemoteEngine:
 
     def join(self) -> None:
         """See `ReachableEngine`."""
-        self._together(lambda client: client.call("is_there"))
-        towards = [""] if self._elsewhere is None else [a.host for a in self._elsewhere.addresses]
+        _, died = self._attempt(lambda client: client.call("is_there"))
+        if self._replace_dead(died):
+            raise EngineDied("a rollout engine died before it was given weights")
+        others = () if self._elsewhere is None else self._elsewhere.addresses
         size = self._layout.world_size + self.num_engines * self._settings.tp
         invitation, listener = None, None
         if self._layout.is_main:
-            invitation, listener = open_meeting(towards[0], size, self._timeout)
+            towards = others[0].host if others else os.environ.get("MASTER_ADDR", "")
+            invitation, listener = open_meeting(towards, size, self._timeout)
         meeting: Any = broadcast_object(invitation)
-        index = self.replica.index
-        own_host = towards[index or 0] or meeting.host
-        first = self._layout.world_size + (index or 0) * self._settings.tp
-        _, died = self._attempt(lambda client: client.send("join", meeting, first, own_host))
-        rank, reason = self._layout.rank, ""
+        own_host = address_towards(others[self._number].host if others else meeting.host)
+        engine_host = others[self._number].host if others else own_host
+        first = self._layout.world_size + self._number * self._settings.tp
+        _, died = self._attempt(lambda client: client.send("join", meeting, first, engine_host))
+        rank, device, reason = self._layout.rank, self._device.torch_device, ""
         try:
-            host = address_towards(own_host)
-            device = self._device.torch_device
-            self.group = SpanningGroup(meeting, rank, device, host, listener)
+            self.group = SpanningGroup(meeting, rank, device, own_host, listener)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
         self._end_together(died, reason)
 
     def plan(self, way_of: Callable[[int], Way]) -> None:
         """See `ReachableEngine`; way_of: rank of a worker in the group -> its part."""
-        first = self._layout.world_size + (self.replica.index or 0) * self._settings.tp
+        first = self._layout.world_size + self._number * self._settings.tp
         tp = self._settings.tp
         _, died = self._attempt(
             lambda client: client.call("plan", [way_of(first + n) for n in range(tp)])
@@ -351,8 +358,7 @@ class RemoteEngine:
     def _connect(self, context: Any) -> Connected:
         if self._elsewhere is None:
             return EngineProcess(context, self._log_file(), self._gpus())
-        assert self.replica.index is not None
-        address = self._elsewhere.addresses[self.replica.index]
+        address = self._elsewhere.addresses[self._number]
         return HostedEngine(context, address, self._elsewhere.token, self._timeout)
 
     def _introduce(self, client: EngineClient) -> None:

@@ -51,7 +51,7 @@ class HfCore:
         """See `VllmCore.sample`."""
         batches = iter(split_batches(prompts, self._engine.batch_size))
         found: dict[tuple[str, int], list[int]] = {}
-        for rollouts in self._engine.stream(lambda room: next(batches, ()), sampling):
+        for rollouts in self._engine.stream(lambda room, engine=0: next(batches, ()), sampling):
             found |= {(r.problem_id, r.sample_index): list(r.response_ids) for r in rollouts}
             beat()
         return [found[p.problem_id, index] for p in prompts for index in p.sample_indices]
