@@ -180,12 +180,10 @@ class DataConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: str = Field(
-        "hf", description="hf: Hugging Face transformers inside each rank; vllm: vLLM."
-    )
+    engine: str = Field("hf", description="hf: Hugging Face transformers; vllm: vLLM.")
     placement: Literal["colocated", "separate"] = Field(
         "colocated",
-        description="Of vLLM. colocated: inside the training ranks; separate: in processes of its own, started and watched by the run.",
+        description="colocated: inside the training ranks; separate: in processes of its own, started and watched by the run.",
     )
     tp: int = Field(
         1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."

@@ -137,7 +137,7 @@ class TrainingJob:
     @property
     def num_engines(self) -> int:
         if self.config.rollout.placement == "separate":
-            return self.config.rollout.num_engines
+            return self.config.rollout.num_separate
         return self.world_size // self.engine_tp
 
     @property

@@ -1,5 +1,6 @@
 """Engines on other nodes: weights straight to them, in place, as deltas; a node that is lost."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,4 +49,7 @@ def test_deltas_bring_the_same_bits(world: World, tmp_path: Path) -> None:
             for _, sent, share, _ in deltas:
                 assert share is not None and 0 < share < 0.2
                 assert sent == round(share * 2 * 668_288) * 6  # position and value
+        last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
+        sent, share = last["sync_bytes_sent"], last["sync_share_changed"]
+        assert sent == round(share * 2 * 668_288) * 6
         world.leave()
