@@ -19,7 +19,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.step_batch import pack_updates, sample_batch
+from megatron_opsft.step_batch import judge_problems, pack_updates, sample_batch
 from megatron_opsft.verify.math_verifier import judge
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
@@ -28,7 +28,7 @@ CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 def our_step(s: Session, step: int) -> tuple[Stopwatch, int]:
     """The verbs of `train.run_step`; returns its times and the number of sampled tokens."""
     watch = Stopwatch(s.device)
-    batch = sample_batch(s, step, watch)
+    batch = sample_batch(s, step, watch, judge_problems)
     updates = pack_updates(s, batch, watch)
     with watch.phase("train"):
         for update in updates:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.exchange import Fetch
@@ -26,13 +27,15 @@ from megatron_opsft.session import Session
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedProblems:
     """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
-    `problems` and the same on every rank.
+    `problems` and the same on every rank. added: (place, sample index) of those whose gradients
+    have been added up already.
     """
 
     problems: Sequence[Problem]
     rollouts: Sequence[Rollout]
     verdicts: Sequence[Verdict]
     responses: Sequence[ResponseFacts]
+    added: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,22 @@ class JudgedBatch(JudgedProblems):
         return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
 
 
-def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
+class Judge(Protocol):
+    """`judge_problems`, or what stands in for it."""
+
+    def __call__(
+        self,
+        s: Session,
+        problems: Sequence[Problem],
+        num_samples: int,
+        limit: int,
+        watch: Stopwatch,
+        *,
+        seed_step: int,
+    ) -> JudgedProblems: ...
+
+
+def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> JudgedBatch:
     """Responses to the step's problems, with verdicts. Called by every rank.
 
     A method may drop groups that teach nothing; problems are then drawn again for as often as it
@@ -76,7 +94,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         draw = s.method.first_draw(step) + len(parts)
         problems = s.problems_of_draw(draw)
         group_size = s.config.rollout.group_size
-        parts.append(judge_problems(s, problems, group_size, limit, watch, seed_step=draw + 1))
+        parts.append(judge(s, problems, group_size, limit, watch, seed_step=draw + 1))
         whole = _joined(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
@@ -93,6 +111,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         rollouts=whole.rollouts,
         verdicts=whole.verdicts,
         responses=responses,
+        added=whole.added,
         groups=groups,
         weights=s.method.weigh(groups),
         fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
@@ -198,7 +217,8 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     with watch.phase("train"):
         updates = [
             pack_update(s, update, batch.fetcher(update.responses))
-            for update in s.method.updates(batch.responses, batch.groups, batch.weights)
+            for whole in s.method.updates(batch.responses, batch.groups, batch.weights)
+            for update in [whole.without(batch.added)]
         ]
     needs_old = len(updates) > 1 or objective.reward_beta > 0
     if needs_old and s.stored is None:  # fixed data bring their own, where they matter

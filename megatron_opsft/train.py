@@ -14,6 +14,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.fixed_batch import stored_batch
 from megatron_opsft.model.optimizer import learning_rate
+from megatron_opsft.overlap import judge_while_training
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.heartbeat import announce, heartbeat
@@ -24,6 +25,7 @@ from megatron_opsft.sampled_log_probs import score_sampled
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step_batch import (
     begin_stage,
+    judge_problems,
     observe_monitor,
     pack_updates,
     sample_batch,
@@ -79,7 +81,11 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.method.starts_stage:
         begin_stage(s)
     observe_monitor(s, watch)
-    batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)
+    if s.stored is None:
+        judge = judge_while_training if s.config.rollout.overlap else judge_problems
+        batch = sample_batch(s, step, watch, judge)
+    else:
+        batch = stored_batch(s, s.stored, step)
     recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
     updates = pack_updates(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)

@@ -1,7 +1,8 @@
 """One training step on Megatron's forward-backward schedule."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,6 +91,9 @@ class Trainer:
         self.objective = objective
         self._schedule = PassSchedule(chunks, config, vocab_size=vocab_size)
         self._own_loss_is_finite = True
+        # Of the step under way, on this rank: tokens, losses and statistics; None between steps.
+        self._sums: list[float] | None = None
+        self.num_added = 0  # micro-batches
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -102,28 +106,26 @@ class Trainer:
         """The GPTModel chunks without their data-parallel wrapper."""
         return self._schedule.models
 
-    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
-        """Main gradients of `factor` x the weighted sum of all ranks' token losses.
+    def add(self, batches: Sequence[MicroBatch]) -> None:
+        """Sum up the gradients of some micro-batches of the next step, each rank its own.
 
-        Every rank calls it with equally many micro-batches.
+        Every rank calls it with equally many, at least one; `step` or `accumulate` must follow with
+        the last ones.
         """
-        for chunk in self.chunks:
-            chunk.train()
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-        sums = self._schedule.run(
-            partial(_sum_losses, self._cross_entropy, self.objective),
-            batches,
-            temperature=self.objective.temperature,
-            forward_only=False,
-        )
+        with self._without_reduction():
+            self._run(batches)
+
+    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
+        """Main gradients of `factor` x the weighted sum of all ranks' token losses, those of
+        batches that were added before included.
+
+        Every rank calls it with equally many micro-batches, at least one.
+        """
+        self._run(batches)
+        mine, self._sums = self._sums, None
+        assert mine is not None
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
-        mine: list[float] = []
-        if self.layout.is_loss_rank:
-            mine = [sum(map(float, each)) for each in zip(*sums, strict=True)]
-            mine.insert(0, sum(batch.num_loss_tokens for batch in batches))
-        mine += [0.0] * (4 - len(mine))
         self._own_loss_is_finite = math.isfinite(mine[1])
         tokens, loss, clipped, divergence = sum_over_world(mine)
         return Accumulated(
@@ -132,6 +134,39 @@ class Trainer:
             clip_share=clipped / tokens if self.objective.clips else None,
             kl_mean=divergence / tokens if self.objective.needs_reference else None,
         )
+
+    def _run(self, batches: Sequence[MicroBatch]) -> None:
+        """A pass over these, whose gradients and losses are added to what is there."""
+        if self._sums is None:
+            self._sums = [0.0] * 4
+            self.num_added = 0
+            for chunk in self.chunks:
+                chunk.train()
+                chunk.zero_grad_buffer()
+            self.optimizer.zero_grad()
+        losses = self._schedule.run(
+            partial(_sum_losses, self._cross_entropy, self.objective),
+            batches,
+            temperature=self.objective.temperature,
+            forward_only=False,
+        )
+        self.num_added += len(batches)
+        if self.layout.is_loss_rank:
+            self._sums[0] += sum(batch.num_loss_tokens for batch in batches)
+            for place, each in enumerate(zip(*losses, strict=True), start=1):
+                self._sums[place] += sum(map(float, each))
+
+    @contextmanager
+    def _without_reduction(self) -> Iterator[None]:
+        """No rank hears of the others' gradients: sums of them are the same later."""
+        config = self._config
+        finalize, no_sync = config.finalize_model_grads_func, config.no_sync_func
+        config.finalize_model_grads_func = config.no_sync_func = None
+        with ExitStack() as stack:
+            for chunk in self.chunks:
+                stack.enter_context(chunk.no_sync())
+            yield
+        config.finalize_model_grads_func, config.no_sync_func = finalize, no_sync
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, entropy: bool = False
@@ -159,7 +194,8 @@ class Trainer:
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.
 
-        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False.
+        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False. Those
+        that were added before count as well.
         Errors: `NonFiniteError` on every rank, before any weight changes.
         """
         if not batches:
@@ -186,7 +222,7 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             trained_tokens=found.trained_tokens,
-            num_microbatches=len(batches),
+            num_microbatches=self.num_added,
             clip_share=found.clip_share,
             kl_mean=found.kl_mean,
         )

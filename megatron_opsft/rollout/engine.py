@@ -129,7 +129,7 @@ class Checksums:
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
     """
 
-    of_rank: Mapping[int, Sequence[int]]
+    of_rank: Mapping[int, Sequence[int | None]]
     signed_zeros: bool = True
 
 
@@ -152,6 +152,10 @@ class Take(Protocol):
         """Requests for at most `room` responses; empty: no work is left. engine: which of the
         rank's engines has room for them.
         """
+
+
+Patient = Callable[[int], Sequence[PromptRequest] | None]
+"""A `Take` of one engine that may have nothing now and more later: None, if that engine is busy."""
 
 
 class StreamingEngine(Protocol):
@@ -211,6 +215,20 @@ class ReachableEngine(Protocol):
 
     def why_not_in_place(self) -> str:
         """Why some worker's parameters cannot be written as they are; "" where all can."""
+
+
+class BackgroundEngine(Protocol):
+    """What engines in processes of their own add: they decode while this process does other things,
+    if a thread of it runs `stream_once`.
+    """
+
+    def stream_once(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """As `StreamingEngine.stream`, alone on this rank; ends early where engines die."""
+
+    def recover(self) -> bool:
+        """Whether some rank's engine died; it has a successor with the same weights now, and all
+        ranks must run `stream_once` again. Called by every rank when all have come to its end.
+        """
 
 
 class RolloutEngine(StreamingEngine, Protocol):

@@ -4,6 +4,7 @@ none.
 
 from megatron_opsft.config import Config, RolloutConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
 from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 
 
@@ -21,7 +22,35 @@ def check_engine(config: Config) -> None:
             "model.load=engine: weights come from vLLM inside the training ranks alone; set "
             "rollout.engine=vllm and rollout.placement=colocated, or model.load=disk"
         )
+    if rollout.overlap:
+        _check_overlap(config)
     check_installed(rollout.engine)
+
+
+def _check_overlap(config: Config) -> None:
+    """Errors: `UserError` where nothing can be trained on while engines decode."""
+    rollout, method = config.rollout, config.method.name
+    if rollout.placement != "separate":
+        raise UserError(
+            f"rollout.overlap=true with rollout.placement={rollout.placement}: engines inside the "
+            "training ranks decode where training would compute; set rollout.placement=separate"
+        )
+    if method != ON_POLICY_SFT.name:
+        raise UserError(
+            f"rollout.overlap=true with method.name={method}: what it makes of a response depends "
+            "on the others of its group, so nothing is known before all are decoded; set "
+            f"method.name={ON_POLICY_SFT.name} or rollout.overlap=false"
+        )
+    if config.method.num_updates > 1:
+        raise UserError(
+            f"rollout.overlap=true with method.num_updates={config.method.num_updates}: which "
+            "update a response belongs to, and from which weights, is not known before; set 1"
+        )
+    if rollout.dealing == "fixed":
+        raise UserError(
+            "rollout.overlap=true with rollout.dealing=fixed: engines get their work as they have "
+            "room; leave rollout.dealing out"
+        )
 
 
 def reads_files(rollout: RolloutConfig) -> bool:
@@ -39,9 +68,7 @@ def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
 
 def check_engine_ranks(rollout: RolloutConfig, world_size: int) -> None:
     """Errors: `UserError` where so many ranks cannot be shared out among the engines."""
-    if rollout.placement == "separate":
-        check_separate(rollout.num_separate, world_size)
-    else:
+    if rollout.placement == "colocated":
         check_colocated(rollout.tp, world_size)
 
 
@@ -50,15 +77,6 @@ def check_colocated(tp: int, world_size: int) -> None:
     if world_size % tp:
         raise UserError(
             f"rollout.tp={tp} does not divide the world size {world_size}; choose a divisor"
-        )
-
-
-def check_separate(num_engines: int, world_size: int) -> None:
-    """Errors: `UserError` for more engines than ranks."""
-    if num_engines > world_size:
-        raise UserError(
-            f"rollout.num_engines={num_engines}: each engine needs a training rank that asks "
-            f"it, and there are {world_size}"
         )
 
 

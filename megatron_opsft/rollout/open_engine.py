@@ -17,7 +17,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
-from megatron_opsft.rollout.limits import check_separate, max_engine_tokens
+from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.remote.addresses import parse_address
 from megatron_opsft.rollout.remote.engine import Elsewhere, RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
@@ -86,7 +86,6 @@ def check_gpus(config: Config, device: Device) -> None:
     rollout = config.rollout
     if device.is_cuda and rollout.placement == "separate" and not rollout.engines:
         node = NodeRank.of_this_process()
-        check_separate(rollout.num_engines, node.world_size)
         check_engine_gpus(node, rollout.num_engines, rollout.tp, num_gpus())
 
 

@@ -4,11 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import cast
 
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
+from megatron_opsft.rollout.background import BackgroundSampling
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.engine import (
+    BackgroundEngine,
     PromptRequest,
     RolloutEngine,
     SamplingSettings,
@@ -54,14 +57,48 @@ class Sampler:
         A problem that comes twice (a data set smaller than a batch) gets twice as many, all
         different.
         """
-        encode = encode or self.encoder.encode
-        requests = [
-            make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
-            for problem, times in Counter(problems).items()
-        ]
+        requests = self._requests(problems, num_samples, step, encode)
         if self.steals:
             return self._by_room(requests, settings)
         return self._in_shares(requests, settings, num_samples)
+
+    def begin(
+        self,
+        problems: Sequence[Problem],
+        settings: SamplingSettings,
+        *,
+        num_samples: int,
+        step: int,
+        encode: Callable[[Problem], tuple[int, ...]] | None = None,
+    ) -> BackgroundSampling:
+        """`sample` in the background, of a `BackgroundEngine`: responses stay on the rank whose
+        engine made them.
+        """
+        queue, _ = self._queue(self._requests(problems, num_samples, step, encode))
+        return BackgroundSampling(cast(BackgroundEngine, self.engine), queue, settings)
+
+    def _requests(
+        self,
+        problems: Sequence[Problem],
+        num_samples: int,
+        step: int,
+        encode: Callable[[Problem], tuple[int, ...]] | None,
+    ) -> list[PromptRequest]:
+        encode = encode or self.encoder.encode
+        return [
+            make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
+            for problem, times in Counter(problems).items()
+        ]
+
+    def _queue(
+        self, requests: Sequence[PromptRequest]
+    ) -> tuple[WorkQueue, list[list[PromptRequest]]]:
+        """Work for all engines, and its parts."""
+        longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
+        parts = deal_evenly(longest_first, self.engine.replica.count)
+        queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, self.engine.replica)
+        expect(sum(len(parts[number]) for number in self.engine.replica.numbers), "responses")
+        return queue, parts
 
     def _in_shares(
         self, requests: Sequence[PromptRequest], settings: SamplingSettings, num_samples: int
@@ -99,10 +136,7 @@ class Sampler:
         """Every engine begins with an equal part. Whoever made a response, it ends up on the rank
         whose part it was, in the order of the parts.
         """
-        longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
-        parts = deal_evenly(longest_first, self.engine.replica.count)
-        queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, self.engine.replica)
-        expect(sum(len(parts[number]) for number in self.engine.replica.numbers), "responses")
+        queue, parts = self._queue(requests)
         finished = self.engine.stream(queue.take, settings)
         made = [rollout for rollouts in finished for rollout in rollouts]
         order = {_key(request): n for n, request in enumerate(r for part in parts for r in part)}

@@ -58,7 +58,7 @@ def differing_weights(session: Session) -> list[str]:
     engine: Any = session.sampler.engine
     wrong = []
     for name, ours in session.sync.exporter.stream():
-        (theirs,) = engine._client.call("parameter", name)
+        ((theirs,),) = engine.fleet.call("parameter", lambda number, name=name: (name,)).values()
         kind = torch.int16 if ours.itemsize == 2 else torch.int32
         if not torch.equal(ours.contiguous().view(kind), theirs.view(kind)):
             wrong.append(name)
@@ -108,12 +108,13 @@ def with_a_lost_node(session: Session, recorder: RunRecorder) -> list[tuple[floa
     hit: list[int] = []
 
     def lose_node() -> None:
-        host = psutil.Process(engine.pid).parent()
+        (pid,) = engine.pids
+        host = psutil.Process(pid).parent()
         assert host is not None
-        hit.append(engine.pid)
+        hit.append(pid)
         host.kill()  # its engine process dies with it
 
-    train, sample, steps = session.trainer.step, session.sampler.engine.generate, [0]
+    train, sample, steps = session.trainer.step, engine.stream, [0]
 
     def sampling(*args: Any) -> Any:
         steps[0] += 1
@@ -126,9 +127,9 @@ def with_a_lost_node(session: Session, recorder: RunRecorder) -> list[tuple[floa
             lose_node()
         return train(*args, **kwargs)
 
-    session.sampler.engine.generate = sampling  # type: ignore[method-assign]
+    engine.stream = sampling
     session.trainer.step = training  # type: ignore[method-assign]
     result = undisturbed(session, recorder)
-    del session.sampler.engine.generate, session.trainer.step
+    del engine.stream, session.trainer.step
     assert len(set(hit)) == (2 if session.layout.rank == 1 else 0)
     return result

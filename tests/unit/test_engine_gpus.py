@@ -3,7 +3,12 @@
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus, engine_gpus
+from megatron_opsft.rollout.remote.gpus import (
+    NodeRank,
+    check_engine_gpus,
+    engine_gpus,
+    engines_of,
+)
 
 
 def ranks(world_size: int, local_world_size: int) -> list[NodeRank]:
@@ -18,27 +23,28 @@ def ranks(world_size: int, local_world_size: int) -> list[NodeRank]:
     ]
 
 
-def owners(world_size: int, num_engines: int) -> list[int]:
-    return [e * (world_size // num_engines) for e in range(num_engines)]
-
-
 @pytest.mark.parametrize("num_nodes", [1, 2, 3])
 @pytest.mark.parametrize("local_world_size", [1, 4, 6])
-@pytest.mark.parametrize("num_engines", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_engines", [1, 2, 3, 5, 20])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_engines_of_a_node_share_its_gpus_with_no_rank_and_no_other_engine(
     num_nodes: int, local_world_size: int, num_engines: int, tp: int
 ) -> None:
     world_size = num_nodes * local_world_size
-    if num_engines > world_size:
-        num_engines = world_size
     nodes = ranks(world_size, local_world_size)
+    of_rank = [engines_of(rank, world_size, num_engines) for rank in range(world_size)]
+    assert [engine for engines in of_rank for engine in engines] == list(range(num_engines))
+    assert max(map(len, of_rank)) - min(map(len, of_rank)) <= 1 and len(of_rank[0]) > 0
     for node in range(num_nodes):
-        own = [nodes[rank] for rank in owners(world_size, num_engines)]
-        own = [rank for rank in own if rank.rank // local_world_size == node]
-        taken = [gpu for rank in own for gpu in engine_gpus(rank, num_engines, tp)]
+        own = [r for r in nodes if r.rank // local_world_size == node]
+        taken = [
+            gpu
+            for rank in own
+            for engine in of_rank[rank.rank]
+            for gpu in engine_gpus(rank, num_engines, tp, engine)
+        ]
         first = local_world_size
-        assert taken == list(range(first, first + tp * len(own)))
+        assert taken == list(range(first, first + tp * sum(len(of_rank[r.rank]) for r in own)))
         enough = first + len(taken)
         one_of_them = nodes[node * local_world_size]
         check_engine_gpus(one_of_them, num_engines, tp, enough)

@@ -34,7 +34,7 @@ LAYERS: list[list[str]] = [
     ["run_input"],
     ["session"],
     ["step_batch"],
-    ["fixed_batch", "make_data", "sampled_log_probs"],
+    ["fixed_batch", "make_data", "overlap", "sampled_log_probs"],
     ["run"],
     ["train"],
     ["api"],

@@ -97,36 +97,25 @@ def kill_when_sampling(
     are.
     """
     engine: Any = session.sampler.engine
-    ask = engine._attempt
+    fleet = engine.fleet
+    send = fleet.send
     hit: list[int] = []
     asked = 0
 
-    def attempt(act: Any) -> Any:
+    def sending(method: str, *arguments: Any) -> None:
         nonlocal asked
-        client = engine._client
-        if client is None:
-            return ask(act)
-        send = client.send
+        send(method, *arguments)
+        if method == "sample" and engine.pids:
+            asked += 1
+            if asked in delays:
+                (pid,) = engine.pids
+                hit.append(pid)
+                time.sleep(delays[asked])
+                os.kill(pid, how)
 
-        def sending(method: str, *arguments: Any) -> None:
-            nonlocal asked
-            send(method, *arguments)
-            if method == "sample":
-                asked += 1
-                if asked in delays:
-                    hit.append(client.pid)
-                    time.sleep(delays[asked])
-                    os.kill(client.pid, how)
-
-        client.send = sending
-        try:
-            return ask(act)
-        finally:
-            client.send = send
-
-    engine._attempt = attempt
+    fleet.send = sending
     yield hit
-    engine._attempt = ask
+    fleet.send = send
 
 
 def start_again(session: Session) -> None:
@@ -178,8 +167,8 @@ def killed_between(session: Session, recorder: RunRecorder) -> list[tuple[float,
     train = session.trainer.step
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        if engine.pid is not None:
-            os.kill(engine.pid, signal.SIGKILL)
+        for pid in engine.pids:
+            os.kill(pid, signal.SIGKILL)
         return train(*args, **kwargs)
 
     session.trainer.step = step  # type: ignore[method-assign]

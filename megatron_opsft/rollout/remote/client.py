@@ -2,12 +2,13 @@
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import zmq
 
 from megatron_opsft.errors import EngineDied, UserError
+from megatron_opsft.rollout.engine import PromptRequest
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
 
 _POLL_MS = 20
@@ -40,6 +41,8 @@ class EngineClient:
         Errors: those of `connect`.
         """
         self._timeout = timeout_seconds
+        # In a stream: seconds waited in vain; whether its end has come.
+        self._silence, self._is_through = 0.0, False
         self._context = zmq.Context()
         try:
             self._process = connect(self._context)
@@ -73,6 +76,40 @@ class EngineClient:
     def receive(self) -> Any:
         """The result of the oldest request that has none yet."""
         return self._receive(self._timeout)
+
+    def add(self, requests: Sequence[PromptRequest]) -> None:
+        """More for the engine that is streaming; none: that was all."""
+        self._send(Request("add", (requests,)), self._timeout)
+
+    def ended(self, milliseconds: int) -> list[tuple[str, int, list[int]]] | None:
+        """Responses that have ended since the last call, as (problem, sample, token ids); None when
+        the stream is through. Waits for at most so long.
+
+        Errors: `EngineDied`, also where it was waited for in vain too often.
+        """
+        start = time.monotonic()
+        if self._is_through:
+            self._is_through = False
+            return None
+        if not self._process.poll(milliseconds):
+            if how := self._process.ended():
+                raise self._died(how)
+            self._silence += time.monotonic() - start
+            if self._silence > self._timeout:
+                raise self._died(f"was silent for {self._timeout:.0f} s")
+            return []
+        found: list[tuple[str, int, list[int]]] = []
+        self._silence = 0.0
+        while not self._is_through and self._process.poll(0):
+            reply: Reply = pickle.loads(self._process.receive())
+            match reply.kind:
+                case Kind.ENDED:
+                    found += reply.value
+                case Kind.RESULT:
+                    self._is_through = True  # the next call says so
+                case Kind.ERROR:
+                    raise UserError(reply.value)
+        return found
 
     def _send(self, request: Request, timeout: float) -> None:
         self._wait(self._process.can_send, timeout)

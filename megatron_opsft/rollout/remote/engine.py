@@ -1,19 +1,20 @@
-"""Separate vLLM engines, as the training ranks see them.
+"""Separate engines, as the training ranks see them: processes on this node, or on others.
 
-Each engine is a process that one rank starts, asks and watches; the other ranks only take part in
-deciding, together, that an engine has died. Then its rank starts another one, all ranks push the
-current weights again, and what it had been asked is asked again, with the same seeds. Because an
-engine's answer depends on the weights and on the request alone, nothing else changes.
+A rank starts, asks and watches its own (`fleet`); the others only take part in deciding, together,
+that an engine has died. Then its rank starts another one, all ranks push the current weights again,
+and what it had been asked is asked again.
 """
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import zmq
 from torch import Tensor
 
 from megatron_opsft.errors import EngineDied, UserError
@@ -31,7 +32,6 @@ from megatron_opsft.rollout.engine import (
     Take,
 )
 from megatron_opsft.rollout.hf.layout import hf_layout
-from megatron_opsft.rollout.limits import check_separate
 from megatron_opsft.rollout.remote.addresses import Address
 from megatron_opsft.rollout.remote.buckets import (
     NewMemory,
@@ -41,17 +41,14 @@ from megatron_opsft.rollout.remote.buckets import (
 )
 from megatron_opsft.rollout.remote.client import Connected, EngineClient
 from megatron_opsft.rollout.remote.engine_process import EngineProcess
-from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engine_index
+from megatron_opsft.rollout.remote.fleet import MAX_DEATHS, Arguments, Fleet
+from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engines_of
 from megatron_opsft.rollout.remote.hosted import HostedEngine
+from megatron_opsft.rollout.remote.stream import FleetStream
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import (
-    Layout,
-    any_over_world,
-    broadcast_object,
-    gather_from_all,
-)
+from megatron_opsft.runtime.distributed import Layout, broadcast_object, gather_from_all
 from megatron_opsft.runtime.shared_memory import HostMemory
 from megatron_opsft.runtime.spanning_group import (
     SpanningGroup,
@@ -63,10 +60,6 @@ from megatron_opsft.weights.rules import WeightTable
 
 log = logging.getLogger("megatron_opsft")
 
-T = TypeVar("T")
-
-_MAX_DEATHS = 5  # in a row: an engine that dies so often dies of something that lasts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
@@ -77,7 +70,7 @@ class Elsewhere:
 
 
 class RemoteEngine:
-    """`RolloutEngine`; engine number e belongs to rank e * world size / number of engines."""
+    """`RolloutEngine`; which engines belong to a rank: `gpus.engines_of`."""
 
     in_place = None
 
@@ -102,10 +95,9 @@ class RemoteEngine:
 
         push_again: gives a new engine the current weights; called by every rank when one has taken
         a dead one's place.
-        Errors: `UserError` for more engines than ranks, for an engine that reads another tokenizer
-        or model, and for one that cannot be started.
+        Errors: `UserError` for an engine that reads another tokenizer or model, and for one that
+        cannot be started.
         """
-        check_separate(num_engines, layout.world_size)
         self.version: int | None = None
         self.num_engines = num_engines
         self.group: SpanningGroup | None = None
@@ -118,60 +110,90 @@ class RemoteEngine:
         self._layout = layout
         self._timeout = timeout_seconds
         self._log_dir = log_dir
-        index = engine_index(layout.rank, layout.world_size, num_engines)
-        self.replica = Replica(
-            numbers=() if index is None else (index,),
-            count=num_engines,
-            answers=index is not None,
-        )
-        self._client: EngineClient | None = None
+        numbers = tuple(engines_of(layout.rank, layout.world_size, num_engines))
+        self.replica = Replica(numbers=numbers, count=num_engines, answers=bool(numbers))
         self._packs_head = False
-        self._start_engines(index is not None, tries=1)
+        self.fleet = Fleet(numbers, self._connect, self._introduce, timeout_seconds)
+        self._stream = FleetStream(self.fleet, settings.batch_size)
         packed_head = broadcast_object(self._packs_head)  # rank 0 always has an engine
         self.layout = _layout_of(settings, table, packed_head=packed_head)
         memory = HostMemory if self.reachable else self._choose_memory(device)
         self._buckets = SharedBuckets(bucket_bytes, memory)
 
     @property
-    def _number(self) -> int:
-        """Of this rank's engine; 0 where it has none."""
-        return next(iter(self.replica.numbers), 0)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of this rank's engine; None where it has none."""
-        return self._client.pid if self._client is not None else None
+    def pids(self) -> list[int]:
+        """Process ids of this rank's engines, on their nodes."""
+        return [client.pid for client in self.fleet.clients.values()]
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
         """See `RolloutEngine.generate`. RuntimeError before the first complete update."""
-        if self.version is None:
-            raise RuntimeError("the rollout engine holds no complete set of weights")
-        responses = self._together(lambda client: client.call("sample", prompts, sampling))
-        if responses is None:
-            return []
+        self._check_version()
+        numbers = self.replica.numbers
+        share_of = {n: prompts[k :: len(numbers)] for k, n in enumerate(numbers)}
+        answers = self._together("sample", lambda n: (share_of[n], sampling))
+        rollouts = [self._rollouts(share_of[n], answers[n], sampling) for n in numbers]
+        found = {(r.problem_id, r.sample_index): r for part in rollouts for r in part}
+        return [found[p.problem_id, i] for p in prompts for i in p.sample_indices]
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """See `StreamingEngine.stream`. Every rank must come to its end."""
+        for _ in range(MAX_DEATHS):
+            yield from self.stream_once(take, sampling)
+            if not self.recover():
+                return
+        raise UserError(self._too_many_deaths())
+
+    def stream_once(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """See `BackgroundEngine`."""
+        self._check_version()
+        for ended in self._stream.run(take, sampling):
+            requests, responses = [single for single, _ in ended], [ids for _, ids in ended]
+            yield self._rollouts(requests, responses, sampling)
+
+    def recover(self) -> bool:
+        """See `BackgroundEngine`."""
+        if not self._replace_dead():
+            return False
+        self._push_again()
+        return True
+
+    def _rollouts(
+        self,
+        requests: Sequence[PromptRequest],
+        responses: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+    ) -> list[Rollout]:
+        assert self.version is not None
         return make_rollouts(
-            prompts,
+            requests,
             responses,
             end_token_ids=sampling.end_token_ids,
             tokenizer=self.tokenizer,
             version=self.version,
         )
 
-    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `StreamingEngine.stream`; all that is left for this rank's engine at once."""
-        mine = take(sys.maxsize) if self.replica.numbers else ()
-        yield self.generate(mine, sampling)
+    def _check_version(self) -> None:
+        if self.version is None:
+            raise RuntimeError("the rollout engine holds no complete set of weights")
 
     def take_draft_counts(self) -> DraftCounts:
         """See `RolloutEngine.take_draft_counts`: there are none."""
         return DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
-        """See `RolloutEngine.score`; empty on a rank without an engine."""
-        scores = self._together(lambda client: client.call("score", samples))
-        return scores or Scores(log_probs=(), stale_tokens=0)
+        """See `RolloutEngine.score`; empty on a rank without an engine. Of several engines each
+        answers for some of the samples.
+        """
+        scores = list(self._together("score", partial(_given, samples)).values())
+        return Scores(
+            log_probs=tuple(
+                scores[place % len(scores)].log_probs[place]
+                for place in range(len(samples) if scores else 0)
+            ),
+            stale_tokens=sum(each.stale_tokens for each in scores),
+        )
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.load_weights`. `EngineDied` on every rank if an engine died of it: by
@@ -179,25 +201,26 @@ class RemoteEngine:
         """
         self.version = None
         stream = iter(tensors)
-        _, died = self._attempt(lambda client: self._send(client, stream))
+        if self.fleet.clients:
+            self._send(stream)
         for _ in stream:  # it is collective: every rank must see its end
             pass
-        if self._replace_dead(died):
+        if self._replace_dead():
             raise EngineDied("a rollout engine died while it was given weights")
         self.version = version
 
-    def _send(self, client: EngineClient, stream: Iterator[tuple[str, Tensor]]) -> None:
-        client.call("begin_update")
+    def _send(self, stream: Iterator[tuple[str, Tensor]]) -> None:
+        self.fleet.call("begin_update")
         under_way = 0
         for bucket in self._buckets.fill(checked_stream(stream, self.layout.hf_columns)):
-            client.send("update", bucket)
+            self.fleet.send("update", partial(_given, bucket))
             under_way += 1
             if under_way == 2:
-                client.receive()
+                self.fleet.receive()
                 under_way -= 1
         for _ in range(under_way):
-            client.receive()
-        client.call("finish_update")
+            self.fleet.receive()
+        self.fleet.call("finish_update")
 
     @property
     def reachable(self) -> "RemoteEngine | None":
@@ -208,8 +231,8 @@ class RemoteEngine:
 
     def join(self) -> None:
         """See `ReachableEngine`."""
-        _, died = self._attempt(lambda client: client.call("is_there"))
-        if self._replace_dead(died):
+        self.fleet.call("is_there")
+        if self._replace_dead():
             raise EngineDied("a rollout engine died before it was given weights")
         others = () if self._elsewhere is None else self._elsewhere.addresses
         size = self._layout.world_size + self.num_engines * self._settings.tp
@@ -218,52 +241,54 @@ class RemoteEngine:
             towards = others[0].host if others else os.environ.get("MASTER_ADDR", "")
             invitation, listener = open_meeting(towards, size, self._timeout)
         meeting: Any = broadcast_object(invitation)
-        own_host = address_towards(others[self._number].host if others else meeting.host)
-        engine_host = others[self._number].host if others else own_host
-        first = self._layout.world_size + self._number * self._settings.tp
-        _, died = self._attempt(lambda client: client.send("join", meeting, first, engine_host))
+        nearest = next(iter(self.replica.numbers), 0)
+        own_host = address_towards(others[nearest].host if others else meeting.host)
+        self.fleet.send(
+            "join",
+            lambda n: (meeting, self._workers(n)[0], others[n].host if others else own_host),
+        )
         rank, device, reason = self._layout.rank, self._device.torch_device, ""
         try:
             self.group = SpanningGroup(meeting, rank, device, own_host, listener)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-        self._end_together(died, reason)
+        self._end_together(reason)
+
+    def _workers(self, number: int) -> range:
+        """An engine's ranks in the group, behind the trainer's."""
+        first = self._layout.world_size + number * self._settings.tp
+        return range(first, first + self._settings.tp)
 
     def plan(self, way_of: Callable[[int], Way]) -> None:
         """See `ReachableEngine`; way_of: rank of a worker in the group -> its part."""
-        first = self._layout.world_size + self._number * self._settings.tp
-        tp = self._settings.tp
-        _, died = self._attempt(
-            lambda client: client.call("plan", [way_of(first + n) for n in range(tp)])
-        )
-        if self._replace_dead(died):
+        self.fleet.call("plan", lambda n: ([way_of(rank) for rank in self._workers(n)],))
+        if self._replace_dead():
             raise EngineDied("a rollout engine died before it was given weights")
 
     def receive(self, send: Callable[[], None], version: int) -> None:
         """See `ReachableEngine`; send: this rank's part."""
         self.version = None
-        _, died = self._attempt(lambda client: client.send("receive"))
+        self.fleet.send("receive")
         reason = ""
         try:
             send()
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-        self._end_together(died, reason)
+        self._end_together(reason)
         self.version = version
 
-    def _end_together(self, died: EngineDied | None, reason: str) -> None:
+    def _end_together(self, reason: str) -> None:
         """What was asked of the engines, and what this rank did beside it, has ended well on all
         ranks; else `EngineDied` on all.
         """
-        if died is not None or reason:
+        if self.fleet.why_dead() or reason:
             self.leave_group()  # who waits for this rank waits no longer
-        if died is None:
-            answer, died = self._attempt(lambda client: client.receive())
-            reason = reason or answer or ""
-        reasons = gather_from_all([reason])
-        if self._replace_dead(died) or any(reasons):
+        answers = self.fleet.receive()
+        reasons = [reason, self.fleet.why_dead(), *answers.values()]
+        found = list(filter(None, gather_from_all(reasons)))
+        if self._replace_dead() or found:
             self.leave_group()
-            raise EngineDied(f"weights did not get through: {next(filter(None, reasons), died)}")
+            raise EngineDied(f"weights did not get through: {found[0]}")
 
     def leave_group(self) -> None:
         """Close this rank's end of it."""
@@ -273,92 +298,67 @@ class RemoteEngine:
 
     def why_not_in_place(self) -> str:
         """See `ReachableEngine`."""
-        found = self._together(lambda client: client.call("why_not_in_place"))
-        return next(filter(None, gather_from_all([found or ""])), "")
+        found = self._together("why_not_in_place").values()
+        return next(filter(None, gather_from_all(list(found))), "")
 
     def parameters(self, name: str) -> list[Tensor]:
         """A parameter of the first engine, of each of its tensor-parallel ranks in order.
 
         On rank 0, which has that engine; empty elsewhere.
         """
-        mine = 0 in self.replica.numbers
-        found = self._together(lambda client: client.call("parameter", name) if mine else None)
-        return found or []
+        return self._together("parameter", partial(_given, name)).get(0, [])
 
     def checksums(self, cuts: int) -> Checksums:
-        """See `RolloutEngine.checksums`; empty on a rank without an engine."""
-        found = self._together(lambda client: client.call("checksums", cuts))
-        return found or Checksums(of_rank={})
+        """See `RolloutEngine.checksums`; empty on a rank without an engine. Where its engines
+        differ, some are wrong: no checksum is given.
+        """
+        found = list(self._together("checksums", partial(_given, cuts)).values())
+        if not found:
+            return Checksums(of_rank={})
+        merged = {
+            tp_rank: [
+                of_engines[0] if len(set(of_engines)) == 1 else None
+                for of_engines in zip_longest(*(each.of_rank[tp_rank] for each in found))
+            ]
+            for tp_rank in found[0].of_rank
+        }
+        return Checksums(of_rank=merged, signed_zeros=all(each.signed_zeros for each in found))
 
     def sleep(self) -> None:
         """Nothing: the engine's devices are its own."""
 
     def close(self) -> None:
         """End the engine processes."""
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self.fleet.close()
         self._buckets.close()
         self.leave_group()
 
-    def _together(self, ask: Callable[[EngineClient], T]) -> T | None:
-        """What this rank's engine answers, None without one; asked again for as long as any engine
-        dies of it. Called by every rank.
+    def _together(self, method: str, arguments: Arguments = lambda number: ()) -> dict[int, Any]:
+        """What this rank's engines answer, by number; asked again for as long as any engine dies of
+        it. Called by every rank.
         """
-        for _ in range(_MAX_DEATHS):
-            answer, died = self._attempt(ask)
-            if not self._replace_dead(died):
-                return answer
-            self._push_again()
-        raise UserError(
-            f"rollout engines died {_MAX_DEATHS} times in a row; see the logs in {self._log_dir}"
-        )
+        for _ in range(MAX_DEATHS):
+            answers = self.fleet.call(method, arguments)
+            if not self.recover():
+                return answers
+        raise UserError(self._too_many_deaths())
 
-    def _attempt(self, ask: Callable[[EngineClient], T]) -> tuple[T | None, EngineDied | None]:
-        if self._client is None:
-            return None, None
-        try:
-            return ask(self._client), None
-        except EngineDied as died:
-            return None, died
+    def _too_many_deaths(self) -> str:
+        return f"rollout engines died {MAX_DEATHS} times in a row; see the logs in {self._log_dir}"
 
-    def _replace_dead(self, died: EngineDied | None) -> bool:
-        """Whether any rank's engine died; then all have one again, without weights."""
-        if not any_over_world(died is not None):
+    def _replace_dead(self) -> bool:
+        """See `Fleet.replace_dead`; nobody is in a group any more then."""
+        if not self.fleet.replace_dead():
             return False
         self.leave_group()
-        if died is not None:
-            log.warning("%s; starting another one", died)
         self.version = None
-        self._start_engines(died is not None, tries=_MAX_DEATHS)
         return True
 
-    def _start_engines(self, wanted: bool, tries: int) -> None:
-        """Start one on every rank that wants one; called by every rank.
-
-        Errors: `UserError` when one has died `tries` times before it was there.
-        """
-        for _ in range(tries):
-            died: EngineDied | None = None
-            if wanted:
-                if self._client is not None:
-                    self._client.close()
-                    self._client = None
-                try:
-                    self._client = EngineClient(self._connect, self._timeout)
-                    self._introduce(self._client)
-                except EngineDied as death:
-                    died = death
-            reports = [str(d) for d in gather_from_all([died]) if d is not None]
-            if not reports:
-                return
-            wanted = died is not None
-        raise UserError(f"a rollout engine cannot be started: {reports[0]}")
-
-    def _connect(self, context: Any) -> Connected:
+    def _connect(self, number: int, context: "zmq.Context[Any]") -> Connected:
         if self._elsewhere is None:
-            return EngineProcess(context, self._log_file(), self._gpus())
-        address = self._elsewhere.addresses[self._number]
+            log_file = self._log_dir / f"engine_{number}.log"
+            return EngineProcess(context, log_file, self._gpus(number))
+        address = self._elsewhere.addresses[number]
         return HostedEngine(context, address, self._elsewhere.token, self._timeout)
 
     def _introduce(self, client: EngineClient) -> None:
@@ -373,11 +373,13 @@ class RemoteEngine:
         if not device.is_cuda:
             return HostMemory
         on_gpu = cuda_memory(device.torch_device)
-        reason, died = self._attempt(
-            lambda client: refusal(on_gpu, lambda address: client.call("read_shared", address))
-        )
-        if self._replace_dead(died) and died is not None:
-            reason = "the engine died of it"
+        reason = ""
+        for number, client in self.fleet.living():
+            with self.fleet.noting(number):
+                read = partial(client.call, "read_shared")
+                reason = reason or refusal(on_gpu, read)
+        reason = self.fleet.why_dead() or reason
+        self.fleet.replace_dead()
         if self._layout.is_main:
             log.info(
                 "weights go to separate engines through %s",
@@ -385,13 +387,16 @@ class RemoteEngine:
             )
         return HostMemory if reason else on_gpu
 
-    def _log_file(self) -> Path:
-        return self._log_dir / f"engine_{self.replica.numbers[0]}.log"
-
-    def _gpus(self) -> tuple[int, ...]:
+    def _gpus(self, number: int) -> tuple[int, ...]:
         if not self._settings.is_cuda:
             return ()
-        return engine_gpus(NodeRank.of_this_process(), self.replica.count, self._settings.tp)
+        node = NodeRank.of_this_process()
+        return engine_gpus(node, self.replica.count, self._settings.tp, number)
+
+
+def _given(argument: Any, number: int) -> tuple[Any, ...]:
+    """The same for every engine."""
+    return (argument,)
 
 
 def _layout_of(settings: EngineSettings, table: WeightTable, *, packed_head: bool) -> EngineLayout:

@@ -31,23 +31,29 @@ class NodeRank:
         return range(first, first + self.local_world_size)
 
 
-def engine_index(rank: int, world_size: int, num_engines: int) -> int | None:
-    """Which separate engine this rank starts and asks; None where it has none."""
+def engines_of(rank: int, world_size: int, num_engines: int) -> range:
+    """Which separate engines this rank starts and asks; none where there are fewer than ranks and
+    none is its own.
+    """
+    if num_engines > world_size:
+        bounds = [-(-r * num_engines // world_size) for r in (rank, rank + 1)]
+        return range(*bounds)
     stride = world_size // num_engines
-    index = rank // stride if rank % stride == 0 else None
-    return index if index is not None and index < num_engines else None
+    index = rank // stride
+    has_one = rank % stride == 0 and index < num_engines
+    return range(index, index + has_one)
 
 
-def engine_gpus(node: NodeRank, num_engines: int, tp: int) -> tuple[int, ...]:
-    """The GPUs of this rank's engine; rank r of a node trains on GPU r."""
-    before = [r for r in _owners(node, num_engines) if r < node.rank]
-    first = node.local_world_size + tp * len(before)
+def engine_gpus(node: NodeRank, num_engines: int, tp: int, engine: int) -> tuple[int, ...]:
+    """The GPUs of one of this rank's engines; rank r of a node trains on GPU r."""
+    place = _engines(node, num_engines).index(engine)
+    first = node.local_world_size + tp * place
     return tuple(range(first, first + tp))
 
 
 def check_engine_gpus(node: NodeRank, num_engines: int, tp: int, num_gpus: int) -> None:
     """num_gpus: that torch sees on this node. Errors: `UserError` where they are too few."""
-    engines = len(_owners(node, num_engines))
+    engines = len(_engines(node, num_engines))
     wanted = node.local_world_size + tp * engines
     if wanted > num_gpus:
         raise UserError(
@@ -58,7 +64,6 @@ def check_engine_gpus(node: NodeRank, num_engines: int, tp: int, num_gpus: int) 
         )
 
 
-def _owners(node: NodeRank, num_engines: int) -> list[int]:
-    """The node's ranks that have an engine."""
-    world_size = node.world_size
-    return [r for r in node.neighbours() if engine_index(r, world_size, num_engines) is not None]
+def _engines(node: NodeRank, num_engines: int) -> list[int]:
+    """Those of the node's ranks."""
+    return [e for r in node.neighbours() for e in engines_of(r, node.world_size, num_engines)]

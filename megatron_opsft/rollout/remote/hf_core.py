@@ -1,6 +1,6 @@
 """One Hugging Face engine in a process of its own: what `VllmCore` is for vLLM."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,9 +10,11 @@ from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
+    Patient,
     PromptRequest,
     SamplingSettings,
     Scores,
+    single_requests,
     split_batches,
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
@@ -30,6 +32,7 @@ class HfCore:
 
     def __init__(self, settings: EngineSettings, table: WeightTable, device: Device) -> None:
         dtype = getattr(torch, settings.dtype)
+        self.batch_size = settings.batch_size
         self._engine = HfEngine.from_config(
             settings.model_dir,
             load_tokenizer(settings.model_dir),
@@ -49,12 +52,29 @@ class HfCore:
         beat: Callable[[], None] = lambda: None,
     ) -> list[list[int]]:
         """See `VllmCore.sample`."""
-        batches = iter(split_batches(prompts, self._engine.batch_size))
+        batches = iter(split_batches(prompts, self.batch_size))
         found: dict[tuple[str, int], list[int]] = {}
-        for rollouts in self._engine.stream(lambda room, engine=0: next(batches, ()), sampling):
-            found |= {(r.problem_id, r.sample_index): list(r.response_ids) for r in rollouts}
+        for ended in self.stream(lambda room: next(batches, ()), sampling):
+            found |= {(s.problem_id, s.sample_indices[0]): ids for s, ids in ended}
             beat()
         return [found[p.problem_id, index] for p in prompts for index in p.sample_indices]
+
+    def stream(
+        self, take: Patient, sampling: SamplingSettings
+    ) -> Iterator[list[tuple[PromptRequest, list[int]]]]:
+        """See `VllmCore.stream`; a batch is taken when the last one is through."""
+        running: dict[tuple[str, int], PromptRequest] = {}
+
+        def next_batch(room: int, engine: int = 0) -> Sequence[PromptRequest]:
+            batch = take(room) or ()  # an idle engine is not told to ask again
+            running.update({(s.problem_id, s.sample_indices[0]): s for s in single_requests(batch)})
+            return batch
+
+        for rollouts in self._engine.stream(next_batch, sampling):
+            yield [
+                (running.pop((r.problem_id, r.sample_index)), list(r.response_ids))
+                for r in rollouts
+            ]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

@@ -8,9 +8,12 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """Kinds of reply: still at work, the result, or an error that another start would not fix."""
+    """Kinds of reply: still at work, some responses of a stream, the result, or an error that
+    another start would not fix.
+    """
 
     ALIVE = "alive"
+    ENDED = "ended"
     RESULT = "result"
     ERROR = "error"
 
@@ -25,7 +28,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Any number of ALIVE, then one RESULT or ERROR (value: the message), for each request."""
+    """Any number of ALIVE, in a stream of ENDED (value: problem, sample index and token ids of
+    each), then one RESULT or ERROR (value: the message), for each request but `add`.
+    """
 
     kind: Kind
     value: Any = None

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from megatron_opsft.rollout.engine import (
     PromptRequest,
     SamplingSettings,
     Scores,
+    join_requests,
+    single_requests,
 )
 from megatron_opsft.rollout.remote.hf_core import HfCore
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
@@ -35,6 +38,8 @@ from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
+Tell = Callable[[list[tuple[str, int, list[int]]]], None]
+
 _BEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -42,8 +47,9 @@ _PR_SET_PDEATHSIG = 1
 class Service:
     """The methods that a request may name."""
 
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._beat = beat
+    def __init__(self, beat: Callable[[], None], inbox: "Inbox", tell: Tell) -> None:
+        """beat: says that there is work; inbox: what comes during a stream; tell: what ends."""
+        self._beat, self._inbox, self._tell = beat, inbox, tell
 
     def start(self, settings: EngineSettings, shape: ModelShape) -> tuple[Identity, bool]:
         """Build the engine: what it is, and whether it packs the head's weight."""
@@ -62,6 +68,13 @@ class Service:
     ) -> list[list[int]]:
         """See `VllmCore.sample`."""
         return self._core.sample(prompts, sampling, self._beat)
+
+    def stream(self, sampling: SamplingSettings) -> None:
+        """Responses to what is added meanwhile; each is told as it ends."""
+        for ended in self._core.stream(self._inbox.open(self._core.batch_size), sampling):
+            self._beat()
+            if ended:
+                self._tell([(s.problem_id, s.sample_indices[0], ids) for s, ids in ended])
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `VllmCore.score`."""
@@ -118,6 +131,34 @@ class Service:
         return self._core.parameter(name)
 
 
+class Inbox:
+    """Requests that come while a stream goes on."""
+
+    def __init__(self, socket: Any, wait: Callable[[], None]) -> None:
+        """wait: returns when there is something to be read."""
+        self._socket, self._wait = socket, wait
+
+    def open(self, batch_size: int) -> Callable[[int], list[PromptRequest] | None]:
+        """A source of work for `core.stream`. An engine with nothing to do waits here."""
+        waiting: deque[PromptRequest] = deque()
+        is_open = True
+
+        def take(room: int) -> list[PromptRequest] | None:
+            nonlocal is_open
+            idle = room == batch_size
+            while is_open and (self._socket.poll(0) or (idle and not waiting)):
+                self._wait()
+                request: Request = self._socket.recv_pyobj()
+                added = single_requests(request.arguments[0])
+                is_open = bool(added)
+                waiting.extend(added)
+            if not waiting:
+                return None if is_open else []
+            return join_requests([waiting.popleft() for _ in range(min(room, len(waiting)))])
+
+        return take
+
+
 def serve(socket: Any, parent: int) -> None:
     """Answer requests until the trainer's rank is gone."""
     last_beat = 0.0
@@ -128,7 +169,16 @@ def serve(socket: Any, parent: int) -> None:
             last_beat = time.monotonic()
             socket.send_pyobj(Reply(Kind.ALIVE))
 
-    service = Service(beat)
+    def wait() -> None:
+        while not socket.poll(1000):
+            if os.getppid() != parent:
+                raise SystemExit
+            beat()
+
+    def tell(ended: Any) -> None:
+        socket.send_pyobj(Reply(Kind.ENDED, ended))
+
+    service = Service(beat, Inbox(socket, wait), tell)
     while True:
         while not socket.poll(1000):
             if os.getppid() != parent:

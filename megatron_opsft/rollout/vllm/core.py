@@ -16,10 +16,10 @@ from megatron_opsft.records import Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
+    Patient,
     PromptRequest,
     SamplingSettings,
     Scores,
-    Take,
     single_requests,
 )
 from megatron_opsft.rollout.traits import check_installed
@@ -63,7 +63,7 @@ class VllmCore:
         # The same on every worker.
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
-        self._batch_size = settings.batch_size
+        self.batch_size = settings.batch_size
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -87,7 +87,7 @@ class VllmCore:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def stream(
-        self, take: Take, sampling: SamplingSettings
+        self, take: Patient, sampling: SamplingSettings
     ) -> Iterator[list[tuple[PromptRequest, list[int]]]]:
         """After each decoding step the responses that ended in it: requests of one, token ids.
 
@@ -99,8 +99,10 @@ class VllmCore:
         running: dict[str, PromptRequest] = {}
         more = True
         while more or running:
-            if more and len(running) < self._batch_size:
-                singles = single_requests(take(self._batch_size - len(running)))
+            room = self.batch_size - len(running)
+            taken = take(room) if more and room else None
+            if taken is not None:
+                singles = single_requests(taken)
                 more = bool(singles)
                 for single in singles:
                     name = f"stream-{next(names)}"
