@@ -86,6 +86,7 @@ def in_layout(tp: int, pp: int, budget: int, cp: int = 1) -> list[str]:
         f"parallel.cp={cp}",
         f"parallel.sequence_parallel={tp > 1}",
         f"train.max_tokens_per_microbatch={budget}",
+        "checkpoint.every=0",
     ]
 
 
