@@ -18,8 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`."""
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`. Of two workers
+    one has all of vLLM's tests, the other those of the browser and of the cluster.
+    """
     for item in items:
+        group = "vllm" if item.path.parent.name == "vllm" else "beside"
+        item.add_marker(pytest.mark.xdist_group(group))
         has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())
         )
