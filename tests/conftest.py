@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 from forked_cli import ForkedCli
+from world import IMPORTED_ONCE
 
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
 os.environ["HF_HOME"] = _CACHE.name
@@ -41,6 +42,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
 @pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Executor]:
     """A process of its own, kept: for what changes torch for good, as models without memory do."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # the world's: it has imported everything
+    context.set_forkserver_preload(IMPORTED_ONCE)
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
         yield executor
