@@ -10,6 +10,7 @@ Prints one JSON line: medians of the seconds, the ratio of each direction, peak 
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -54,7 +55,8 @@ def make_model(directory: Path, config_file: Path | None, shard_bytes: int) -> N
     shapes = table.hf_shapes()
     layout = hf_layout(shapes, torch.bfloat16, shard_bytes)
     generator = torch.Generator().manual_seed(0)
-    pool = torch.randn(2**24, generator=generator).bfloat16()
+    largest = max(math.prod(shape) for shape in shapes.values())
+    pool = torch.randn(min(2**24, largest), generator=generator).bfloat16()
     for file in layout.files:
         tensors = {}
         for number, target in enumerate(layout.targets):

@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 
 import pytest
 from forked_cli import ForkedCli
+from world import IMPORTED_ONCE
 
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
 os.environ["HF_HOME"] = _CACHE.name
@@ -18,8 +19,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`."""
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`. Of two workers
+    one has all of vLLM's tests, the other those of the browser and of the cluster.
+    """
     for item in items:
+        group = "vllm" if item.path.parent.name == "vllm" else "beside"
+        item.add_marker(pytest.mark.xdist_group(group))
         has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())
         )
@@ -37,6 +42,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCli]:
 @pytest.fixture(scope="session")
 def elsewhere() -> Iterator[Executor]:
     """A process of its own, kept: for what changes torch for good, as models without memory do."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # the world's: it has imported everything
+    context.set_forkserver_preload(IMPORTED_ONCE)
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
         yield executor

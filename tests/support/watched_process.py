@@ -2,7 +2,7 @@
 
 As if so many ranks were on a node. The addresses and the processes are exchanged through files.
 Behaviours: `well` waits for what comes; `leave` ends in order; `die`, `stop`, `stuck` and `fail`
-are faults. A second after the start.
+are faults. Half a second after the start.
 """
 
 import json
@@ -46,7 +46,7 @@ def main() -> None:
     listener = server if rank in above.values() else None
     watchdog = Watchdog(processes, me, address, "job", LIMITS, directory, listener)
     enter_phase("rollout", 7)
-    time.sleep(1)
+    time.sleep(0.5)
     if behaviour == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if behaviour == "stop":

@@ -23,7 +23,7 @@ NUM_WORKERS = 4
 _GRACE_SECONDS = 3.0
 _MANY_THREADS = 40  # of a worker between jobs
 # vLLM is not among them: it changes the process it lives in.
-_IMPORTED_ONCE = [
+IMPORTED_ONCE = [
     "megatron_opsft.session",
     "transformers.models.qwen2.modeling_qwen2",
     "torch._dynamo",
@@ -114,7 +114,7 @@ class World:
     def _start(self) -> None:
         # Forked from a process that has imported what all of them need.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED_ONCE)
+        context.set_forkserver_preload(IMPORTED_ONCE)
         for rank in range(self._num_workers):
             here, there = context.Pipe()
             # Not a daemon: Megatron's checkpoint writer starts processes of its own.
@@ -149,7 +149,7 @@ def _serve(rank: int, connection: Connection) -> None:
     from megatron_opsft.runtime import cpu_compat
 
     cpu_compat.install()
-    for name in _IMPORTED_ONCE:
+    for name in IMPORTED_ONCE:
         importlib.import_module(name)
     gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
     worker = _Worker(rank)

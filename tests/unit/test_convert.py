@@ -364,7 +364,7 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
         "import time; from megatron_opsft.convert import output as o\n"
         "def slowly(f):\n"
         "    def call(*a):\n"
-        "        time.sleep(0.004); r = f(*a); time.sleep(0.004); return r\n"
+        "        time.sleep(0.002); r = f(*a); time.sleep(0.002); return r\n"
         "    return call\n"
         "o.write_bytes = slowly(o.write_bytes); o.Output.done = slowly(o.Output.done)\n"
     )

@@ -23,7 +23,7 @@ ELSEWHERE = {"sync_bytes_sent", "sync_share_changed"}
 def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
     """Of a run that has every kind of key."""
     keys = ["method.name=grpo", "method.beta=0.1", "method.updates_per_batch=2", "run.steps=1"]
-    keys.append("rollout.speculation=ngram")
+    keys += ["rollout.speculation=ngram", "eval.max_response_tokens=64"]
     ended = cli.run(["train", QUICKSTART, *SMALL_RUN, *keys, f"run.dir={tmp_path}"])
     assert ended.exit_code == 0, ended.stderr
     rollouts = gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes())

@@ -57,13 +57,13 @@ def both_sides(
 def test_every_byte_is_written_once_on_every_rank(
     model: str, tp: int, pp: int, dp: int, engine_tp: int, pull: bool
 ) -> None:
-    """Of few layers and experts: the others are like them."""
-    shape = replace(REAL_SHAPES[model], num_layers=4)
+    """Of few layers, experts and replicas: the others are like them."""
+    shape, dp = replace(REAL_SHAPES[model], num_layers=pp), min(dp, 2)
     if shape.moe is not None:
         shape = replace(shape, moe=replace(shape.moe, num_experts=16))
     trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
-    world_size, bucket = tp * pp * dp, 64 * MIB
+    world_size, bucket = tp * pp * dp, 256 * MIB
     schedule = make_schedule(
         sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket
     )

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.vllm
 TINY = resolve_model("tiny_reasoner")
 # Tensor- and pipeline-parallel ranks of the trainer, tensor-parallel ranks of an engine.
 LAYOUTS = {
-    "qwen2": (2, 1, 2),
+    "qwen2": (2, 1, 1),
     "qwen2_tied": (2, 1, 1),
     "llama_mha": (1, 1, 2),
-    "qwen3": (2, 2, 2),
+    "qwen3": (2, 1, 2),
 }
 DENSE = [name for name, shape in SHAPES.items() if shape.moe is None]
 

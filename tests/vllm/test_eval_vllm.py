@@ -13,7 +13,7 @@ import pytest
 from forked_cli import ROOT
 
 pytestmark = pytest.mark.vllm
-SMALL = ["limit=8", "samples=4", "max_tokens=200", "device=cpu"]
+SMALL = ["limit=8", "samples=4", "max_tokens=120", "device=cpu"]
 Samples = dict[tuple[str, int], str]
 
 
@@ -46,7 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Samples]:
 
 
 def test_two_ranks_that_share_an_engine(alone: tuple[Path, Samples], tmp_path: Path) -> None:
-    shared = evaluate(tmp_path / "out", "batch_size=5", "tp=2", ranks=2)
+    shared = evaluate(tmp_path / "out", "batch_size=11", "tp=2", ranks=2)
     assert len(shared) == 32
     assert num_equal(shared, alone[1]) >= 28
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())

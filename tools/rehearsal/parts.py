@@ -28,7 +28,6 @@ Measure = Callable[[str, Callable[[], Any]], Any]
 
 NUM_PROBLEMS = 40_315  # of DeepScaleR
 PROMPT_TOKENS = 150
-CHARACTERS = 3  # of a token's text, about
 NODE = 8
 _TOKENS = tuple(i * 7919 % 150_000 for i in range(1 << 17))
 
@@ -57,7 +56,6 @@ class StepParts:
         )
         indices = measure("problem order", lambda: order.indices(1))
         problems = [Problem(id=f"p{i}", text="", answer="") for i in indices]
-        self._place = {problem.id: place for place, problem in enumerate(problems)}
         group = config.rollout.group_size
         engine = self._layout.rank // job.engine_tp
 
