@@ -53,10 +53,15 @@ class SuffixIndex:
 
     def __init__(self, finished: Iterable[list[int]], growing: Sequence[list[int]]) -> None:
         self._places: dict[int, dict[int, tuple[list[int], int]]] = {k: {} for k in MATCHED}
-        self._growing = growing
+        self._growing = list(growing)
         self._done = [0] * len(growing)
         for text in finished:
             self._read(text, 0)
+
+    def add(self, text: list[int]) -> None:
+        """One more text in the making."""
+        self._growing.append(text)
+        self._done.append(0)
 
     def catch_up(self) -> None:
         """Read what was added to the growing texts."""

@@ -19,6 +19,7 @@ from transformers import (
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.engine import (
     PromptRequest,
     SamplingSettings,
@@ -27,7 +28,6 @@ from megatron_opsft.rollout.engine import (
     split_batches,
 )
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
-from megatron_opsft.rollout.hf.draft_length import DraftLength
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
 

@@ -13,7 +13,7 @@ M tokens of a pass, T places in the cache, L longest response, V vocabulary.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,11 +21,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.rollout.draft_counts import DraftCounts
+from megatron_opsft.rollout.draft_length import MAX_DRAFT, DraftLength
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
+from megatron_opsft.rollout.follower import NO_DRAFT, Draft, Follower
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA, PackedQueries
 from megatron_opsft.rollout.hf.batching import COMPACT_AT
-from megatron_opsft.rollout.hf.draft_length import MAX_DRAFT, DraftLength
-from megatron_opsft.rollout.hf.drafted_row import NO_DRAFT, Draft, DraftedRow
 from megatron_opsft.rollout.hf.kv_cache import GrowingLayer, write_at
 from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
@@ -95,6 +95,19 @@ class Speculation:
         return [of_problem[single.problem_id] for single in singles]
 
 
+@dataclass(slots=True, eq=False)
+class _Row(Follower):
+    """A response being decoded."""
+
+    number: int = field(kw_only=True)
+    single: PromptRequest = field(kw_only=True)
+    ended: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.text) - len(self.single.prompt_ids)
+
+
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     """What a pass gave at its M places: logits and random numbers, tokens, and whether each is sure
@@ -132,7 +145,7 @@ class SpeculativeBatch:
         indexes = memory.indexes(singles, texts)
         self._indexes = tuple({id(index): index for index in indexes}.values())
         self._rows = [
-            DraftedRow(number, single, text, index)
+            _Row(text, index, number=number, single=single)
             for number, (single, text, index) in enumerate(
                 zip(singles, texts, indexes, strict=True)
             )
@@ -165,7 +178,7 @@ class SpeculativeBatch:
         if self._lengths:
             length.close_batch(self._lengths)
 
-    def _drafts(self, live: Sequence[DraftedRow]) -> list[Draft]:
+    def _drafts(self, live: Sequence[_Row]) -> list[Draft]:
         """A draft for every row that goes on, none where they do not pay; never beyond the longest
         response.
         """
@@ -255,7 +268,7 @@ class SpeculativeBatch:
             m += len(tokens) + 1
         return finished
 
-    def _take(self, row: DraftedRow, tokens: Sequence[int], drawn: _Drawn, m: int) -> int:
+    def _take(self, row: _Row, tokens: Sequence[int], drawn: _Drawn, m: int) -> int:
         """The draws of a row, from place `m` on, up to the first that is not the draft's; how many
         are.
         """

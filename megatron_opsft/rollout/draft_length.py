@@ -139,9 +139,9 @@ class DraftLength:
 
     def note(
         self, num_rows: int, num_live: int, num_drafted: int, seconds: float, num_tokens: int
-    ) -> None:
+    ) -> float:
         """A forward pass of so many rows, some of which had ended, with so many draft tokens, took
-        so long and gave so many tokens.
+        so long and gave so many tokens: seconds it saved, if every token is worth the same.
         """
         size, counts = num_rows.bit_length(), self.counts
         self._spent += seconds
@@ -152,7 +152,7 @@ class DraftLength:
             each = seconds / num_rows
             known = self._plain.get(size, each)
             self._plain[size] = 0.8 * known + 0.2 * min(each, _OUTLIER * known)
-            return
+            return 0.0
         plain = self._plain[size] * num_rows
         expected = plain + self._draft_cost(size) * num_drafted
         extra = min(seconds, _OUTLIER * expected) - plain
@@ -162,12 +162,14 @@ class DraftLength:
             _MEMORY * squares + num_drafted**2,
         )
         self._judged += 1
-        self._saved += num_tokens / num_live * plain - seconds
+        saved = num_tokens / num_live * plain - seconds
+        self._saved += saved
         if self._judged >= _JUDGED and self._saved < 0:
             self._stop(num_rows)
         for k in _KINDS:
             self._right[k] *= _MEMORY
             self._seen[k] *= _MEMORY
+        return saved
 
     def note_draft(self, kind: int, num_drafted: int, num_accepted: int) -> None:
         """So many of a draft's tokens were right; the first wrong one was seen too."""

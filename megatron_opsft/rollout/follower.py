@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from megatron_opsft.rollout.engine import PromptRequest
 from megatron_opsft.rollout.suffix_index import AFTER_WRONG, MATCHED, SuffixIndex
 
 Draft = tuple[int, list[int]]  # its kind, as `DraftLength` has it; what may come next
@@ -10,26 +9,19 @@ NO_DRAFT: Draft = (0, [])
 _MAX_WRONG = 4  # such tokens in a row that differ from a text end its being followed
 
 
-@dataclass(slots=True)
-class DraftedRow:
-    """A response being decoded; text: prompt and response.
+@dataclass(slots=True, eq=False)
+class Follower:
+    """text: prompt and response so far.
 
     source, start: a text that the response follows, and where in it; wrong: how many of the last
     tokens, one behind the other, were not its.
     """
 
-    number: int
-    single: PromptRequest
     text: list[int]
     index: SuffixIndex
-    ended: bool = False
     source: list[int] = field(default_factory=list)
     start: int = 0
     wrong: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.text) - len(self.single.prompt_ids)
 
     def draft(self, most: int) -> Draft:
         """What may come next: what followed the same tokens elsewhere, or else what comes next in
