@@ -5,12 +5,14 @@ training ranks, `remote.process` into a process of its own.
 """
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -25,6 +27,8 @@ from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.rules import WeightTable
+
+_log = logging.getLogger(__name__)
 
 
 class VllmCore:
@@ -60,6 +64,15 @@ class VllmCore:
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
         self._batch_size = settings.batch_size
+        self._speculates = settings.speculation != "off"
+        if self._speculates:
+            self.rpc("opsft_open_drafts")
+            if rank == 0:
+                _log.info(
+                    "speculation with vLLM keeps the distribution of responses, not each response: "
+                    "its random numbers then depend on earlier drafts, so a run that resumes or is "
+                    "repeated samples other responses"
+                )
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -129,6 +142,13 @@ class VllmCore:
             ids = sample.response_ids
             log_probs.append(tuple(row[i].logprob for row, i in zip(rows, ids, strict=True)))
         return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`."""
+        if not self._speculates:
+            return DraftCounts()
+        counts: DraftCounts = self.rpc("opsft_draft_counts")[0]
+        return counts
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of the workers of this process's engine."""
