@@ -222,7 +222,7 @@ class RolloutConfig(Section):
     )
     speculation: Literal["off", "ngram", "suffix"] = Field(
         "off",
-        description="Drafts that one forward pass checks, so that responses stay what they are: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem.",
+        description="Drafts that one forward pass checks: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem. With hf responses are the same tokens; with vllm they keep their distribution, but its seeds then depend on earlier drafts: a resumed or repeated run samples other responses.",
     )
 
 

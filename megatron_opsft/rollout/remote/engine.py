@@ -131,8 +131,10 @@ class RemoteEngine:
         yield self.generate(mine, sampling)
 
     def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`: there are none."""
-        return DraftCounts()
+        """See `RolloutEngine.take_draft_counts`; called by every rank."""
+        if self._settings.speculation == "off":
+            return DraftCounts()
+        return self._together(lambda client: client.call("draft_counts")) or DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`; empty on a rank without an engine."""
