@@ -1,6 +1,6 @@
 """Whether vLLM's responses have the same distribution with drafts and without.
 
-    python benchmarks/vllm_speculation.py [--responses N] [--seeds S ...] [section.key=value ...]
+    python benchmarks/vllm_speculation.py [section.key=value ...] [--responses N] [--seeds S ...]
 
 The engine of a configuration (the quickstart's) samples N responses with rollout.speculation=suffix
 and N without, to the same 25 problems with the same weights, each in a process of its own and with
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from megatron_opsft.config_file import load_config
+from megatron_opsft.rollout.vllm.proposer import SuffixProposer
 from megatron_opsft.session import open_session
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
@@ -116,10 +117,12 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--responses", type=int, default=5000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--repeatable", action="store_true", help="lengths of drafts by no clock")
     parser.add_argument("--side", choices=list(STEPS), help=argparse.SUPPRESS)
     args = parser.parse_intermixed_args()
     for seed in args.seeds:
         if args.side:
+            SuffixProposer.timed = not args.repeatable
             sample(args.side, args.responses, seed, args.overrides)
         else:
             print(json.dumps(compare(args.responses, seed, args.overrides)), flush=True)

@@ -37,9 +37,7 @@ class Follower:
         else:
             return NO_DRAFT
         tokens = self.source[self.start : self.start + most]
-        if (
-            self.source is self.text and tokens and not self.wrong
-        ):  # it repeats itself, and may go on to
+        if tokens and self.source is self.text and not self.wrong:  # it repeats itself so far
             tokens = (tokens * (most // len(tokens) + 1))[:most]
         return (kind, tokens) if tokens else NO_DRAFT
 

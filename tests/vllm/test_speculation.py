@@ -1,7 +1,6 @@
 """vLLM with drafts: the same distribution as without, and what it says of them.
 
-Random numbers are seeded, and drafts' lengths do not enter them where every draft is as long as it
-can be; so the figures repeat.
+Random numbers are seeded and no clock decides how long drafts are, so the figures repeat.
 """
 
 import importlib.util
@@ -27,7 +26,13 @@ def load_benchmark() -> Any:
 
 def sampled(side: str, *overrides: str) -> dict[str, Any]:
     command = [sys.executable, str(BENCHMARK), "--responses", "600", "--seeds", "0"]
-    command += ["--side", side, "rollout.max_response_tokens=48", "rollout.batch_size=64"]
+    command += [
+        "--side",
+        side,
+        "--repeatable",
+        "rollout.max_response_tokens=48",
+        "rollout.batch_size=64",
+    ]
     ended = subprocess.run([*command, *overrides], capture_output=True, text=True, timeout=500)
     assert ended.returncode == 0, ended.stderr[-2000:]
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])

@@ -27,12 +27,13 @@ class _Proposer:
     """
 
     alone: bool  # drafts come from a response and its prompt alone
+    timed = True  # lengths follow what passes take, not a fixed cost
 
     def __init__(self, vllm_config: Any) -> None:
         """vllm_config: vLLM's `VllmConfig`, as its interface has it."""
         parallel = vllm_config.parallel_config
         # Several workers that each schedule for themselves must propose the same.
-        self._timed = parallel.tensor_parallel_size == 1
+        self._timed = self.timed and parallel.tensor_parallel_size == 1
         self._max_tokens = vllm_config.model_config.max_model_len
         self._length = DraftLength()
         self._history = TextHistory()
