@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from megatron_opsft.config_file import load_config
 from megatron_opsft.rollout.draft_length import DraftLength
+from megatron_opsft.rollout.limits import engines_steal
 from megatron_opsft.rollout.vllm.options import llm_options
 from megatron_opsft.rollout.vllm.proposer import (
     MAX_VLLM_DRAFT,
@@ -133,3 +135,15 @@ def test_vllm_is_given_a_class_that_exists(kind: str) -> None:
     assert given["num_speculative_tokens"] == MAX_VLLM_DRAFT
     settings.speculation = "off"
     assert "speculative_config" not in llm_options(settings, table=SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_engines_whose_responses_depend_on_drafts_do_not_take_work_from_each_other() -> None:
+    """`rollout.dealing=auto`: who answers would be seen in the responses."""
+
+    def steal(engine: str, speculation: str) -> bool:
+        keys = [f"rollout.engine={engine}", f"rollout.speculation={speculation}"]
+        keys += ["model.path=m", "data.train=problems.jsonl", "model.dtype=float32"]
+        return engines_steal(load_config(None, keys), 2, is_cuda=True)
+
+    assert steal("vllm", "off") and not steal("vllm", "suffix")
+    assert steal("hf", "off") and steal("hf", "suffix")
