@@ -218,7 +218,7 @@ class RolloutConfig(Section):
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
     dealing: Literal["auto", "fixed", "stealing"] = Field(
         "auto",
-        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs).",
+        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculation).",
     )
     speculation: Annotated[Literal["off", "ngram", "suffix"], YamlOff] = Field(
         "off",
