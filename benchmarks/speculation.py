@@ -8,10 +8,12 @@ rollout.speculation=suffix and once without, from the same weights; who goes fir
 history is that of the steps before.
 
 shaped: a random model of SmolLM-135M's shape, 8 responses of N tokens together, float32. What such
-a model says has no repeats, so the history is made: its own responses, each token of which is
-replaced with chance 1 - A. That measures the gain at a given acceptance, and says nothing of what
-acceptance a real model has. Its logits are scaled so that a token has about the entropy of a
-reasoning model's.
+a model says does not repeat itself (its head is untied: with a tied one a random model says one
+token again and again, and drafts look better than they are), so the history is made: its own
+responses, each token of which is replaced with chance 1 - A. A history of later epochs is like that
+where responses to a problem differ in single tokens; where they differ in whole sentences, fewer
+drafts are right. It measures the gain at a given acceptance, and says nothing of what acceptance a
+real model has. Its logits are scaled so that a token has about the entropy of a reasoning model's.
 
 Prints JSON lines: the median of the ratios without / with, seconds of both, whether every token was
 the same, and the counts of the drafts.
@@ -34,6 +36,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.draft_counts import DraftCounts, sum_counts
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, make_request
+from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.run.recorder import open_recorder
@@ -50,7 +53,7 @@ SMOLLM = LlamaConfig(
     num_attention_heads=9,
     num_key_value_heads=3,
     max_position_embeddings=2048,
-    tie_word_embeddings=True,
+    tie_word_embeddings=False,
 )
 
 
@@ -88,7 +91,9 @@ def quickstart(config_file: Path, overrides: Sequence[str], num_steps: int) -> d
 def shaped(acceptance: float, num_tokens: int, rounds: int) -> dict[str, Any]:
     """A batch of 8 of a model that reads 538 MB of weights in every pass."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM._from_config(SMOLLM, dtype=torch.float32)
+    model = LlamaForCausalLM._from_config(
+        SMOLLM, dtype=torch.float32, attn_implementation=GROUPED_SDPA
+    )
     model.model.norm.weight.data.fill_(SHARPNESS)
     engine = HfEngine(model, _NoText(), 8, version=0, exact=True)
     chance = random.Random(0)

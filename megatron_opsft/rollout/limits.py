@@ -61,7 +61,10 @@ def reads_files(rollout: RolloutConfig) -> bool:
 def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
     """Whether engines take from each other what has not begun: as `rollout.dealing` wants it."""
     rollout = config.rollout
-    independent = engine_traits(rollout.engine).independent(config.model.dtype, is_cuda)
+    traits = engine_traits(rollout.engine)
+    independent = traits.independent(config.model.dtype, is_cuda) and (
+        traits.same_with_drafts or rollout.speculation == "off"
+    )
     wanted = rollout.dealing == "stealing" or (rollout.dealing == "auto" and independent)
     return wanted and num_engines > 1
 

@@ -60,15 +60,11 @@ def open_colocated(
                 replica=Replica(numbers=(rank,), count=world_size, batch_size=settings.batch_size),
                 # How many ranks share the work decides which responses share a batch.
                 exact=settings.dtype == "float32",
-                speculation=_speculation(settings.speculation),
+                speculation=Speculation.of(settings.speculation),
             )
         case "vllm":
             return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
     raise ValueError(f"there is no engine {name}")
-
-
-def _speculation(kind: str) -> Speculation | None:
-    return None if kind == "off" else Speculation(alone=kind == "ngram")
 
 
 def _elsewhere(config: Config) -> Elsewhere | None:

@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MATCHED = (8, 4, 2)  # tokens that must agree, the longest first
+AFTER_WRONG = 1  # stands for such a number where a text is followed on behind a token that differed
 _KEPT_TOKENS = 2**24  # of all problems' texts: 64 MiB
 _INDEXED_TOKENS = 2**14  # of one problem's earlier texts: some 10 MB while it is being decoded
+
+Place = tuple[int, list[int], int]  # how many tokens agreed; the text; where in it they end
 
 
 class TextHistory:
@@ -50,10 +53,15 @@ class SuffixIndex:
 
     def __init__(self, finished: Iterable[list[int]], growing: Sequence[list[int]]) -> None:
         self._places: dict[int, dict[int, tuple[list[int], int]]] = {k: {} for k in MATCHED}
-        self._growing = growing
+        self._growing = list(growing)
         self._done = [0] * len(growing)
         for text in finished:
             self._read(text, 0)
+
+    def add(self, text: list[int]) -> None:
+        """One more text in the making."""
+        self._growing.append(text)
+        self._done.append(0)
 
     def catch_up(self) -> None:
         """Read what was added to the growing texts."""
@@ -62,15 +70,12 @@ class SuffixIndex:
                 self._read(text, self._done[number])
                 self._done[number] = len(text) - 1
 
-    def draft(self, text: Sequence[int], num_tokens: int) -> tuple[int, list[int]]:
-        """How many of the last tokens agreed, one of `MATCHED`, and up to `num_tokens` that came
-        after them; 0 and none where nothing is known.
-        """
+    def find(self, text: Sequence[int]) -> Place | None:
+        """Where the latest text that ends in the same tokens goes on; None where there is none."""
         for k, places in self._places.items():
             if place := places.get(hash(tuple(text[-k:]))):
-                source, start = place
-                return k, source[start : start + num_tokens]
-        return 0, []
+                return k, *place
+        return None
 
     def _read(self, text: list[int], start: int) -> None:
         """Places after the tokens from `start` on, but for the end, which nothing follows yet."""

@@ -20,7 +20,8 @@ class EngineTraits:
     reads_files: inside the trainer's process it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    speculates: it decodes with drafts.
+    speculates: it decodes with drafts. same_with_drafts: responses are then the same, token by
+    token; otherwise only of the same distribution.
     experts_on_cpu: a mixture of experts can be updated there.
     independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
     it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
@@ -37,6 +38,7 @@ class EngineTraits:
     reads_files: bool
     refills: bool
     speculates: bool
+    same_with_drafts: bool
     experts_on_cpu: bool
     independent: Callable[[str, bool], bool]
     eval_batch_size: int
@@ -54,6 +56,7 @@ ENGINES = {
         reads_files=False,
         refills=False,
         speculates=True,
+        same_with_drafts=True,
         experts_on_cpu=True,
         independent=lambda dtype, is_cuda: dtype == "float32",
         eval_batch_size=64,
@@ -68,7 +71,8 @@ ENGINES = {
         reopens=False,
         reads_files=True,
         refills=True,
-        speculates=False,
+        speculates=True,
+        same_with_drafts=False,
         experts_on_cpu=False,
         independent=lambda dtype, is_cuda: is_cuda,
         eval_batch_size=256,

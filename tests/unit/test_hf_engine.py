@@ -1,5 +1,6 @@
 """The embedded engine on tiny random models, against transformers' generation and exact numbers."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import (
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.engine import (
     PromptRequest,
     SamplingSettings,
@@ -26,7 +28,6 @@ from megatron_opsft.rollout.engine import (
     split_batches,
 )
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
-from megatron_opsft.rollout.hf.draft_length import DraftLength
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
 
@@ -77,8 +78,10 @@ def _model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     return model.to(dtype)
 
 
-def _engine(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
-    return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
+def _engine(
+    model: PreTrainedModel, batch_size: int = 64, speculation: Speculation | None = None
+) -> HfEngine:
+    return HfEngine(model, SpellingTokenizer(), batch_size, version=0, speculation=speculation)
 
 
 def _requests(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[PromptRequest]:
@@ -140,10 +143,14 @@ def test_drafts_of_any_length_leave_every_token_as_it_is(
     requests, settings = _requests(num_prompts=6, group_size=5), _settings()
     plain = engine.generate(requests, settings)
     assert {rollout.finish_reason for rollout in plain} == set(FinishReason)
-    widths = iter([1, 16, 2, 8, 4] * 1000)
-    monkeypatch.setattr(DraftLength, "width", lambda *_: next(widths))
+    most = iter([0, 15, 1, 7, 3] * 5000)
+    monkeypatch.setattr(
+        DraftLength, "choose", lambda _, kinds, lengths: [min(n, next(most)) for n in lengths]
+    )
     monkeypatch.setattr(DraftLength, "wants_drafts", lambda *_: True)
-    engine.decoding.speculation = Speculation()
+    engine = _engine(engine.model, batch_size=16, speculation=Speculation())
+    assert engine.decoding.speculation is not None
+    engine.decoding.speculation.length._plain = defaultdict(lambda: 1.0)
     assert engine.generate(requests, settings) == plain
     counts = engine.decoding.speculation.length.counts
     first = counts.accepted, counts.drafted

@@ -2,9 +2,14 @@
 
 transformers repeats the key/value heads of grouped-query attention in memory, at every layer and
 token, as soon as there is padding to mask. For a single query token the query heads that share a
-key/value head can stand where query positions stand, and nothing needs repeating.
+key/value head can stand where query positions stand, and nothing needs repeating. So they can for a
+token with its draft.
+
+Drafts differ in length, so a pass with drafts is one sequence of all tokens (`PackedQueries`) but
+in attention, where each row meets its own keys.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +20,18 @@ from transformers.masking_utils import sdpa_mask
 
 GROUPED_SDPA = "grouped_sdpa"  # the name to give as attn_implementation
 FEW_QUERIES = 16  # a token and its draft; a prompt keeps the attention of transformers
+
+
+@dataclass(frozen=True, slots=True)
+class PackedQueries:
+    """Where the M tokens of a packed pass stand: their rows and places among the row's tokens,
+    int64 [M]; of so many rows, each with at most `width` tokens.
+    """
+
+    rows_M: Tensor
+    ahead_M: Tensor
+    num_rows: int
+    width: int
 
 
 def _attend(
@@ -30,7 +47,17 @@ def _attend(
     """Attention as transformers calls it, [B, Q, Hq, D].
 
     query: [B, Hq, Q, D]; key and value: [B, Hkv, T, D]; attention_mask: bool [B, 1, Q, T] or None.
+    With `packed`, a `PackedQueries`, query is [1, Hq, M, D], and so is what comes back.
     """
+    packed: PackedQueries | None = kwargs.pop("packed", None)
+    if packed is not None:
+        spread = query.new_zeros(packed.num_rows, packed.width, query.shape[1], query.shape[3])
+        spread[packed.rows_M, packed.ahead_M] = query[0].transpose(0, 1)
+        output, _ = _attend(
+            *(module, spread.transpose(1, 2), key, value, attention_mask, dropout, scaling),
+            **kwargs,
+        )
+        return output[packed.rows_M, packed.ahead_M][None], None
     rows, num_heads, num_queries, _ = query.shape
     num_kv_heads = key.shape[1]
     few = num_queries == 1 or (attention_mask is not None and num_queries <= FEW_QUERIES)

@@ -23,6 +23,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, single_requests
+from megatron_opsft.rollout.hf.attention import PackedQueries
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
 from megatron_opsft.rollout.hf.speculation import Speculation, SpeculativeBatch, can_speculate
@@ -71,7 +72,7 @@ class HfDecoding:
         make_room(cache)
         singles = single_requests(batch)
         logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
-        if self.speculation is not None and can_speculate(cache):
+        if self.speculation is not None and can_speculate(self._model, cache):
             drafted = SpeculativeBatch(self, self.speculation, mask_NS, cache, singles, sampling)
             yield from drafted.decode(logits_NV)
         else:
@@ -163,10 +164,17 @@ class HfDecoding:
         return self.forward(ids, mask, positions, cache, kept=1)[:, -1]
 
     def forward(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, *, kept: int
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache,
+        *,
+        kept: int = 0,
+        **more: PackedQueries,
     ) -> Tensor:
-        """Logits at the last `kept` positions, [rows, kept, V]; mask: of tokens, or of queries and
-        places as attention takes it.
+        """Logits at the last `kept` positions or at all, [rows, kept, V]; mask: of tokens, or of
+        queries and places as attention takes it; more: for attention.
         """
         logits: Tensor = self._model(
             input_ids=ids,
@@ -175,6 +183,7 @@ class HfDecoding:
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=kept,
+            **more,
         ).logits
         return logits
 

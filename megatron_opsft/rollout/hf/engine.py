@@ -55,6 +55,8 @@ class HfEngine:
         bfloat16 is no small matter. speculation: where drafts come from, if there are any.
         """
         self.replica = replica
+        if speculation is not None:
+            model.set_attn_implementation(GROUPED_SDPA)  # the one that takes drafts
         self.decoding = HfDecoding(model, ROUNDING if exact else 0.0, speculation)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer

@@ -3,12 +3,11 @@
 transformers' own dynamic layer concatenates at every token, so a response of L tokens copies its
 cache L times.
 
-Shapes: B rows, H key/value heads, C capacity, T tokens held, D head size.
+Shapes: B rows, H key/value heads, C capacity, T tokens held, D head size, M tokens of a pass.
 """
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -25,21 +24,23 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
         self.keys, self.values = keys, values
         self._key_buffer, self._value_buffer = keys, values
-        self._places: tuple[Tensor, int] | None = None
+        self._places: tuple[Tensor, Tensor, int] | None = None
 
-    def write_at(self, places_Bn: Tensor, total: int) -> None:
-        """The next update writes at these places of each row, whatever is there, and `total` places
-        are then held.
+    def write_at(self, rows_M: Tensor, places_M: Tensor, total: int) -> None:
+        """The next update writes its tokens at these places of these rows, whatever is there, and
+        `total` places are then held.
         """
-        self._places = (places_Bn, total)
+        self._places = (rows_M, places_M, total)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, D], or write it where it was said; return everything held."""
+        """Append [B, H, n, D], or write it where it was said, then also [1, H, M, D]; return
+        everything held.
+        """
         held = self.keys.shape[-2]
         places, self._places = self._places, None
-        total = held + key_states.shape[-2] if places is None else places[1]
+        total = held + key_states.shape[-2] if places is None else places[2]
         if total > self._key_buffer.shape[-2]:
             capacity = max(total + held // 4, held + _MIN_GROWTH)
             self._key_buffer = _grow(self.keys, capacity)
@@ -48,9 +49,9 @@ class GrowingLayer(DynamicLayer):
             self._key_buffer[:, :, held:total] = key_states
             self._value_buffer[:, :, held:total] = value_states
         else:
-            rows_B1 = torch.arange(len(key_states), device=key_states.device)[:, None]
-            self._key_buffer[rows_B1, :, places[0]] = key_states.transpose(1, 2)
-            self._value_buffer[rows_B1, :, places[0]] = value_states.transpose(1, 2)
+            rows_M, places_M, _ = places
+            self._key_buffer[rows_M, :, places_M] = key_states.transpose(1, 2).flatten(0, 1)
+            self._value_buffer[rows_M, :, places_M] = value_states.transpose(1, 2).flatten(0, 1)
         self.keys = self._key_buffer[:, :, :total]
         self.values = self._value_buffer[:, :, :total]
         return self.keys, self.values
@@ -69,10 +70,10 @@ def make_room(cache: DynamicCache) -> None:
     ]
 
 
-def write_at(cache: DynamicCache, places_Bn: Tensor, total: int) -> None:
+def write_at(cache: DynamicCache, rows_M: Tensor, places_M: Tensor, total: int) -> None:
     """`GrowingLayer.write_at` of every layer."""
     for layer in cache.layers:
-        layer.write_at(places_Bn, total)  # type: ignore[attr-defined]
+        layer.write_at(rows_M, places_M, total)  # type: ignore[attr-defined]
 
 
 def _grow(held: Tensor, capacity: int) -> Tensor:

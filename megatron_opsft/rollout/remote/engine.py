@@ -20,7 +20,7 @@ from torch import Tensor
 from megatron_opsft.errors import EngineDied, UserError
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
-from megatron_opsft.rollout.draft_counts import DraftCounts
+from megatron_opsft.rollout.draft_counts import DraftCounts, sum_counts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineLayout,
@@ -179,8 +179,10 @@ class RemoteEngine:
             raise RuntimeError("the rollout engine holds no complete set of weights")
 
     def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`: there are none."""
-        return DraftCounts()
+        """See `RolloutEngine.take_draft_counts`; called by every rank."""
+        if self._settings.speculation == "off":
+            return DraftCounts()
+        return sum_counts([DraftCounts(), *self._together("draft_counts").values()])
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`; empty on a rank without an engine. Of several engines each

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.records import Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -19,6 +20,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.layout import hf_layout
+from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Receiver, Way
@@ -40,6 +42,7 @@ class HfCore:
             device=device.torch_device,
             batch_size=settings.batch_size,
             exact=settings.dtype == "float32",
+            speculation=Speculation.of(settings.speculation),
         )
         # The trainer's order of the names.
         self._engine.layout = hf_layout(table.hf_shapes())
@@ -75,6 +78,10 @@ class HfCore:
                 (running.pop((r.problem_id, r.sample_index)), list(r.response_ids))
                 for r in rollouts
             ]
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`."""
+        return self._engine.take_draft_counts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

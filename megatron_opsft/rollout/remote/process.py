@@ -20,6 +20,7 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.agreement import Identity, read_identity
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -121,6 +122,10 @@ class Service:
     def _vllm(self) -> VllmCore:
         assert isinstance(self._core, VllmCore)
         return self._core
+
+    def draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`."""
+        return self._core.take_draft_counts()
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of all tensor-parallel ranks."""

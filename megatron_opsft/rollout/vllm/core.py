@@ -5,6 +5,7 @@ training ranks, `remote.process` into a process of its own.
 """
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -30,6 +32,8 @@ from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
+_log = logging.getLogger(__name__)
+
 
 class VllmCore:
     """vLLM's `LLM`, started with random weights: the first update brings the real ones.
@@ -45,6 +49,12 @@ class VllmCore:
                 "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
                 "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of "
                 "experts"
+            )
+        if settings.speculation != "off" and not settings.is_cuda:
+            raise UserError(
+                f"rollout.speculation={settings.speculation}: on a CPU vLLM's check of drafts "
+                "gives a draft token alone where another must follow it, so the distribution may not "
+                "be the model's; on a CPU use rollout.engine=hf or rollout.speculation=off"
             )
         prepare_environment(settings.is_cuda, rank)
         from vllm import LLM
@@ -64,6 +74,15 @@ class VllmCore:
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
         self.batch_size = settings.batch_size
+        self._speculates = settings.speculation != "off"
+        if self._speculates:
+            self.rpc("opsft_open_drafts")
+            if rank == 0:
+                _log.info(
+                    "speculation with vLLM keeps the distribution of responses, not each response: "
+                    "its random numbers then depend on earlier drafts, so a run that resumes or is "
+                    "repeated samples other responses"
+                )
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -135,6 +154,13 @@ class VllmCore:
             ids = sample.response_ids
             log_probs.append(tuple(row[i].logprob for row, i in zip(rows, ids, strict=True)))
         return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+
+    def take_draft_counts(self) -> DraftCounts:
+        """See `RolloutEngine.take_draft_counts`."""
+        if not self._speculates:
+            return DraftCounts()
+        counts: DraftCounts = self.rpc("opsft_draft_counts")[0]
+        return counts
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of the workers of this process's engine."""

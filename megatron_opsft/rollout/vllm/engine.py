@@ -90,8 +90,8 @@ class VllmEngine:
             )
 
     def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`: there are none."""
-        return DraftCounts()
+        """See `RolloutEngine.take_draft_counts`."""
+        return self._core.take_draft_counts() if self.replica.answers else DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
+from megatron_opsft.rollout.vllm.proposer import MAX_VLLM_DRAFT, PROPOSERS
 from megatron_opsft.weights.rules import WeightTable
 
 _WORKER = "megatron_opsft.rollout.vllm.worker"
@@ -55,6 +56,12 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         from megatron_opsft.rollout.vllm.worker import BACKEND
 
         options["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
+    if settings.speculation != "off":
+        options["speculative_config"] = {
+            "method": "custom_class",
+            "model": PROPOSERS[settings.speculation],
+            "num_speculative_tokens": MAX_VLLM_DRAFT,
+        }
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes

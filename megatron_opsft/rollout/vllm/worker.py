@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.weight_utils import (
     safetensors_weights_iterator,
 )
 
+from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.vllm.layout import checked_stream
 from megatron_opsft.runtime.shared_memory import Address, open_shared
 from megatron_opsft.runtime.spanning_group import Meeting
@@ -156,6 +157,15 @@ class OpsftWorker:
             signed_zeros=not tensors.packs,
         )
         return tp_rank, sums
+
+    def opsft_open_drafts(self) -> None:
+        """Show the proposer, which vLLM made, the batch that its drafts are for."""
+        self.model_runner.drafter.runner = self.model_runner
+
+    def opsft_draft_counts(self) -> DraftCounts:
+        """What drafts have brought since this was asked before."""
+        counts: DraftCounts = self.model_runner.drafter.take_counts()
+        return counts
 
     def opsft_read_files(self, files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of these weight files, all of one format; only for a caller in the same

@@ -1,0 +1,197 @@
+"""How many draft tokens a forward pass checks, from what it costs and how often drafts are right.
+
+Both are measured while a batch is decoded. Seconds enter, so the lengths differ from run to run;
+the tokens of responses do not depend on them.
+
+A pass without drafts costs what it costs; each draft token is taken to add the same, which holds
+closely where products of matrices are all there is. A draft's tokens are right one by one with the
+chance of its kind (how many tokens agreed), so the n-th brings chance^n tokens.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from megatron_opsft.rollout.draft_counts import DraftCounts
+from megatron_opsft.rollout.suffix_index import AFTER_WRONG, MATCHED
+
+_log = logging.getLogger(__name__)
+MAX_DRAFT = 15  # tokens
+_KINDS = (*MATCHED, AFTER_WRONG)
+_PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
+_MEMORY = 0.98  # of what was seen, after each forward pass
+_GAIN = 1.08  # by which drafts must be faster than none: finding them takes time too
+_IDLE = 4  # passes in a row without a draft, after which none is looked for
+_TRY = 0.3  # of a plain pass's cost of a row: what a draft token is taken to cost at first
+_PLAIN_EVERY = 32  # passes with drafts, then one without
+_PAUSE = 16  # for so many passes, then twice as many; but for a batch that has shrunk by half
+_JUDGED = 8  # passes with drafts, after which they must have saved time
+_OUTLIER = 2.5  # times what was expected: a longer pass counts as one that took so long
+
+
+class DraftLength:
+    """Chooses the drafts of each forward pass; one for an engine."""
+
+    def __init__(self) -> None:
+        self.counts = DraftCounts()
+        self._right = dict.fromkeys(_KINDS, _PRIOR[0])
+        self._seen = dict.fromkeys(_KINDS, _PRIOR[1])
+        # By power of two of rows: seconds of a row in a pass without drafts; of a draft token, as
+        # the two sums of a regression.
+        self._plain: dict[int, float] = {}
+        self._draft: dict[int, tuple[float, float]] = {}
+        self._since_plain = 0
+        self._idle = self._pause = self._left = self._rows = 0
+        self._judged, self._saved = 0, 0.0  # since drafts began or went on
+        self._spent = 0.0  # seconds of this batch
+        self._told: set[int] = set()
+
+    def open_batch(self, num_rows: int) -> None:
+        """A new batch: drafts get another chance, half of what was seen is forgotten."""
+        self._start(num_rows)
+        self._spent = 0.0
+        for k in _KINDS:
+            self._right[k] = (self._right[k] + _PRIOR[0]) / 2
+            self._seen[k] = (self._seen[k] + _PRIOR[1]) / 2
+
+    def _start(self, num_rows: int) -> None:
+        self._rows, self._idle, self._pause, self._left = num_rows, 0, _PAUSE, 0
+        self._judged, self._saved = 0, 0.0
+
+    def close_batch(self, lengths: Sequence[int]) -> None:
+        """Responses of so many tokens are complete: what they would have taken without drafts, one
+        token of each in a pass, is compared with what they took.
+        """
+        ended, plain = 0, 0.0
+        for number, length in enumerate(sorted(lengths)):
+            plain += (length - ended) * self._plain_seconds(len(lengths) - number)
+            ended = length
+        self.counts.saved_seconds += plain - self._spent
+
+    def _plain_seconds(self, num_rows: int) -> float:
+        """Of a pass without drafts; where none was timed, as with the next number of rows."""
+        known = min(self._plain, key=lambda size: abs(size - num_rows.bit_length()))
+        if known != num_rows.bit_length():
+            num_rows = 2 ** (known - 1)
+        return self._plain[known] * num_rows
+
+    def wants_drafts(self, num_rows: int) -> bool:
+        """Whether drafts are to be looked for before the next pass."""
+        if 2 * num_rows <= self._rows:
+            self._start(num_rows)
+        self._left -= 1
+        return self._left < 0
+
+    def choose(self, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """How many tokens of each row's draft give the most tokens a second, all 0 where none do.
+
+        kinds: one of `MATCHED` or `AFTER_WRONG`, 0 without a draft; lengths: of the drafts, at most
+        `MAX_DRAFT`.
+        """
+        num_rows = len(kinds)
+        nothing = [0] * num_rows
+        self._since_plain += 1
+        size = num_rows.bit_length()
+        if self._since_plain > _PLAIN_EVERY or size not in self._plain:
+            return nothing  # what a pass without drafts costs changes with the length of responses
+        plain = self._plain[size] * num_rows
+        least, rate = self._least_chance(plain, self._draft_cost(size), kinds, lengths)
+        if rate <= num_rows / plain * _GAIN:
+            self._idle += 1
+            if self._idle >= _IDLE:
+                self._stop(num_rows)
+            return nothing
+        self._idle = 0
+        most = {k: _most_tokens(self._chance(k), least) for k in set(kinds) if k}
+        return [min(n, most[k]) if k else 0 for k, n in zip(kinds, lengths, strict=True)]
+
+    def _least_chance(
+        self, plain: float, each: float, kinds: Sequence[int], lengths: Sequence[int]
+    ) -> tuple[float, float]:
+        """The chance that a draft token must have to be checked, and tokens a second if so."""
+        longer: Counter[tuple[int, int]] = Counter(zip(kinds, lengths, strict=True))
+        candidates = []
+        for k in set(kinds) - {0}:
+            chance, rows = self._chance(k), 0
+            for n in range(MAX_DRAFT, 0, -1):
+                rows += longer[k, n]
+                if rows:
+                    candidates.append((chance**n, rows))
+        candidates.sort(reverse=True)
+        expected, seconds = float(len(kinds)), plain
+        least, best = 1.0, 0.0
+        for (chance, rows), (following, _) in pairwise([*candidates, (0.0, 0)]):
+            expected += chance * rows
+            seconds += each * rows
+            if chance > following and expected / seconds > best:
+                least, best = chance, expected / seconds
+        return least, best
+
+    def _stop(self, num_rows: int) -> None:
+        """Drafts pause."""
+        self._left, self._pause, self._idle = self._pause, 2 * self._pause, _IDLE - 1
+        self._judged, self._saved = 0, 0.0
+        size = num_rows.bit_length()
+        if size not in self._told:
+            self._told.add(size)
+            _log.info("speculation does not pay with %d responses a batch: off there", num_rows)
+
+    def note(
+        self, num_rows: int, num_live: int, num_drafted: int, seconds: float, num_tokens: int
+    ) -> float:
+        """A forward pass of so many rows, some of which had ended, with so many draft tokens, took
+        so long and gave so many tokens: seconds it saved, if every token is worth the same.
+        """
+        size, counts = num_rows.bit_length(), self.counts
+        self._spent += seconds
+        counts.rows += num_live
+        counts.tokens += num_tokens
+        if num_drafted == 0:
+            self._since_plain = 0
+            each = seconds / num_rows
+            known = self._plain.get(size, each)
+            self._plain[size] = 0.8 * known + 0.2 * min(each, _OUTLIER * known)
+            return 0.0
+        plain = self._plain[size] * num_rows
+        expected = plain + self._draft_cost(size) * num_drafted
+        extra = min(seconds, _OUTLIER * expected) - plain
+        products, squares = self._draft.get(size, (0.0, 0.0))
+        self._draft[size] = (
+            _MEMORY * products + extra * num_drafted,
+            _MEMORY * squares + num_drafted**2,
+        )
+        self._judged += 1
+        saved = num_tokens / num_live * plain - seconds
+        self._saved += saved
+        if self._judged >= _JUDGED and self._saved < 0:
+            self._stop(num_rows)
+        for k in _KINDS:
+            self._right[k] *= _MEMORY
+            self._seen[k] *= _MEMORY
+        return saved
+
+    def note_draft(self, kind: int, num_drafted: int, num_accepted: int) -> None:
+        """So many of a draft's tokens were right; the first wrong one was seen too."""
+        self.counts.drafted += num_drafted
+        self.counts.accepted += num_accepted
+        self._right[kind] += num_accepted
+        self._seen[kind] += min(num_drafted, num_accepted + 1)
+
+    def _chance(self, kind: int) -> float:
+        """That a token of a draft is right if those before it are."""
+        return min(max(self._right[kind] / max(self._seen[kind], 1e-3), 0.01), 0.99)
+
+    def _draft_cost(self, size: int) -> float:
+        """Seconds that a draft token adds to a pass."""
+        products, squares = self._draft.get(size, (0.0, 0.0))
+        first = _TRY * self._plain[size]
+        return max((products + first) / (squares + 1), 0.01 * first)
+
+
+def _most_tokens(chance: float, least: float) -> int:
+    """The longest draft whose last token has at least this chance."""
+    n = 0
+    while n < MAX_DRAFT and chance ** (n + 1) >= least:
+        n += 1
+    return n

@@ -1,0 +1,78 @@
+"""How long drafts are, on a made machine whose passes cost what the test says."""
+
+import logging
+
+import pytest
+
+from megatron_opsft.rollout.draft_length import MAX_DRAFT, DraftLength
+
+ROWS, PLAIN = 8, 0.8  # seconds of a pass without drafts
+
+
+def decode(length: DraftLength, each: float, right: int, passes: int = 60) -> list[int]:
+    """Most draft tokens of a row in each pass; each: seconds of one; right: how many of a draft's
+    first tokens are.
+    """
+    longest = []
+    for _ in range(passes):
+        lengths = [0] * ROWS
+        if length.wants_drafts(ROWS):
+            lengths = length.choose([8] * ROWS, [MAX_DRAFT] * ROWS)
+        accepted = [min(n, right) for n in lengths]
+        for n, a in zip(lengths, accepted, strict=True):
+            if n:
+                length.note_draft(8, n, a)
+        drafted = sum(lengths)
+        length.note(ROWS, ROWS, drafted, PLAIN + each * drafted, ROWS + sum(accepted))
+        longest.append(max(lengths))
+    return longest
+
+
+def test_right_and_cheap_drafts_become_as_long_as_they_come() -> None:
+    length = DraftLength()
+    length.open_batch(ROWS)
+    longest = decode(length, each=0.02, right=MAX_DRAFT)
+    assert longest[0] == 0 and max(longest) == MAX_DRAFT
+    assert sum(n == MAX_DRAFT for n in longest) > 50
+    assert 0 in longest[10:]  # what a pass without drafts costs is measured again
+
+
+def test_drafts_that_are_right_for_a_while_are_cut_there() -> None:
+    length = DraftLength()
+    length.open_batch(ROWS)
+    longest = decode(length, each=0.04, right=3, passes=200)
+    assert 1 <= max(longest[100:]) <= 6
+
+
+@pytest.mark.parametrize(("each", "right"), [(0.12, MAX_DRAFT), (0.02, 0)])
+def test_drafts_that_cost_as_much_as_tokens_or_are_wrong_pause(
+    each: float, right: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    length = DraftLength()
+    length.open_batch(ROWS)
+    with caplog.at_level(logging.INFO):
+        longest = decode(length, each, right, passes=200)
+    assert sum(n > 0 for n in longest) < 30
+    assert sum(n > 0 for n in longest[50:]) < 12
+    assert caplog.text.count("does not pay with 8 responses a batch") == 1
+
+
+def test_saved_seconds_are_those_against_one_token_a_pass() -> None:
+    length = DraftLength()
+    length.open_batch(ROWS)
+    decode(length, each=0.02, right=MAX_DRAFT, passes=2)  # one without drafts, one with 15 each
+    tokens = length.counts.tokens // ROWS
+    spent = 2 * PLAIN + 0.02 * length.counts.drafted
+    length.close_batch([tokens] * ROWS)
+    assert length.counts.saved_seconds == pytest.approx(tokens * PLAIN - spent)
+
+
+def test_saved_seconds_know_that_a_batch_lasts_as_long_as_its_longest_response() -> None:
+    length = DraftLength()
+    length.open_batch(2)
+    for _ in range(4):
+        length.note(2, 2, 0, 0.4, 2)
+    for _ in range(6):
+        length.note(1, 1, 0, 0.3, 1)
+    length.close_batch([4, 10])
+    assert length.counts.saved_seconds == pytest.approx(0.0)
