@@ -91,9 +91,9 @@ class Trainer:
         self.objective = objective
         self._schedule = PassSchedule(chunks, config, vocab_size=vocab_size)
         self._own_loss_is_finite = True
-        # Of the step under way, on this rank: tokens, losses and statistics; None between steps.
-        self._sums: list[float] | None = None
-        self.num_added = 0  # micro-batches
+        # Of the step under way, on this rank: tokens, losses and statistics; empty between steps.
+        self._sums: list[float] = []
+        self._num_added = 0  # micro-batches
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -112,6 +112,7 @@ class Trainer:
         Every rank calls it with equally many, at least one; `step` or `accumulate` must follow with
         the last ones.
         """
+        self._begin()
         with self._without_reduction():
             self._run(batches)
 
@@ -121,9 +122,9 @@ class Trainer:
 
         Every rank calls it with equally many micro-batches, at least one.
         """
+        self._begin()
         self._run(batches)
-        mine, self._sums = self._sums, None
-        assert mine is not None
+        mine, self._sums = self._sums, []
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
         self._own_loss_is_finite = math.isfinite(mine[1])
@@ -135,22 +136,26 @@ class Trainer:
             kl_mean=divergence / tokens if self.objective.needs_reference else None,
         )
 
+    def _begin(self) -> None:
+        """Nothing is added up yet; nothing where a step is under way."""
+        if self._sums:
+            return
+        self._sums = [0.0] * 4
+        self._num_added = 0
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
     def _run(self, batches: Sequence[MicroBatch]) -> None:
         """A pass over these, whose gradients and losses are added to what is there."""
-        if self._sums is None:
-            self._sums = [0.0] * 4
-            self.num_added = 0
-            for chunk in self.chunks:
-                chunk.train()
-                chunk.zero_grad_buffer()
-            self.optimizer.zero_grad()
         losses = self._schedule.run(
             partial(_sum_losses, self._cross_entropy, self.objective),
             batches,
             temperature=self.objective.temperature,
             forward_only=False,
         )
-        self.num_added += len(batches)
+        self._num_added += len(batches)
         if self.layout.is_loss_rank:
             self._sums[0] += sum(batch.num_loss_tokens for batch in batches)
             for place, each in enumerate(zip(*losses, strict=True), start=1):
@@ -222,7 +227,7 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             trained_tokens=found.trained_tokens,
-            num_microbatches=self.num_added,
+            num_microbatches=self._num_added,
             clip_share=found.clip_share,
             kl_mean=found.kl_mean,
         )

@@ -17,7 +17,7 @@ SEPARATE = ["rollout.placement=separate", "rollout.num_engines=2"]
 OVERLAPPED = [
     *SMALL_RUN,
     *SEPARATE,
-    "run.steps=2",
+    "run.steps=3",
     "checkpoint.every=0",
     "rollout.batch_size=2",
     "train.max_tokens_per_microbatch=128",
@@ -49,7 +49,7 @@ def test_losses_and_norms_are_those_of_training_afterwards(
     during = world.run(
         metrics_of, num_ranks, tmp_path / "during", [*overrides, "rollout.overlap=true"]
     )[0]
-    assert len(after) == len(during) == 2
+    assert len(after) == len(during) == 3
     for a, b in zip(after, during, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-6)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-5)
@@ -58,7 +58,8 @@ def test_losses_and_norms_are_those_of_training_afterwards(
             a["mean_response_tokens"],
         )
         assert "overlap_share" not in a
-    assert any(b["overlap_share"] > 0.2 for b in during)
+    # Megatron's exchange of gradients is set up in the first step and differs in the next.
+    assert all(b["overlap_share"] > 0.2 for b in during)
 
 
 @pytest.mark.parametrize(

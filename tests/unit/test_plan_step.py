@@ -194,7 +194,7 @@ def on_cores(job: TrainingJob, workload: Workload, cores: int) -> StepEstimate:
 def test_ranks_on_cpus_share_the_cores_of_their_node(pp: int, least: float) -> None:
     job = make_job(
         SMALL, 4, FOUR, "rollout.engine=hf", "rollout.batch_size=128", "model.dtype=float32",
-        f"parallel.pp={pp}", gpu="cpu",
+        "rollout.dealing=fixed", f"parallel.pp={pp}", gpu="cpu",
     )  # fmt: skip
     workload = equal(job)
     four, two = (on_cores(job, workload, cores) for cores in (4, 2))
@@ -209,7 +209,8 @@ def test_ranks_on_cpus_share_the_cores_of_their_node(pp: int, least: float) -> N
 
 @pytest.mark.parametrize("layout", [(), ("parallel.pp=4", "data.prompts_per_step=2048")])
 def test_4096_gpus_take_seconds(layout: tuple[str, ...]) -> None:
-    job = make_job(LARGE, 4096, "parallel.tp=4", "parallel.sequence_parallel=true", *layout)
+    layout = ("parallel.tp=4", "parallel.sequence_parallel=true", *layout)
+    job = make_job(LARGE, 4096, "rollout.dealing=fixed", *layout)  # whole groups: much waiting
     begin = time.process_time()
     step = estimate_step(job, drawn(job))
     assert time.process_time() - begin < 10.0

@@ -236,7 +236,7 @@ def light() -> Iterator["subprocess.Popen[str]"]:
         ((TRAIN, SHIPPED, OUT, "model.path=./no"), "is no directory"),
         ((TRAIN, SHIPPED, OUT, "parallel.tp=2"), "world size 1 is not a multiple"),
         ((TRAIN, SHIPPED, OUT, "rollout.engine=sglang"), "no such engine"),
-        ((TRAIN, SHIPPED, OUT, "rollout.placement=separate"), "is vLLM's"),
+        ((TRAIN, SHIPPED, OUT, "rollout.tp=2"), "is vLLM's"),
         ((TRAIN, SHIPPED, OUT, "method.name=crst"), "trains on fixed data"),
         ((TRAIN, SHIPPED, OUT, "method.name=crst", "data.responses=absent"), "no such file"),
         ((TRAIN, SHIPPED, OUT, "data.responses=absent"), "samples its own"),

@@ -26,7 +26,7 @@ from megatron_opsft.runtime.distributed import Layout, gather_on_first
 from megatron_opsft.runtime.exchange import digest_of, to_bytes
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.storage.metadata_parts import MetadataPart, metadata_part, write_metadata
-from megatron_opsft.sync.in_place import _engine_placements, _trainer_placements
+from megatron_opsft.sync.in_place import _engine_placements, trainer_placements
 from megatron_opsft.weights.rectangles import hf_columns
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import make_schedule
@@ -72,7 +72,7 @@ class PushParts:
 
         def who() -> Any:
             self._world.will_gather(*said[0])
-            sources = _trainer_placements(shards)
+            sources = trainer_placements(shards)
             self._world.will_gather(*said[1])
             return sources, _engine_placements(engine, own)
 
