@@ -27,6 +27,7 @@ from world import JobFailed, World
 from megatron_opsft.errors import EngineDied, SyncError
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.remote.client import EngineClient
+from megatron_opsft.rollout.remote.engine_process import EngineProcess
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.session import Session
@@ -226,7 +227,8 @@ def test_an_engine_that_ends_before_it_is_there_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    client = EngineClient(tmp_path / "engine.log", devices=[], timeout_seconds=60)
+    log_file = tmp_path / "engine.log"
+    client = EngineClient(lambda context: EngineProcess(context, log_file, ()), 60)
     with pytest.raises(EngineDied, match="ended with code 0"):
         client.start("settings", "shape")
     client.close()
