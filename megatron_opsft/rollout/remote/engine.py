@@ -6,7 +6,6 @@ and what it had been asked is asked again.
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,19 +42,14 @@ from megatron_opsft.rollout.remote.client import Connected, EngineClient
 from megatron_opsft.rollout.remote.engine_process import EngineProcess
 from megatron_opsft.rollout.remote.fleet import MAX_DEATHS, Arguments, Fleet
 from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engines_of
+from megatron_opsft.rollout.remote.group import EngineGroup
 from megatron_opsft.rollout.remote.hosted import HostedEngine
 from megatron_opsft.rollout.remote.stream import FleetStream
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.distributed import Layout, broadcast_object, gather_from_all
+from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.runtime.shared_memory import HostMemory
-from megatron_opsft.runtime.spanning_group import (
-    SpanningGroup,
-    address_towards,
-    open_meeting,
-)
-from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
 log = logging.getLogger("megatron_opsft")
@@ -99,9 +93,6 @@ class RemoteEngine:
         cannot be started.
         """
         self.version: int | None = None
-        self.num_engines = num_engines
-        self.group: SpanningGroup | None = None
-        self._device = device
         self._elsewhere = elsewhere
         self._push_again = push_again
         self.tokenizer = tokenizer
@@ -117,7 +108,21 @@ class RemoteEngine:
         self._stream = FleetStream(self.fleet, settings.batch_size)
         packed_head = broadcast_object(self._packs_head)  # rank 0 always has an engine
         self.layout = _layout_of(settings, table, packed_head=packed_head)
-        memory = HostMemory if self.reachable else self._choose_memory(device)
+        self._group: EngineGroup | None = None
+        if elsewhere is not None or settings.engine != "vllm":
+            self._group = EngineGroup(
+                self.fleet,
+                self.layout,
+                layout,
+                device,
+                hosts=() if elsewhere is None else [a.host for a in elsewhere.addresses],
+                num_engines=num_engines,
+                timeout_seconds=timeout_seconds,
+                replace_dead=self._replace_dead,
+                together=self._together,
+                hold=self._hold,
+            )
+        memory = HostMemory if self._group else self._choose_memory(device)
         self._buckets = SharedBuckets(bucket_bytes, memory)
 
     @property
@@ -225,83 +230,9 @@ class RemoteEngine:
         self.fleet.call("finish_update")
 
     @property
-    def reachable(self) -> "RemoteEngine | None":
-        """Itself, where its workers get their weights over a group that they share with the
-        training ranks.
-        """
-        return self if self._elsewhere is not None or self._settings.engine != "vllm" else None
-
-    def join(self) -> None:
-        """See `ReachableEngine`."""
-        self.fleet.call("is_there")
-        if self._replace_dead():
-            raise EngineDied("a rollout engine died before it was given weights")
-        others = () if self._elsewhere is None else self._elsewhere.addresses
-        size = self._layout.world_size + self.num_engines * self._settings.tp
-        invitation, listener = None, None
-        if self._layout.is_main:
-            towards = others[0].host if others else os.environ.get("MASTER_ADDR", "")
-            invitation, listener = open_meeting(towards, size, self._timeout)
-        meeting: Any = broadcast_object(invitation)
-        nearest = next(iter(self.replica.numbers), 0)
-        own_host = address_towards(others[nearest].host if others else meeting.host)
-        self.fleet.send(
-            "join",
-            lambda n: (meeting, self._workers(n)[0], others[n].host if others else own_host),
-        )
-        rank, device, reason = self._layout.rank, self._device.torch_device, ""
-        try:
-            self.group = SpanningGroup(meeting, rank, device, own_host, listener)
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-        self._end_together(reason)
-
-    def _workers(self, number: int) -> range:
-        """An engine's ranks in the group, behind the trainer's."""
-        first = self._layout.world_size + number * self._settings.tp
-        return range(first, first + self._settings.tp)
-
-    def plan(self, way_of: Callable[[int], Way]) -> None:
-        """See `ReachableEngine`; way_of: rank of a worker in the group -> its part."""
-        self.fleet.call("plan", lambda n: ([way_of(rank) for rank in self._workers(n)],))
-        if self._replace_dead():
-            raise EngineDied("a rollout engine died before it was given weights")
-
-    def receive(self, send: Callable[[], None], version: int) -> None:
-        """See `ReachableEngine`; send: this rank's part."""
-        self.version = None
-        self.fleet.send("receive")
-        reason = ""
-        try:
-            send()
-        except RuntimeError as error:
-            reason = str(error).partition("\n")[0]
-        self._end_together(reason)
-        self.version = version
-
-    def _end_together(self, reason: str) -> None:
-        """What was asked of the engines, and what this rank did beside it, has ended well on all
-        ranks; else `EngineDied` on all.
-        """
-        if self.fleet.why_dead() or reason:
-            self.leave_group()  # who waits for this rank waits no longer
-        answers = self.fleet.receive()
-        reasons = [reason, self.fleet.why_dead(), *answers.values()]
-        found = list(filter(None, gather_from_all(reasons)))
-        if self._replace_dead() or found:
-            self.leave_group()
-            raise EngineDied(f"weights did not get through: {found[0]}")
-
-    def leave_group(self) -> None:
-        """Close this rank's end of it."""
-        if self.group is not None:
-            self.group.close()
-            self.group = None
-
-    def why_not_in_place(self) -> str:
-        """See `ReachableEngine`."""
-        found = self._together("why_not_in_place").values()
-        return next(filter(None, gather_from_all(list(found))), "")
+    def reachable(self) -> EngineGroup | None:
+        """None where its workers read their weights from memory that they share with this rank."""
+        return self._group
 
     def parameters(self, name: str) -> list[Tensor]:
         """A parameter of the first engine, of each of its tensor-parallel ranks in order.
@@ -333,7 +264,8 @@ class RemoteEngine:
         """End the engine processes."""
         self.fleet.close()
         self._buckets.close()
-        self.leave_group()
+        if self._group is not None:
+            self._group.leave()
 
     def _together(self, method: str, arguments: Arguments = lambda number: ()) -> dict[int, Any]:
         """What this rank's engines answer, by number; asked again for as long as any engine dies of
@@ -352,9 +284,13 @@ class RemoteEngine:
         """See `Fleet.replace_dead`; nobody is in a group any more then."""
         if not self.fleet.replace_dead():
             return False
-        self.leave_group()
+        if self._group is not None:
+            self._group.leave()
         self.version = None
         return True
+
+    def _hold(self, version: int | None) -> None:
+        self.version = version
 
     def _connect(self, number: int, context: "zmq.Context[Any]") -> Connected:
         if self._elsewhere is None:

@@ -35,24 +35,22 @@ class FleetStream:
 
         What an engine is asked and does not live to answer is asked first when it is run again.
         """
-        open_ones = [
-            _Open(client, self._batch_size, place, self._lost.pop(number, []))
-            for place, (number, client) in enumerate(self._fleet.clients.items())
-        ]
-        numbers = list(self._fleet.clients)
-        for number, one in zip(numbers, open_ones, strict=True):
+        open_ones = {
+            number: _Open(client, self._batch_size, place, self._lost.pop(number, []))
+            for place, (number, client) in enumerate(sorted(self._fleet.clients.items()))
+        }
+        for number, one in open_ones.items():
             with self._fleet.noting(number):
                 one.client.send("stream", sampling)
         while True:
-            living = [number for number, _ in self._fleet.living()]
-            busy = [(n, one) for n, one in zip(numbers, open_ones, strict=True) if n in living]
-            busy = [(n, one) for n, one in busy if not one.is_through]
+            living = [(number, open_ones[number]) for number, _ in self._fleet.living()]
+            busy = [(number, one) for number, one in living if not one.is_through]
             if not busy:
                 break
             for number, one in busy:
                 with self._fleet.noting(number):
                     yield one.advance(take, _POLL_MS if len(busy) == 1 else 1)
-        for number, one in zip(numbers, open_ones, strict=True):
+        for number, one in open_ones.items():
             if one.unfinished:
                 self._lost[number] = one.unfinished
 
