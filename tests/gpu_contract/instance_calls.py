@@ -36,9 +36,17 @@ WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
 
 # Method names of the workers that a string names.
-RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
+RPC = ("self._core.rpc", "self._vllm.rpc", "self.rpc", "self.llm.collective_rpc")
 
 Targets = str | tuple[str, ...]
+
+
+def _of_cores(method: str) -> tuple[str, ...]:
+    """A method of whichever engine a process of its own holds."""
+    cores = ("rollout.vllm.core.VllmCore", "rollout.remote.hf_core.HfCore")
+    return tuple(f"{_PACKAGE}.{core}.{method}" for core in cores)
+
+
 INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     "model/attention.py": {"self.context.rank": "torch.distributed.ProcessGroup.rank"},
     "model/build.py": {
@@ -130,6 +138,8 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "chunk.train": f"{_DDP}.train",
         "chunk.zero_grad_buffer": f"{_DDP}.zero_grad_buffer",
         "chunk.scale_gradients": f"{_DDP}.scale_gradients",
+        "chunk.no_sync": f"{_DDP}.no_sync",
+        "stack.enter_context": "contextlib.ExitStack.enter_context",
         "losses.statistics": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.statistics",
         "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
         "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
@@ -147,12 +157,23 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
     "rollout/remote/process.py": {
-        "self._core.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
-        "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
-        "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
-        "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
-        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
+        "self._core.sample": _of_cores("sample"),
+        "self._core.stream": _of_cores("stream"),
+        "self._core.score": _of_cores("score"),
+        "self._core.take_draft_counts": _of_cores("take_draft_counts"),
+        "self._core.checksums": _of_cores("checksums"),
+        "self._core.parameter": _of_cores("parameter"),
+        "self._core.plan": _of_cores("plan"),
+        "self._core.receive": _of_cores("receive"),
+        "self._core.why_not_in_place": _of_cores("why_not_in_place"),
+        "self._vllm.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
+        "self._vllm.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
         "self._beat": GIVEN,
+        "self._tell": GIVEN,
+        "self._wait": GIVEN,
+        "self._socket.poll": "zmq.Socket.poll",
+        "self._socket.recv_pyobj": "zmq.Socket.recv_pyobj",
+        "waiting.popleft": "collections.deque.popleft",
         "getattr(service, request.method)": GIVEN,
         "ctypes.CDLL(None).prctl": GIVEN,
         "context.socket": "zmq.Context.socket",
@@ -180,6 +201,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
         "self._core.stream": f"{_PACKAGE}.rollout.vllm.core.VllmCore.stream",
         "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
+        "self._core.take_draft_counts": f"{_PACKAGE}.rollout.vllm.core.VllmCore.take_draft_counts",
         "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
         "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
         "self._core.close": f"{_PACKAGE}.rollout.vllm.core.VllmCore.close",
@@ -199,6 +221,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
             "vllm.distributed.weight_transfer.base.WeightTransferEngine.parse_update_info"
         ),
         "open_shared(address, self.device).cpu().numpy().tobytes": "numpy.ndarray.tobytes",
+        "self._opsft_receiver.plan": f"{_PACKAGE}.transfer.receiver.Receiver.plan",
+        "self._opsft_receiver.receive": f"{_PACKAGE}.transfer.receiver.Receiver.receive",
+        "self.model_runner.drafter.take_counts": (
+            f"{_PACKAGE}.rollout.vllm.proposer.SuffixProposer.take_counts"
+        ),
+        "self.opsft_tensors().forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
+        "tensors.packed": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.packed",
         "tensors.forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
         # Of vLLM's layers on a CPU alone.
         "module.cpu_linear": GIVEN,
