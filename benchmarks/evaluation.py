@@ -24,9 +24,9 @@ from megatron_opsft.evaluate.inputs import Inputs, read_inputs
 from megatron_opsft.evaluate.run import sample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import make_tickets
-from megatron_opsft.rollout.engine import single_requests
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.open_engine import ColocatedEngine
+from megatron_opsft.rollout.requests import single_requests
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job
 from megatron_opsft.verify.verifier import Verifier

@@ -21,7 +21,7 @@ from typing import Any
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Problem
-from megatron_opsft.rollout.engine import make_request
+from megatron_opsft.rollout.requests import make_request
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.run.recorder import open_recorder
 from megatron_opsft.session import Session, open_session

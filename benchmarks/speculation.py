@@ -35,10 +35,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.draft_counts import DraftCounts, sum_counts
-from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, make_request
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
+from megatron_opsft.rollout.requests import PromptRequest, make_request
 from megatron_opsft.run.recorder import open_recorder
 from megatron_opsft.session import open_session
 from megatron_opsft.train import run_step

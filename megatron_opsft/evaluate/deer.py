@@ -38,7 +38,8 @@ from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.engine import PromptRequest, RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.rollout.engine import PromptRequest
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
 
 TICKET_SAMPLES = 16

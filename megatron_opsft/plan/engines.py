@@ -18,8 +18,8 @@ from megatron_opsft.plan.seconds import (
     prefill_seconds,
 )
 from megatron_opsft.rollout.dealing import part_bounds
-from megatron_opsft.rollout.engine import dealt_size
 from megatron_opsft.rollout.limits import engines_steal
+from megatron_opsft.rollout.requests import dealt_size
 
 Share = tuple[int, ...]
 """Tokens of the responses that one engine is asked for."""
@@ -29,7 +29,7 @@ def engine_shares(job: TrainingJob, workload: Workload) -> list[Share]:
     """The lengths that each engine is asked for; empty where one gets no work.
 
     Where engines take from each other, equal parts as `rollout.dealing` cuts them. Else as
-    `rollout.engine.my_share` deals: all responses to a problem go to one engine, problems in turn;
+    `rollout.requests.my_share` deals: all responses to a problem go to one engine, problems in turn;
     the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
     """
     rollout, lengths = job.config.rollout, workload.lengths

@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
 
-from megatron_opsft.rollout.engine import PromptRequest, Replica, join_requests, single_requests
+from megatron_opsft.rollout.engine import Replica
+from megatron_opsft.rollout.requests import PromptRequest, join_requests, single_requests
 from megatron_opsft.runtime.job import Job
 
 _ASKED = 16  # parts looked at before the fullest of them is chosen

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import PromptRequest
+from megatron_opsft.rollout.requests import PromptRequest
 
 
 class Decoder(Protocol):

@@ -10,15 +10,8 @@ from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.background import BackgroundSampling
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
-from megatron_opsft.rollout.engine import (
-    BackgroundEngine,
-    PromptRequest,
-    RolloutEngine,
-    SamplingSettings,
-    dealt_size,
-    make_request,
-    my_share,
-)
+from megatron_opsft.rollout.engine import BackgroundEngine, RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.requests import PromptRequest, dealt_size, make_request, my_share
 from megatron_opsft.runtime.distributed import Layout, deal, gather_from_all
 from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import expect

@@ -11,12 +11,8 @@ from real_shapes import REAL_SHAPES
 from megatron_opsft.plan.engines import engine_shares
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.dealing import deal_evenly
-from megatron_opsft.rollout.engine import (
-    PromptRequest,
-    Replica,
-    SamplingSettings,
-    make_request,
-)
+from megatron_opsft.rollout.engine import Replica, SamplingSettings
+from megatron_opsft.rollout.requests import PromptRequest, make_request
 from megatron_opsft.rollout.sample import Sampler
 
 GROUP = 8

@@ -15,7 +15,6 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Sample
 from megatron_opsft.rollout.agreement import check_agreement, read_identity
-from megatron_opsft.rollout.engine import make_request
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.probes import (
     MAX_PROBE_TOKENS,
@@ -24,6 +23,7 @@ from megatron_opsft.rollout.probes import (
     pick_probes,
     shorten,
 )
+from megatron_opsft.rollout.requests import make_request
 from megatron_opsft.rollout.responses import make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.storage.model_paths import resolve_model

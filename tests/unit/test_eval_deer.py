@@ -20,14 +20,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
-from megatron_opsft.rollout.engine import (
-    PromptRequest,
-    Replica,
-    SamplingSettings,
-    Scores,
-    make_request,
-)
+from megatron_opsft.rollout.engine import Replica, SamplingSettings, Scores
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.requests import PromptRequest, make_request
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"

@@ -4,7 +4,7 @@ from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.work import make_tickets
 from megatron_opsft.records import Problem
-from megatron_opsft.rollout.engine import PromptRequest
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.sampling import response_seed
 
 

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from tiny_models import SHAPES
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.rollout.engine import SamplingSettings, make_request
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.requests import make_request
 
 
 class NoText:

@@ -20,16 +20,11 @@ from transformers import (
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.draft_length import DraftLength
-from megatron_opsft.rollout.engine import (
-    PromptRequest,
-    SamplingSettings,
-    make_request,
-    my_share,
-    split_batches,
-)
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
+from megatron_opsft.rollout.requests import PromptRequest, make_request, my_share, split_batches
 
 VOCAB_SIZE = 97
 END = 5

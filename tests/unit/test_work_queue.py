@@ -8,7 +8,8 @@ import pytest
 import torch.distributed as dist
 
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
-from megatron_opsft.rollout.engine import PromptRequest, Replica, make_request
+from megatron_opsft.rollout.engine import Replica
+from megatron_opsft.rollout.requests import PromptRequest, make_request
 from megatron_opsft.runtime.job import Job
 
 GROUP = 8

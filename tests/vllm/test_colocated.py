@@ -24,7 +24,7 @@ from world import World
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.engine import make_request
+from megatron_opsft.rollout.requests import make_request
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session

@@ -18,7 +18,7 @@ from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, make_workload, usual_mean_tokens
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.rollout.engine import make_request, my_share
+from megatron_opsft.rollout.requests import make_request, my_share
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
 from megatron_opsft.runtime.distributed import Layout, share_work
 from megatron_opsft.runtime.exchange import to_bytes

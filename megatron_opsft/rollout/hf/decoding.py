@@ -22,11 +22,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings, single_requests
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import PackedQueries
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
 from megatron_opsft.rollout.hf.speculation import Speculation, SpeculativeBatch, can_speculate
+from megatron_opsft.rollout.requests import PromptRequest, single_requests
 from megatron_opsft.rollout.sampling import (
     largest_move,
     sample_tokens,

@@ -15,19 +15,17 @@ from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineWeights,
-    PromptRequest,
     Replica,
     SamplingSettings,
     Scores,
     Take,
-    single_requests,
-    split_batches,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.hf.layout import hf_layout
 from megatron_opsft.rollout.hf.speculation import Speculation
+from megatron_opsft.rollout.requests import PromptRequest, single_requests, split_batches
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums

@@ -22,11 +22,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.draft_length import MAX_DRAFT, DraftLength
-from megatron_opsft.rollout.engine import PromptRequest, SamplingSettings
+from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.follower import NO_DRAFT, Draft, Follower
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA, PackedQueries
 from megatron_opsft.rollout.hf.batching import COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import GrowingLayer, write_at
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
 

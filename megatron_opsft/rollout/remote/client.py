@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import zmq
 
 from megatron_opsft.errors import EngineDied, UserError
-from megatron_opsft.rollout.engine import PromptRequest
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
+from megatron_opsft.rollout.requests import PromptRequest
 
 _POLL_MS = 20
 _START_SECONDS = 1800.0

@@ -24,7 +24,6 @@ from megatron_opsft.rollout.engine import (
     Checksums,
     EngineLayout,
     EngineSettings,
-    PromptRequest,
     Replica,
     SamplingSettings,
     Scores,
@@ -45,6 +44,7 @@ from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engines_of
 from megatron_opsft.rollout.remote.group import EngineGroup
 from megatron_opsft.rollout.remote.hosted import HostedEngine
 from megatron_opsft.rollout.remote.stream import FleetStream
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device

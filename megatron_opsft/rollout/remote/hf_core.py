@@ -12,15 +12,13 @@ from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
     Patient,
-    PromptRequest,
     SamplingSettings,
     Scores,
-    single_requests,
-    split_batches,
 )
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.layout import hf_layout
 from megatron_opsft.rollout.hf.speculation import Speculation
+from megatron_opsft.rollout.requests import PromptRequest, single_requests, split_batches
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Receiver, Way

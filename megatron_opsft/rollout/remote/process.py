@@ -21,17 +21,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.agreement import Identity, read_identity
 from megatron_opsft.rollout.draft_counts import DraftCounts
-from megatron_opsft.rollout.engine import (
-    Checksums,
-    EngineSettings,
-    PromptRequest,
-    SamplingSettings,
-    Scores,
-    join_requests,
-    single_requests,
-)
+from megatron_opsft.rollout.engine import Checksums, EngineSettings, SamplingSettings, Scores
 from megatron_opsft.rollout.remote.hf_core import HfCore
 from megatron_opsft.rollout.remote.messages import Kind, Reply, Request
+from megatron_opsft.rollout.requests import PromptRequest, join_requests, single_requests
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.shared_memory import Address

@@ -4,15 +4,10 @@ has ended.
 
 from collections.abc import Iterator, Sequence
 
-from megatron_opsft.rollout.engine import (
-    PromptRequest,
-    SamplingSettings,
-    Take,
-    join_requests,
-    single_requests,
-)
+from megatron_opsft.rollout.engine import SamplingSettings, Take
 from megatron_opsft.rollout.remote.client import EngineClient
 from megatron_opsft.rollout.remote.fleet import Fleet
+from megatron_opsft.rollout.requests import PromptRequest, join_requests, single_requests
 from megatron_opsft.runtime.phase import count_done
 
 Ended = list[tuple[PromptRequest, list[int]]]

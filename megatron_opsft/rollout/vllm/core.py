@@ -19,11 +19,10 @@ from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
     Patient,
-    PromptRequest,
     SamplingSettings,
     Scores,
-    single_requests,
 )
+from megatron_opsft.rollout.requests import PromptRequest, single_requests
 from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params

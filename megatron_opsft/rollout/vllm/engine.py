@@ -11,13 +11,13 @@ from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
     EngineWeights,
-    PromptRequest,
     Replica,
     SamplingSettings,
     Scores,
     Take,
 )
 from megatron_opsft.rollout.limits import check_colocated
+from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.rollout.vllm.layout import checked_stream

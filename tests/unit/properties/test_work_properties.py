@@ -13,7 +13,7 @@ from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import filled, joined_order, own_places
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.engine import PromptRequest, dealt_size, my_share, split_batches
+from megatron_opsft.rollout.requests import PromptRequest, dealt_size, my_share, split_batches
 
 LENGTHS = st.lists(st.integers(1, 400), max_size=60)
 
