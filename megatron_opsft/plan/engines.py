@@ -29,8 +29,8 @@ def engine_shares(job: TrainingJob, workload: Workload) -> list[Share]:
     """The lengths that each engine is asked for; empty where one gets no work.
 
     Where engines take from each other, equal parts as `rollout.dealing` cuts them. Else as
-    `rollout.requests.my_share` deals: all responses to a problem go to one engine, problems in turn;
-    the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
+    `rollout.requests.my_share` deals: all responses to a problem go to one engine, problems in
+    turn; the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
     """
     rollout, lengths = job.config.rollout, workload.lengths
     if engines_steal(job.config, job.num_engines, is_cuda=job.hardware.is_cuda):
