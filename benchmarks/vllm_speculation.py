@@ -8,8 +8,6 @@ random numbers of its own. What is compared, by chi-square of two counts: the fi
 response (no draft has touched it), the sixteenth (drafts have), and the length. Values that are
 expected less than ten times are counted together.
 
-For a GPU: on a CPU vLLM's drafts are refused (docs/rollouts.md).
-
 Prints a JSON line for every seed: the three p-values, seconds of both, and the counts of drafts.
 """
 

@@ -257,7 +257,11 @@ HOLDERS = (
     "rollout/remote/process.py",
     "rollout/vllm/engine.py",
 )
-CPU_ONLY = ("runtime/cpu_compat.py", "rollout/vllm/cpu_worker.py")
+CPU_ONLY = (
+    "runtime/cpu_compat.py",
+    "rollout/vllm/cpu_kernels.py",
+    "rollout/vllm/cpu_worker.py",
+)
 
 # What is read from the instances that the packages hand out.
 ATTRIBUTES = {

@@ -50,6 +50,7 @@ HOMES = {
         "rollout/vllm/options.py",
         "rollout/vllm/worker.py",
         "rollout/vllm/cpu_worker.py",
+        "rollout/vllm/cpu_kernels.py",
     ],
     "zmq": ["rollout/remote/"],
     "typer": [

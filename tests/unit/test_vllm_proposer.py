@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.limits import engines_steal
-from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.rollout.vllm.options import llm_options
 from megatron_opsft.rollout.vllm.proposer import (
     MAX_VLLM_DRAFT,
@@ -149,12 +147,3 @@ def test_engines_whose_responses_depend_on_drafts_do_not_take_work_from_each_oth
 
     assert steal("vllm", "off") and not steal("vllm", "suffix")
     assert steal("hf", "off") and steal("hf", "suffix")
-
-
-def test_vllm_on_a_cpu_refuses_drafts_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("megatron_opsft.rollout.vllm.core.check_installed", lambda _: None)
-    settings: Any = SimpleNamespace(speculation="suffix", is_cuda=False)
-    table: Any = SimpleNamespace(shape=SimpleNamespace(moe=None))
-    with pytest.raises(UserError, match=r"rollout\.speculation=suffix: on a CPU .*=off$") as caught:
-        VllmCore(settings, table)
-    assert "\n" not in str(caught.value)

@@ -49,12 +49,6 @@ class VllmCore:
                 "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of "
                 "experts"
             )
-        if settings.speculation != "off" and not settings.is_cuda:
-            raise UserError(
-                f"rollout.speculation={settings.speculation}: on a CPU vLLM's check of drafts "
-                "gives a draft token alone where another must follow it, so the distribution may "
-                "not be the model's; on a CPU use rollout.engine=hf or rollout.speculation=off"
-            )
         prepare_environment(settings.is_cuda, rank)
         from vllm import LLM
 

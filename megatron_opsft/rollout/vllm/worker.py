@@ -161,6 +161,10 @@ class OpsftWorker:
     def opsft_open_drafts(self) -> None:
         """Show the proposer, which vLLM made, the batch that its drafts are for."""
         self.model_runner.drafter.runner = self.model_runner
+        if self.device.type == "cpu":
+            from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
+
+            correct_expansion()
 
     def opsft_draft_counts(self) -> DraftCounts:
         """What drafts have brought since this was asked before."""
