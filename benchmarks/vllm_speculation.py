@@ -1,12 +1,14 @@
 """Whether vLLM's responses have the same distribution with drafts and without.
 
     python benchmarks/vllm_speculation.py [section.key=value ...] [--responses N] [--seeds S ...]
+        [--repeatable]
 
 The engine of a configuration (the quickstart's) samples N responses with rollout.speculation=suffix
 and N without, to the same 25 problems with the same weights, each in a process of its own and with
 random numbers of its own. What is compared, by chi-square of two counts: the first token of each
 response (no draft has touched it), the sixteenth (drafts have), and the length. Values that are
-expected less than ten times are counted together.
+expected less than ten times are counted together. --repeatable: no clock decides how long drafts
+are, so that there are many of them also where they do not pay.
 
 Prints a JSON line for every seed: the three p-values, seconds of both, and the counts of drafts.
 """
@@ -87,12 +89,15 @@ def p_value(one: Sequence[int], other: Sequence[int]) -> float:
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
-def compare(num_responses: int, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def compare(
+    num_responses: int, seed: int, overrides: Sequence[str], *, repeatable: bool
+) -> dict[str, Any]:
     """Both sides of a seed."""
     sides = {}
     for speculation in STEPS:
         command = [sys.executable, __file__, "--responses", str(num_responses)]
         command += ["--seeds", str(seed), "--side", speculation, *overrides]
+        command += ["--repeatable"] if repeatable else []
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         sides[speculation] = json.loads(ended.stdout.splitlines()[-1])
     with_drafts, without = sides["suffix"], sides["off"]
@@ -125,7 +130,8 @@ def main() -> None:
             SuffixProposer.timed = not args.repeatable
             sample(args.side, args.responses, seed, args.overrides)
         else:
-            print(json.dumps(compare(args.responses, seed, args.overrides)), flush=True)
+            found = compare(args.responses, seed, args.overrides, repeatable=args.repeatable)
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
