@@ -71,10 +71,14 @@ class DraftLength:
 
     def _plain_seconds(self, num_rows: int) -> float:
         """Of a pass without drafts; where none was timed, as with the next number of rows."""
-        known = min(self._plain, key=lambda size: abs(size - num_rows.bit_length()))
+        known = self._timed_size(num_rows)
         if known != num_rows.bit_length():
             num_rows = 2 ** (known - 1)
         return self._plain[known] * num_rows
+
+    def _timed_size(self, num_rows: int) -> int:
+        """The power of two of rows, or the next one of which a pass was timed."""
+        return min(self._plain, key=lambda size: abs(size - num_rows.bit_length()))
 
     def wants_drafts(self, num_rows: int) -> bool:
         """Whether drafts are to be looked for before the next pass."""
@@ -153,7 +157,8 @@ class DraftLength:
             known = self._plain.get(size, each)
             self._plain[size] = 0.8 * known + 0.2 * min(each, _OUTLIER * known)
             return 0.0
-        plain = self._plain[size] * num_rows
+        size = self._timed_size(num_rows)  # rows may have left since their drafts were chosen
+        plain = self._plain_seconds(num_rows)
         expected = plain + self._draft_cost(size) * num_drafted
         extra = min(seconds, _OUTLIER * expected) - plain
         products, squares = self._draft.get(size, (0.0, 0.0))
