@@ -78,13 +78,11 @@ def test_saved_seconds_know_that_a_batch_lasts_as_long_as_its_longest_response()
     assert length.counts.saved_seconds == pytest.approx(0.0)
 
 
-def test_a_pass_that_rows_have_left_since_its_drafts_were_chosen_counts_as_one_of_their_number() -> (
-    None
-):
+def test_a_pass_that_rows_have_left_counts_by_the_next_number_that_was_timed() -> None:
     """Seven rows are another power of two than eight, of which alone a pass was timed."""
     length = DraftLength()
     length.open_batch(ROWS)
-    decode(length, each=0.02, right=MAX_DRAFT, passes=1)
-    assert length.choose([8] * ROWS, [MAX_DRAFT] * ROWS) == [MAX_DRAFT] * ROWS
-    saved = length.note(7, 7, 7 * MAX_DRAFT, PLAIN + 0.02 * 7 * MAX_DRAFT, 7 * (MAX_DRAFT + 1))
-    assert saved == pytest.approx((MAX_DRAFT + 1) * PLAIN - PLAIN - 0.02 * 7 * MAX_DRAFT)
+    decode(length, each=0.02, right=MAX_DRAFT, passes=10)
+    seconds = PLAIN + 0.02 * 7 * MAX_DRAFT
+    saved = length.note(7, 7, 7 * MAX_DRAFT, seconds, 7 * (MAX_DRAFT + 1))
+    assert saved == pytest.approx((MAX_DRAFT + 1) * PLAIN - seconds)
