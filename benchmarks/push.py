@@ -40,11 +40,13 @@ from megatron_opsft.weights.rules import WeightTable
 class LayoutEngine:
     """The weights' side of a rollout engine: vLLM's parameters on this rank, and nothing else."""
 
+    reachable = None
+
     def __init__(
         self, table: WeightTable, tp: int, layout: Layout, like: Tensor, *, packed: str
     ) -> None:
         self.layout = vllm_layout(table, tp, packed_head=False)
-        self.replica = Replica(index=layout.rank // tp, count=layout.world_size // tp)
+        self.replica = Replica(numbers=(layout.rank // tp,), count=layout.world_size // tp)
         self._tp_rank = layout.rank % tp
         self._packed = packed
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
