@@ -12,11 +12,6 @@ def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
     check_engine_settings(rollout.engine, rollout.tp, rollout.placement, rollout.speculation)
-    if rollout.speculation != "off" and rollout.placement == "separate":
-        raise UserError(
-            f"rollout.speculation={rollout.speculation}: drafts are for an engine inside the "
-            "training ranks; set rollout.placement=colocated or rollout.speculation=off"
-        )
     if config.model.load == "engine" and not reads_files(rollout):
         raise UserError(
             "model.load=engine: weights come from vLLM inside the training ranks alone; set "
