@@ -43,7 +43,7 @@ def submit(cluster: SlurmCluster, run_dir: Path, ranks: int, *overrides: str) ->
     return cluster.submit(words, SETTINGS)
 
 
-def wait_until(condition: Callable[[], bool], timeout: float = 100) -> None:
+def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

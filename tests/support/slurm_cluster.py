@@ -102,7 +102,7 @@ class SlurmCluster:
         fields = self.call(["scontrol", "show", "job", "--oneliner", job]).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)[name]
 
-    def wait(self, job: str, timeout: float = 150) -> str:
+    def wait(self, job: str, timeout: float = 400) -> str:
         """The state in which the job ended."""
         deadline = time.monotonic() + timeout
         while self.call(["squeue", "--noheader", "--jobs", job, "--states=all", "-o", "%t"]) in (
