@@ -1,5 +1,5 @@
 """What trainer and engine process say to each other: pickled, over a socket file that only this
-user can open.
+user can open; from another node through its host, encrypted and with the job's token.
 """
 
 from dataclasses import dataclass

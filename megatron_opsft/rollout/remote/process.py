@@ -1,7 +1,8 @@
-"""The process of a separate vLLM engine: `python -m megatron_opsft.rollout.remote.process ADDRESS`.
+"""The process of a separate engine: `python -m megatron_opsft.rollout.remote.process ADDRESS`.
 
-It serves one trainer rank, one request at a time, over ZeroMQ, and ends with that rank. While it is
-at work it says so about once a second; an engine that is silent for too long is hung.
+It serves one trainer rank, one request at a time, over ZeroMQ, and ends with that rank; in a stream
+it takes more work as it comes, and answers one response after the other. While it is at work it
+says so about once a second; an engine that is silent for too long is hung.
 """
 
 import ctypes
