@@ -95,11 +95,11 @@ def measure_bare(inputs: Inputs, engine: ColocatedEngine) -> float:
     )
     sampling = inputs.sampling(inputs.model)
     if isinstance(engine, HfEngine):
-        noise, engine.decoding.noise = engine.decoding.noise, 0.0
+        noise, engine.decoding.passes.noise = engine.decoding.passes.noise, 0.0
         start = time.perf_counter()
         num_tokens = sum(len(r.response_ids) for r in engine.generate(tickets, sampling))
         seconds = time.perf_counter() - start
-        engine.decoding.noise = noise
+        engine.decoding.passes.noise = noise
         return num_tokens / seconds
     from vllm import SamplingParams
 

@@ -9,8 +9,9 @@ chance of its kind (how many tokens agreed), so the n-th brings chance^n tokens.
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron_opsft.rollout.draft_counts import DraftCounts
@@ -22,12 +23,32 @@ _KINDS = (*MATCHED, AFTER_WRONG)
 _PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
 _MEMORY = 0.98  # of what was seen, after each forward pass
 _GAIN = 1.08  # by which drafts must be faster than none: finding them takes time too
-_IDLE = 4  # passes in a row without a draft, after which none is looked for
 _TRY = 0.3  # of a plain pass's cost of a row: what a draft token is taken to cost at first
+_FIRST = 3  # passes without drafts that show what such a pass costs
 _PLAIN_EVERY = 32  # passes with drafts, then one without
-_PAUSE = 16  # for so many passes, then twice as many; but for a batch that has shrunk by half
-_JUDGED = 8  # passes with drafts, after which they must have saved time
-_OUTLIER = 2.5  # times what was expected: a longer pass counts as one that took so long
+_IDLE = 3  # passes in a row for which no draft was worth it, then a pause
+_NOTHING_PAUSE = 8  # passes; where none was found at all
+_PAUSE, _LONGEST_PAUSE = 64, 2048  # passes; twice as many after each trial that lost time
+_TRIAL = 8  # passes with drafts, which must have saved time together
+_LOSS = 2.0  # passes without drafts: what a trial may lose before it ends
+_OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took so long
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Whether drafts pay with so many rows: passes with drafts so far and seconds they saved;
+    passes in a row for which no draft was worth it; the next pause, and what is left of this one.
+    """
+
+    passes: int = 0
+    saved: float = 0.0
+    idle: int = 0
+    next_pause: int = _PAUSE
+    left: int = 0
+
+    def pause(self, num_passes: int) -> None:
+        """No drafts for so long."""
+        self.left, self.idle, self.passes, self.saved = num_passes, 0, 0, 0.0
 
 
 class DraftLength:
@@ -41,23 +62,17 @@ class DraftLength:
         # the two sums of a regression.
         self._plain: dict[int, float] = {}
         self._draft: dict[int, tuple[float, float]] = {}
+        self._trials: defaultdict[int, _Trial] = defaultdict(_Trial)
         self._since_plain = 0
-        self._idle = self._pause = self._left = self._rows = 0
-        self._judged, self._saved = 0, 0.0  # since drafts began or went on
         self._spent = 0.0  # seconds of this batch
         self._told: set[int] = set()
 
-    def open_batch(self, num_rows: int) -> None:
-        """A new batch: drafts get another chance, half of what was seen is forgotten."""
-        self._start(num_rows)
+    def open_batch(self) -> None:
+        """A new batch: half of what was seen of drafts is forgotten."""
         self._spent = 0.0
         for k in _KINDS:
             self._right[k] = (self._right[k] + _PRIOR[0]) / 2
             self._seen[k] = (self._seen[k] + _PRIOR[1]) / 2
-
-    def _start(self, num_rows: int) -> None:
-        self._rows, self._idle, self._pause, self._left = num_rows, 0, _PAUSE, 0
-        self._judged, self._saved = 0, 0.0
 
     def close_batch(self, lengths: Sequence[int]) -> None:
         """Responses of so many tokens are complete: what they would have taken without drafts, one
@@ -80,12 +95,10 @@ class DraftLength:
         """The power of two of rows, or the next one of which a pass was timed."""
         return min(self._plain, key=lambda size: abs(size - num_rows.bit_length()))
 
-    def wants_drafts(self, num_rows: int) -> bool:
-        """Whether drafts are to be looked for before the next pass."""
-        if 2 * num_rows <= self._rows:
-            self._start(num_rows)
-        self._left -= 1
-        return self._left < 0
+    def rest(self, num_rows: int) -> int:
+        """How many passes come before drafts are looked for; 0: now they are."""
+        size = num_rows.bit_length()
+        return self._trials[size].left if size in self._plain else _FIRST
 
     def choose(self, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
         """How many tokens of each row's draft give the most tokens a second, all 0 where none do.
@@ -99,14 +112,17 @@ class DraftLength:
         size = num_rows.bit_length()
         if self._since_plain > _PLAIN_EVERY or size not in self._plain:
             return nothing  # what a pass without drafts costs changes with the length of responses
+        trial = self._trials[size]
         plain = self._plain[size] * num_rows
         least, rate = self._least_chance(plain, self._draft_cost(size), kinds, lengths)
         if rate <= num_rows / plain * _GAIN:
-            self._idle += 1
-            if self._idle >= _IDLE:
-                self._stop(num_rows)
+            trial.idle += 1
+            if trial.idle == _IDLE:
+                trial.pause(_PAUSE if any(kinds) else _NOTHING_PAUSE)
+                if any(kinds):
+                    self._tell(num_rows)
             return nothing
-        self._idle = 0
+        trial.idle = 0
         most = {k: _most_tokens(self._chance(k), least) for k in set(kinds) if k}
         return [min(n, most[k]) if k else 0 for k, n in zip(kinds, lengths, strict=True)]
 
@@ -132,49 +148,73 @@ class DraftLength:
                 least, best = chance, expected / seconds
         return least, best
 
-    def _stop(self, num_rows: int) -> None:
-        """Drafts pause."""
-        self._left, self._pause, self._idle = self._pause, 2 * self._pause, _IDLE - 1
-        self._judged, self._saved = 0, 0.0
-        size = num_rows.bit_length()
-        if size not in self._told:
-            self._told.add(size)
-            _log.info("speculation does not pay with %d responses a batch: off there", num_rows)
+    def note_plain(
+        self,
+        num_rows: int,
+        num_live: int,
+        seconds: float,
+        num_passes: int = 1,
+        *,
+        looking: float = 0.0,
+    ) -> None:
+        """Passes without drafts over so many rows, some of which had ended, took so long, after so
+        many seconds in which drafts were looked for.
+        """
+        size, each = num_rows.bit_length(), seconds / num_passes / num_rows
+        known = self._plain.get(size, each)
+        self._plain[size] = 0.8 * known + 0.2 * min(each, _OUTLIER * known)
+        self._since_plain = 0
+        trial = self._trials[size]
+        trial.left = max(trial.left - num_passes, 0)
+        self._spent += seconds + looking
+        self.counts.rows += num_live * num_passes
+        self.counts.tokens += num_live * num_passes
 
     def note(
         self, num_rows: int, num_live: int, num_drafted: int, seconds: float, num_tokens: int
     ) -> float:
-        """A forward pass of so many rows, some of which had ended, with so many draft tokens, took
-        so long and gave so many tokens: seconds it saved, if every token is worth the same.
+        """A forward pass over so many rows with so many draft tokens, looking for them included,
+        took so long and gave so many tokens: seconds it saved, if every token is worth the same.
         """
-        size, counts = num_rows.bit_length(), self.counts
         self._spent += seconds
-        counts.rows += num_live
-        counts.tokens += num_tokens
-        if num_drafted == 0:
-            self._since_plain = 0
-            each = seconds / num_rows
-            known = self._plain.get(size, each)
-            self._plain[size] = 0.8 * known + 0.2 * min(each, _OUTLIER * known)
-            return 0.0
+        self.counts.rows += num_live
+        self.counts.tokens += num_tokens
         size = self._timed_size(num_rows)  # rows may have left since their drafts were chosen
         plain = self._plain_seconds(num_rows)
         expected = plain + self._draft_cost(size) * num_drafted
-        extra = min(seconds, _OUTLIER * expected) - plain
+        seconds = min(seconds, _OUTLIER * expected)
         products, squares = self._draft.get(size, (0.0, 0.0))
         self._draft[size] = (
-            _MEMORY * products + extra * num_drafted,
+            _MEMORY * products + (seconds - plain) * num_drafted,
             _MEMORY * squares + num_drafted**2,
         )
-        self._judged += 1
-        saved = num_tokens / num_live * plain - seconds
-        self._saved += saved
-        if self._judged >= _JUDGED and self._saved < 0:
-            self._stop(num_rows)
         for k in _KINDS:
             self._right[k] *= _MEMORY
             self._seen[k] *= _MEMORY
+        saved = num_tokens / num_live * plain - seconds
+        self._judge(num_rows, saved, -_LOSS * plain)
         return saved
+
+    def _judge(self, num_rows: int, saved: float, least: float) -> None:
+        """A pass with drafts has saved so many seconds; drafts pause where the trial has saved less
+        than `least`, or none in the end.
+        """
+        size = num_rows.bit_length()
+        trial = self._trials[size]
+        trial.passes += 1
+        trial.saved += saved
+        if trial.saved < least or (trial.passes == _TRIAL and trial.saved < 0):
+            trial.pause(trial.next_pause)
+            trial.next_pause = min(2 * trial.next_pause, _LONGEST_PAUSE)
+            self._tell(num_rows)
+        elif trial.passes == _TRIAL:
+            trial.passes, trial.saved, trial.next_pause = 0, 0.0, _PAUSE
+
+    def _tell(self, num_rows: int) -> None:
+        """Once for each size: drafts are off there."""
+        if num_rows.bit_length() not in self._told:
+            self._told.add(num_rows.bit_length())
+            _log.info("speculation does not pay with %d responses a batch: off there", num_rows)
 
     def note_draft(self, kind: int, num_drafted: int, num_accepted: int) -> None:
         """So many of a draft's tokens were right; the first wrong one was seen too."""

@@ -6,45 +6,53 @@ from megatron_opsft.rollout.suffix_index import AFTER_WRONG, MATCHED, SuffixInde
 
 Draft = tuple[int, list[int]]  # its kind, as `DraftLength` has it; what may come next
 NO_DRAFT: Draft = (0, [])
-_MAX_WRONG = 4  # such tokens in a row that differ from a text end its being followed
+_MOST_AGREED = 12
+_MISS = 3  # what a token that differs takes away from those that agreed, at most half of them
 
 
 @dataclass(slots=True, eq=False)
 class Follower:
     """text: prompt and response so far.
 
-    source, start: a text that the response follows, and where in it; wrong: how many of the last
-    tokens, one behind the other, were not its.
+    source, start: a text that the response follows, and where in it. agreed: how many tokens of the
+    two were the same on the way here, less for those that were not; 0: it follows none. missed:
+    whether the last one was not.
     """
 
     text: list[int]
     index: SuffixIndex
     source: list[int] = field(default_factory=list)
     start: int = 0
-    wrong: int = 0
+    agreed: int = 0
+    missed: bool = False
 
     def draft(self, most: int) -> Draft:
-        """What may come next: what followed the same tokens elsewhere, or else what comes next in
-        the text that was followed so far, as if one token had replaced another.
+        """What may come next: what comes next in the text that was followed so far, a token that
+        differed taken for a replaced one, or else what followed more of the same tokens elsewhere.
         """
-        place = self.index.find(self.text)
-        follows = self.source and self.wrong < _MAX_WRONG
-        if place is not None and not (follows and place[0] == MATCHED[-1]):
-            kind, self.source, self.start = place
-            self.wrong = 0
-        elif follows:
-            kind = AFTER_WRONG if self.wrong else MATCHED[-1]
-        else:
+        if self.start >= len(self.source):
+            self.agreed = 0
+        if self.agreed < MATCHED[0]:
+            place = self.index.find(self.text)
+            if place is not None and place[0] > self.agreed:
+                self.agreed, self.source, self.start = place
+                self.missed = False
+        if not self.agreed:
             return NO_DRAFT
         tokens = self.source[self.start : self.start + most]
-        if tokens and self.source is self.text and not self.wrong:  # it repeats itself so far
+        if tokens and self.source is self.text:  # it repeats itself so far
             tokens = (tokens * (most // len(tokens) + 1))[:most]
+        enough = AFTER_WRONG if self.missed else self.agreed
+        kind = next((k for k in MATCHED if k <= enough), AFTER_WRONG)
         return (kind, tokens) if tokens else NO_DRAFT
 
     def put(self, token: int) -> None:
         """Behind the text, and one token on in the text it follows."""
         self.text.append(token)
-        if self.source:
-            same = self.start < len(self.source) and self.source[self.start] == token
-            self.wrong = 0 if same else self.wrong + 1
+        if self.agreed:
+            self.missed = self.start >= len(self.source) or self.source[self.start] != token
+            if self.missed:
+                self.agreed = max(self.agreed - _MISS, self.agreed // 2)
+            else:
+                self.agreed = min(self.agreed + 1, _MOST_AGREED)
             self.start += 1

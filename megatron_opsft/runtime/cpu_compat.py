@@ -22,7 +22,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _device = _CPU  # what stands for CUDA
@@ -146,6 +150,18 @@ def install() -> None:
     mode = _CudaMeansCpu()
     mode.__enter__()
     _installed.append(mode)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Inside, torch's functions are called as they are: for code that names no CUDA and makes many
+    small calls.
+    """
+    if _installed and _get_current_function_mode_stack()[-1:] == _installed:
+        with _pop_mode_temporarily():
+            yield
+    else:
+        yield
 
 
 @contextmanager

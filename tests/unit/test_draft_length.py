@@ -16,21 +16,24 @@ def decode(length: DraftLength, each: float, right: int, passes: int = 60) -> li
     longest = []
     for _ in range(passes):
         lengths = [0] * ROWS
-        if length.wants_drafts(ROWS):
+        if not length.rest(ROWS):
             lengths = length.choose([8] * ROWS, [MAX_DRAFT] * ROWS)
         accepted = [min(n, right) for n in lengths]
         for n, a in zip(lengths, accepted, strict=True):
             if n:
                 length.note_draft(8, n, a)
         drafted = sum(lengths)
-        length.note(ROWS, ROWS, drafted, PLAIN + each * drafted, ROWS + sum(accepted))
+        if drafted:
+            length.note(ROWS, ROWS, drafted, PLAIN + each * drafted, ROWS + sum(accepted))
+        else:
+            length.note_plain(ROWS, ROWS, PLAIN)
         longest.append(max(lengths))
     return longest
 
 
 def test_right_and_cheap_drafts_become_as_long_as_they_come() -> None:
     length = DraftLength()
-    length.open_batch(ROWS)
+    length.open_batch()
     longest = decode(length, each=0.02, right=MAX_DRAFT)
     assert longest[0] == 0 and max(longest) == MAX_DRAFT
     assert sum(n == MAX_DRAFT for n in longest) > 50
@@ -39,7 +42,7 @@ def test_right_and_cheap_drafts_become_as_long_as_they_come() -> None:
 
 def test_drafts_that_are_right_for_a_while_are_cut_there() -> None:
     length = DraftLength()
-    length.open_batch(ROWS)
+    length.open_batch()
     longest = decode(length, each=0.04, right=3, passes=200)
     assert 1 <= max(longest[100:]) <= 6
 
@@ -49,7 +52,7 @@ def test_drafts_that_cost_as_much_as_tokens_or_are_wrong_pause(
     each: float, right: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     length = DraftLength()
-    length.open_batch(ROWS)
+    length.open_batch()
     with caplog.at_level(logging.INFO):
         longest = decode(length, each, right, passes=200)
     assert sum(n > 0 for n in longest) < 30
@@ -59,7 +62,7 @@ def test_drafts_that_cost_as_much_as_tokens_or_are_wrong_pause(
 
 def test_saved_seconds_are_those_against_one_token_a_pass() -> None:
     length = DraftLength()
-    length.open_batch(ROWS)
+    length.open_batch()
     decode(length, each=0.02, right=MAX_DRAFT, passes=2)  # one without drafts, one with 15 each
     tokens = length.counts.tokens // ROWS
     spent = 2 * PLAIN + 0.02 * length.counts.drafted
@@ -69,11 +72,11 @@ def test_saved_seconds_are_those_against_one_token_a_pass() -> None:
 
 def test_saved_seconds_know_that_a_batch_lasts_as_long_as_its_longest_response() -> None:
     length = DraftLength()
-    length.open_batch(2)
+    length.open_batch()
     for _ in range(4):
-        length.note(2, 2, 0, 0.4, 2)
+        length.note_plain(2, 2, 0.4)
     for _ in range(6):
-        length.note(1, 1, 0, 0.3, 1)
+        length.note_plain(1, 1, 0.3)
     length.close_batch([4, 10])
     assert length.counts.saved_seconds == pytest.approx(0.0)
 
@@ -81,7 +84,7 @@ def test_saved_seconds_know_that_a_batch_lasts_as_long_as_its_longest_response()
 def test_a_pass_that_rows_have_left_counts_by_the_next_number_that_was_timed() -> None:
     """Seven rows are another power of two than eight, of which alone a pass was timed."""
     length = DraftLength()
-    length.open_batch(ROWS)
+    length.open_batch()
     decode(length, each=0.02, right=MAX_DRAFT, passes=10)
     seconds = PLAIN + 0.02 * 7 * MAX_DRAFT
     saved = length.note(7, 7, 7 * MAX_DRAFT, seconds, 7 * (MAX_DRAFT + 1))

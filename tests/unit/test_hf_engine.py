@@ -21,8 +21,9 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
+from megatron_opsft.rollout.hf.decoding import ROUNDING
 from megatron_opsft.rollout.hf.engine import HfEngine
+from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.requests import PromptRequest, make_request, my_share, split_batches
 
@@ -133,7 +134,9 @@ def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
 def test_drafts_of_any_length_leave_every_token_as_it_is(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right and wrong drafts, the end of text and the limit inside of drafts included."""
+    """Right and wrong drafts, the end of text and the limit inside of drafts included; and a few
+    passes without drafts in between, for rows that stand at different places.
+    """
     engine = _engine(_model(kind), batch_size=16)
     requests, settings = _requests(num_prompts=6, group_size=5), _settings()
     plain = engine.generate(requests, settings)
@@ -142,7 +145,8 @@ def test_drafts_of_any_length_leave_every_token_as_it_is(
     monkeypatch.setattr(
         DraftLength, "choose", lambda _, kinds, lengths: [min(n, next(most)) for n in lengths]
     )
-    monkeypatch.setattr(DraftLength, "wants_drafts", lambda *_: True)
+    pauses = iter([0, 0, 1, 0, 4, 0, 2] * 5000)
+    monkeypatch.setattr(DraftLength, "rest", lambda *_: next(pauses))
     engine = _engine(engine.model, batch_size=16, speculation=Speculation())
     assert engine.decoding.speculation is not None
     engine.decoding.speculation.length._plain = defaultdict(lambda: 1.0)
@@ -164,18 +168,18 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
 
     def responses(exact: bool, batch_size: int) -> list[Rollout]:
         engine = HfEngine(model, SpellingTokenizer(), batch_size, version=0, exact=exact)
-        engine.decoding.noise *= 100  # so that noise which matters is still below
+        engine.decoding.passes.noise *= 100  # so that noise which matters is still below
         return engine.generate(requests, settings)
 
     wanted = {exact: responses(exact, 64) for exact in (True, False)}
     generator = torch.Generator().manual_seed(1)
-    clean = HfDecoding._forward
+    clean = ModelPasses.forward
 
-    def with_noise(self: HfDecoding, *arguments: torch.Tensor) -> torch.Tensor:
-        logits = clean(self, *arguments)
+    def with_noise(self: ModelPasses, *arguments: Any, **more: Any) -> torch.Tensor:
+        logits = clean(self, *arguments, **more)
         return logits + 2e-3 * (2 * torch.rand(logits.shape, generator=generator) - 1)
 
-    monkeypatch.setattr(HfDecoding, "_forward", with_noise)
+    monkeypatch.setattr(ModelPasses, "forward", with_noise)
     assert responses(True, 50) == wanted[True]
     assert responses(False, 50) != wanted[False]  # the noise matters
 
@@ -187,13 +191,13 @@ def test_rounding_beyond_what_is_allowed_for_is_told(
     engine = HfEngine(_model("llama", torch.float32), SpellingTokenizer(), 64, 0, exact=True)
     requests, settings = _requests(num_prompts=8, group_size=16), _settings()
     engine.generate(requests, settings)
-    assert engine.decoding.noise == ROUNDING and not caplog.records
-    clean = HfDecoding._forward
+    assert engine.decoding.passes.noise == ROUNDING and not caplog.records
+    clean = ModelPasses.forward
     monkeypatch.setattr(
-        HfDecoding, "_forward", lambda *arguments: clean(*arguments).bfloat16().float()
+        ModelPasses, "forward", lambda *a, **more: clean(*a, **more).bfloat16().float()
     )
     engine.generate(requests, settings)
-    assert engine.decoding.noise > 4 * ROUNDING / 2
+    assert engine.decoding.passes.noise > 4 * ROUNDING / 2
     assert "may depend on its batch" in caplog.text
 
 
@@ -295,7 +299,7 @@ def test_logits_that_are_not_finite_end_the_rollout(value: float, exact: bool) -
 def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its later logits are finite again before anything is checked."""
     engine = _engine(_model("llama"))
-    forward = engine.decoding._forward
+    forward = engine.decoding.passes.forward
     calls = []
 
     def spoil(*args: Any) -> torch.Tensor:
@@ -305,7 +309,7 @@ def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.Mon
             logits[1] = float("nan")
         return logits
 
-    monkeypatch.setattr(engine.decoding, "_forward", spoil)
+    monkeypatch.setattr(engine.decoding.passes, "forward", spoil)
     with pytest.raises(NonFiniteError, match=r"in 1 of 20 responses"):
         engine.generate(_requests(), _settings())
 

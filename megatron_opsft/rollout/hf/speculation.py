@@ -3,18 +3,17 @@
 A draft is put behind the last token of its row, and one pass gives the logits at every place of it;
 all tokens of all rows are one sequence in it, without padding. Each place draws with the number it
 has anyway, so the draft holds up to the first draw that is another token, and that token is right
-in its place: responses are those of the plain loop. Keys and values of the rest of a draft are
-written over by the next pass, which begins there; until then the mask hides them, as it hides
+in its place: responses are those of passes without drafts. Keys and values of the rest of a draft
+are written over by the next pass, which begins there; until then the mask hides them, as it hides
 everything behind a query's own place.
 
-Shapes: N responses still decoding, S prompt length with padding, Q most tokens of a row in a pass,
+Shapes: N rows in the batch, S prompt length with padding, Q most tokens of a row in a pass,
 M tokens of a pass, T places in the cache, L longest response, V vocabulary.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,37 +21,14 @@ from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.draft_length import MAX_DRAFT, DraftLength
-from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.follower import NO_DRAFT, Draft, Follower
+from megatron_opsft.rollout.follower import Draft, Follower
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA, PackedQueries
-from megatron_opsft.rollout.hf.batching import COMPACT_AT
+from megatron_opsft.rollout.hf.batch import DecodingBatch
+from megatron_opsft.rollout.hf.batching import CHECK_EVERY
 from megatron_opsft.rollout.hf.kv_cache import GrowingLayer, write_at
+from megatron_opsft.rollout.hf.passes import check_finite
 from megatron_opsft.rollout.requests import PromptRequest
-from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
-
-
-class _Decoding(Protocol):
-    """What is asked of `HfDecoding`."""
-
-    noise: float
-
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache,
-        *,
-        kept: int = 0,
-        **more: PackedQueries,
-    ) -> Tensor: ...
-
-    def sample_alone(
-        self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
-    ) -> Tensor: ...
-
-    def raise_not_finite(self, problem_ids: Sequence[str], t: int) -> None: ...
 
 
 def can_speculate(model: PreTrainedModel, cache: DynamicCache) -> bool:
@@ -101,19 +77,6 @@ class Speculation:
         return [of_problem[single.problem_id] for single in singles]
 
 
-@dataclass(slots=True, eq=False)
-class _Row(Follower):
-    """A response being decoded."""
-
-    number: int = field(kw_only=True)
-    single: PromptRequest = field(kw_only=True)
-    ended: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.text) - len(self.single.prompt_ids)
-
-
 @dataclass(frozen=True, slots=True)
 class _Drawn:
     """What a pass gave at its M places: logits and random numbers, tokens, and whether each is sure
@@ -128,179 +91,186 @@ class _Drawn:
 
 
 class SpeculativeBatch:
-    """One batch of responses."""
+    """A batch of responses with what each of them follows.
 
-    def __init__(
-        self,
-        decoding: _Decoding,
-        memory: Speculation,
-        mask_NS: Tensor,
-        cache: DynamicCache,
-        singles: Sequence[PromptRequest],
-        sampling: SamplingSettings,
-    ) -> None:
-        self._decoding, self._memory, self._cache = decoding, memory, cache
-        self._sampling, self._limit = sampling, sampling.max_response_tokens
-        self._ends = frozenset(sampling.end_token_ids)
-        self._width_S, self._device = mask_NS.shape[1], mask_NS.device
-        room_NL = mask_NS.new_ones(len(singles), self._limit)
-        self._mask_NT = torch.cat([mask_NS, room_NL], dim=-1)
-        seeds_N = torch.tensor([single.seeds[0] for single in singles], device=self._device)
-        self._uniforms_NL = uniforms(seeds_N, self._limit)
-        texts = [list(single.prompt_ids) for single in singles]
-        indexes = memory.indexes(singles, texts)
+    Passes without drafts are the batch's own; what they gave is read when drafts are next looked
+    for.
+    """
+
+    def __init__(self, batch: DecodingBatch, memory: Speculation) -> None:
+        self._batch, self._memory = batch, memory
+        texts = [list(single.prompt_ids) for single in batch.singles]
+        indexes = memory.indexes(batch.singles, texts)
         self._indexes = tuple({id(index): index for index in indexes}.values())
-        self._rows = [
-            _Row(text, index, number=number, single=single)
-            for number, (single, text, index) in enumerate(
-                zip(singles, texts, indexes, strict=True)
-            )
+        self._followers = [
+            Follower(text, index) for text, index in zip(texts, indexes, strict=True)
         ]
-        self._numbers_N = torch.arange(len(singles), device=self._device)
-        self._numbers_Q = torch.arange(MAX_DRAFT + 1, device=self._device)
-        self._places_T = torch.arange(self._mask_NT.shape[1], device=self._device)
+        self._numbers_Q = torch.arange(MAX_DRAFT + 1, device=batch.device)
         self._lengths: list[int] = []  # of responses that ended, without the first token
-        memory.length.open_batch(len(singles))
+        memory.length.open_batch()
 
     def decode(self, logits_NV: Tensor) -> Iterator[dict[int, list[int]]]:
         """See `HfDecoding.decode`; logits_NV: after the prompts."""
-        length = self._memory.length
-        finished = self._draw(logits_NV, [NO_DRAFT] * len(self._rows))
+        finished = self._batch.begin(logits_NV)
+        self._keep(finished)
         yield finished
-        while not all(row.ended for row in self._rows):
-            self._compact()
-            start = time.perf_counter()
-            live = [row for row in self._rows if not row.ended]
-            drafts = self._drafts(live)
-            num_drafted = sum(len(tokens) for _, tokens in drafts)
-            before = sum(row.num_tokens for row in live)
-            logits_MV = self._forward_drafts(drafts) if num_drafted else self._forward_one()
-            finished = self._draw(logits_MV, drafts)
-            seconds = time.perf_counter() - start
-            drawn = sum(row.num_tokens for row in live) - before
-            length.note(len(self._rows), len(live), num_drafted, seconds, drawn)
-            self._lengths += [len(ids) - 1 for ids in finished.values()]
+        while self._batch.going_on:
+            self._batch.drop_ended()
+            finished = self._next()
+            self._keep(finished)
             yield finished
         if self._lengths:
-            length.close_batch(self._lengths)
+            self._memory.length.close_batch(self._lengths)
 
-    def _drafts(self, live: Sequence[_Row]) -> list[Draft]:
-        """A draft for every row that goes on, none where they do not pay; never beyond the longest
-        response.
+    def _next(self) -> dict[int, list[int]]:
+        """Tokens of a pass with drafts, or of a few without; responses that ended in them."""
+        batch, length = self._batch, self._memory.length
+        num_rows, num_live = len(batch.rows), batch.ended.count(False)
+        start = looked = time.perf_counter()
+        num_passes = min(length.rest(num_rows), CHECK_EVERY)
+        drafts: dict[int, Draft] = {}
+        if num_passes == 0:
+            drafts = self._drafts()
+            looked = time.perf_counter()
+        before = sum(batch.num_drawn)
+        if drafts:
+            finished = self._check(drafts)
+            num_drafted = sum(len(tokens) for _, tokens in drafts.values())
+            seconds = time.perf_counter() - start
+            num_tokens = sum(batch.num_drawn) - before
+            length.note(num_rows, num_live, num_drafted, seconds, num_tokens)
+            return finished
+        num_passes = max(num_passes, 1)
+        finished = batch.run(num_passes)
+        seconds = time.perf_counter() - looked
+        length.note_plain(num_rows, num_live, seconds, num_passes, looking=looked - start)
+        return finished
+
+    def _drafts(self) -> dict[int, Draft]:
+        """Row of the batch -> its draft, which never goes beyond the longest response; none where
+        they do not pay.
         """
-        length = self._memory.length
-        if not length.wants_drafts(len(self._rows)):
-            return [NO_DRAFT] * len(live)
+        batch = self._batch
+        going = [n for n, ended in enumerate(batch.ended) if not ended]
+        for n in going:
+            self._read(self._followers[batch.rows[n]], n)
         for index in self._indexes:
             index.catch_up()
         # One more token is drawn after a draft.
-        drafts = [row.draft(min(self._limit - row.num_tokens - 1, MAX_DRAFT)) for row in live]
-        most = length.choose([kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts])
-        return [(kind, tokens[:n]) for (kind, tokens), n in zip(drafts, most, strict=True)]
-
-    def _forward_one(self) -> Tensor:
-        """Logits [M, V] after the last token of every row that goes on, as in the plain loop."""
-        starts = [
-            (row.text[-1], len(row.single.prompt_ids), row.num_tokens - 1) for row in self._rows
+        room = [min(batch.limit - batch.num_drawn[n] - 1, MAX_DRAFT) for n in going]
+        drafts = [
+            self._followers[batch.rows[n]].draft(most) for n, most in zip(going, room, strict=True)
         ]
-        ids_N, prompts_N, done_N = torch.tensor(starts, device=self._device).T
-        places_N = self._width_S + done_N
-        total = self._width_S + max(done for _, _, done in starts) + 1
-        mask_NT = (self._places_T[:total] <= places_N[:, None]) & self._mask_NT[:, :total]
-        write_at(self._cache, self._numbers_N[: len(starts)], places_N, total)
-        logits_NV = self._decoding.forward(
-            ids_N[:, None],
-            mask_NT[:, None, None],
-            (prompts_N + done_N)[:, None],
-            self._cache,
-            kept=1,
-        )[:, -1]
-        live = [n for n, row in enumerate(self._rows) if not row.ended]
-        return logits_NV if len(live) == len(starts) else logits_NV[live]
+        most = self._memory.length.choose(
+            [kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts]
+        )
+        if not any(most):
+            return {}
+        return {
+            n: (kind, tokens[:length])
+            for n, (kind, tokens), length in zip(going, drafts, most, strict=True)
+        }
 
-    def _forward_drafts(self, drafts: Sequence[Draft]) -> Tensor:
+    def _read(self, follower: Follower, n: int) -> None:
+        """What passes without drafts have drawn for row `n`."""
+        batch = self._batch
+        row = batch.rows[n]
+        known = len(follower.text) - len(batch.singles[row].prompt_ids)
+        if known < batch.num_drawn[n]:
+            for token in batch.tokens_NL[row, known : batch.num_drawn[n]].tolist():
+                follower.put(token)
+
+    def _keep(self, finished: Mapping[int, list[int]]) -> None:
+        """Responses that ended, for their siblings and for later ones."""
+        for row, ids in finished.items():
+            single, text = self._batch.singles[row], self._followers[row].text
+            text[:] = (*single.prompt_ids, *ids)
+            self._lengths.append(len(ids) - 1)
+            if not self._memory.alone:
+                self._memory.history.add(single.problem_id, text)
+
+    def _check(self, drafts: Mapping[int, Draft]) -> dict[int, list[int]]:
+        """One pass over the last token and the draft of every row that goes on, and what is drawn
+        there; responses that ended.
+        """
+        batch, passes = self._batch, self._batch.passes
+        places = [
+            (batch.rows[n], batch.num_drawn[n] + j)
+            for n, (_, tokens) in drafts.items()
+            for j in range(len(tokens) + 1)
+        ]
+        rows_M, drawn_M = torch.tensor(places, device=batch.device).T
+        logits_MV = self._forward(drafts)
+        finite_M = logits_MV.amax(dim=-1).isfinite()
+        uniforms_M = batch.uniforms_NL[rows_M, drawn_M]
+        token_M, sure_M = passes.draw(logits_MV, uniforms_M, batch.sampling)
+        drawn = _Drawn(logits_MV, uniforms_M, token_M.tolist(), sure_M.tolist(), finite_M.tolist())
+        m, taken = 0, []
+        finished: dict[int, list[int]] = {}
+        for n, (kind, tokens) in drafts.items():
+            row, start = batch.rows[n], batch.num_drawn[n]
+            ids = self._take(n, tokens, drawn, m)
+            taken += [(row, start + j, token) for j, token in enumerate(ids)]
+            if tokens:
+                right = sum(a == b for a, b in zip(ids, tokens, strict=False))
+                self._memory.length.note_draft(kind, len(tokens), right)
+            if batch.ended[n]:
+                text, single = self._followers[row].text, batch.singles[row]
+                finished[row] = text[len(single.prompt_ids) :]
+            m += len(tokens) + 1
+        rows_K, places_K, tokens_K = torch.tensor(taken, device=batch.device).T
+        batch.tokens_NL[rows_K, places_K] = tokens_K
+        return finished
+
+    def _take(self, n: int, tokens: Sequence[int], drawn: _Drawn, m: int) -> list[int]:
+        """The draws of row `n`, from place `m` of the pass on, up to the first that is not the
+        draft's.
+        """
+        batch = self._batch
+        row, follower = batch.rows[n], self._followers[batch.rows[n]]
+        taken: list[int] = []
+        for j in range(len(tokens) + 1):
+            check_finite([drawn.finite[m + j]], [batch.singles[row].problem_id], batch.num_drawn[n])
+            token = drawn.tokens[m + j]
+            if not drawn.sure[m + j]:
+                token = batch.passes.draw_alone(
+                    follower.text, drawn.logits_MV[m + j], drawn.uniforms_M[m + j], batch.sampling
+                )
+            follower.put(token)
+            taken.append(token)
+            batch.num_drawn[n] += 1
+            batch.ended[n] = token in batch.sampling.end_token_ids or (
+                batch.num_drawn[n] == batch.limit
+            )
+            if batch.ended[n] or j == len(tokens) or token != tokens[j]:
+                break
+        return taken
+
+    def _forward(self, drafts: Mapping[int, Draft]) -> Tensor:
         """Logits [M, V] after the last token of every row that goes on and after each of its draft,
         row by row.
         """
-        places, starts = [], [0] * len(self._rows)
-        live = [n for n, row in enumerate(self._rows) if not row.ended]
-        for n, (_, tokens) in zip(live, drafts, strict=True):
-            row = self._rows[n]
-            starts[n] = row.num_tokens - 1
-            prompt = len(row.single.prompt_ids)
+        batch = self._batch
+        places, first = [], [batch.width_S] * len(batch.rows)
+        for n, (_, tokens) in drafts.items():
+            follower = self._followers[batch.rows[n]]
+            done = batch.num_drawn[n] - 1
+            first[n] = batch.width_S + done
+            position = len(follower.text) - 1
             places += [
-                (token, n, j, starts[n] + j, prompt)
-                for j, token in enumerate((row.text[-1], *tokens))
+                (token, n, j, first[n] + j, position + j)
+                for j, token in enumerate((follower.text[-1], *tokens))
             ]
-        ids_M, rows_M, ahead_M, done_M, prompts_M = torch.tensor(places, device=self._device).T
-        width = 1 + max(len(tokens) for _, tokens in drafts)
-        total = self._width_S + max(done for _, _, _, done, _ in places) + 1
+        ids_M, rows_M, ahead_M, places_M, positions_M = torch.tensor(places, device=batch.device).T
+        width = 1 + max(len(tokens) for _, tokens in drafts.values())
+        total = 1 + max(place for _, _, _, place, _ in places)
         # Behind a row's own draft there is nothing to ask, only a place to keep the shape.
-        first_N = self._width_S + torch.tensor(starts, device=self._device)
-        last_NQ = first_N[:, None] + self._numbers_Q[:width]
-        mask_NQT = (self._places_T[:total] <= last_NQ[..., None]) & self._mask_NT[:, None, :total]
-        write_at(self._cache, rows_M, self._width_S + done_M, total)
-        packed = PackedQueries(rows_M, ahead_M, len(self._rows), width)
-        return self._decoding.forward(
-            ids_M[None], mask_NQT[:, None], (prompts_M + done_M)[None], self._cache, packed=packed
+        first_N1 = torch.tensor(first, device=batch.device)[:, None]
+        last_NQ1 = (first_N1 + self._numbers_Q[:width])[..., None]
+        mask_NQT = (batch.places_T[:total] <= last_NQ1) & batch.mask_NT[:, None, :total]
+        batch.uneven = True
+        write_at(batch.cache, rows_M, places_M, total)
+        packed = PackedQueries(rows_M, ahead_M, len(batch.rows), width)
+        return batch.passes.forward(
+            ids_M[None], mask_NQT[:, None], positions_M[None], batch.cache, kept=0, packed=packed
         )[0]
-
-    def _draw(self, logits_MV: Tensor, drafts: Sequence[Draft]) -> dict[int, list[int]]:
-        """Put what is drawn behind every row that goes on; responses that ended, by number."""
-        live = [row for row in self._rows if not row.ended]
-        where = [
-            (row.number, row.num_tokens + j)
-            for row, (_, tokens) in zip(live, drafts, strict=True)
-            for j in range(len(tokens) + 1)
-        ]
-        numbers_M, done_M = torch.tensor(where, device=self._device).T
-        uniforms_M = self._uniforms_NL[numbers_M, done_M]
-        sampling, noise = self._sampling, self._decoding.noise
-        finite_M = logits_MV.amax(dim=-1).isfinite()
-        token_M, sure_M = sample_with_margins(
-            logits_MV, uniforms_M, sampling.temperature, sampling.top_p, noise
-        )
-        drawn = _Drawn(logits_MV, uniforms_M, token_M.tolist(), sure_M.tolist(), finite_M.tolist())
-        finished: dict[int, list[int]] = {}
-        m = 0
-        for row, (kind, tokens) in zip(live, drafts, strict=True):
-            accepted = self._take(row, tokens, drawn, m)
-            if tokens:
-                self._memory.length.note_draft(kind, len(tokens), accepted)
-            if row.ended:
-                finished[row.number] = row.text[len(row.single.prompt_ids) :]
-                if not self._memory.alone:
-                    self._memory.history.add(row.single.problem_id, row.text)
-            m += len(tokens) + 1
-        return finished
-
-    def _take(self, row: _Row, tokens: Sequence[int], drawn: _Drawn, m: int) -> int:
-        """The draws of a row, from place `m` on, up to the first that is not the draft's; how many
-        are.
-        """
-        accepted = 0
-        for j in range(len(tokens) + 1):
-            if not drawn.finite[m + j]:
-                self._decoding.raise_not_finite([row.single.problem_id], row.num_tokens)
-            token = drawn.tokens[m + j]
-            if not drawn.sure[m + j]:
-                alone = self._decoding.sample_alone(
-                    row.text, drawn.logits_MV[m + j], drawn.uniforms_M[m + j], self._sampling
-                )
-                token = int(alone)
-            row.put(token)
-            row.ended = token in self._ends or row.num_tokens == self._limit
-            right = j < len(tokens) and token == tokens[j]
-            accepted += right
-            if row.ended or not right:
-                break
-        return accepted
-
-    def _compact(self) -> None:
-        """Drop rows that ended, once they are worth copying the cache."""
-        kept = [n for n, row in enumerate(self._rows) if not row.ended]
-        if len(self._rows) - len(kept) >= COMPACT_AT * len(self._rows):
-            kept_K = torch.tensor(kept, device=self._device)
-            self._cache.batch_select_indices(kept_K)
-            self._mask_NT = self._mask_NT[kept_K]
-            self._rows = [self._rows[n] for n in kept]

@@ -71,7 +71,7 @@ class _Proposer:
             for token in tokens:
                 self._running[name].put(int(token))
         if fresh:
-            self._length.open_batch(len(names))
+            self._length.open_batch()
         drafts = self._choose(names, sampled_token_ids)
         self._drafts = dict(zip(names, drafts, strict=True))
         # A pass begins where the one before ended: looking for drafts is part of what they cost.
@@ -79,7 +79,7 @@ class _Proposer:
         return [tokens for _, tokens in drafts]
 
     def _choose(self, names: Sequence[str], sampled: Sequence[Sequence[int]]) -> list[Draft]:
-        if not self._length.wants_drafts(len(names)):
+        if self._length.rest(len(names)):
             return [NO_DRAFT] * len(names)
         for index in self._indexes.values():
             index.catch_up()
@@ -112,6 +112,9 @@ class _Proposer:
             return
         if not self._timed:
             seconds = _PASS * num_rows + _TOKEN * num_drafted
+        if not num_drafted:
+            self._length.note_plain(num_rows, num_rows, seconds)
+            return
         saved = self._length.note(num_rows, num_rows, num_drafted, seconds, num_tokens)
         if self._timed:
             self._length.counts.saved_seconds += saved

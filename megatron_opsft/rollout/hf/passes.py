@@ -1,0 +1,96 @@
+"""Forward passes of the Hugging Face engine's model, and what is drawn from their logits."""
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from megatron_opsft.errors import NonFiniteError
+from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.hf.attention import PackedQueries
+from megatron_opsft.rollout.sampling import largest_move, sample_tokens, sample_with_margins
+from megatron_opsft.runtime.cpu_compat import suspended
+from megatron_opsft.runtime.threads import one_thread
+
+_log = logging.getLogger(__name__)
+
+
+class ModelPasses:
+    """A model, and how far rounding may move its cumulative probabilities."""
+
+    def __init__(self, model: PreTrainedModel, noise: float) -> None:
+        """noise: 0 where draws are taken as they come."""
+        self.model = model
+        self.noise = noise
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: DynamicCache,
+        *,
+        kept: int = 1,
+        **more: PackedQueries,
+    ) -> Tensor:
+        """Logits at the last `kept` positions, 0 for all, [rows, kept, V]; mask: of tokens, or of
+        queries and places as attention takes it; more: for attention. The cache grows.
+        """
+        with suspended():
+            logits: Tensor = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=kept,
+                **more,
+            ).logits
+        return logits
+
+    def draw(
+        self, logits_NV: Tensor, uniforms_N: Tensor, sampling: SamplingSettings
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens int64 [N], and whether each is what `draw_alone` gives, bool [N]."""
+        with suspended():
+            return sample_with_margins(
+                logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.noise
+            )
+
+    def draw_alone(
+        self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
+    ) -> int:
+        """The next token from logits that depend on `ids` alone; logits_V: the batch's.
+
+        The two show what rounding does here: what is allowed for it must be well above.
+        """
+        with one_thread():
+            alone_1V = self.model(
+                input_ids=torch.tensor([ids], device=self.model.device),
+                use_cache=False,
+                logits_to_keep=1,
+            ).logits[:, -1]
+        moved = largest_move(alone_1V[0], logits_V, sampling.temperature)
+        if moved > self.noise / 2:
+            _log.warning(
+                "rounding moves probabilities by %.1e, more than half of the %.1e allowed for: a "
+                "response so far may depend on its batch; from here on %.1e is allowed for",
+                *(moved, self.noise, 4 * moved),
+            )
+            self.noise = 4 * moved
+        return int(sample_tokens(alone_1V, uniform[None], sampling.temperature, sampling.top_p))
+
+
+def check_finite(finite_N: Sequence[bool], problem_ids: Sequence[str], num_tokens: int) -> None:
+    """Errors: `NonFiniteError` where a row had logits that no token can be drawn from; num_tokens:
+    that have been drawn.
+    """
+    bad = [name for name, finite in zip(problem_ids, finite_N, strict=True) if not finite]
+    if bad:
+        raise NonFiniteError(
+            f"rollout: the model's logits are NaN or infinite in {len(bad)} of {len(problem_ids)} "
+            f"responses, the first to problem {bad[0]}, before token {num_tokens + 1}: the weights "
+            "are damaged, or too large for the dtype; take another checkpoint or another dtype"
+        )
