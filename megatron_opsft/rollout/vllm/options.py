@@ -2,8 +2,10 @@
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
+from megatron_opsft.rollout.draft_files import check_draft
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
 from megatron_opsft.rollout.vllm.proposer import MAX_VLLM_DRAFT, PROPOSERS
 from megatron_opsft.weights.rules import WeightTable
@@ -40,7 +42,7 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "load_format": "dummy",
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "generation_config": "vllm",
-        "disable_log_stats": True,
+        "disable_log_stats": settings.draft_model is None,  # of drafts it is the statistics
         "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "worker_extension_cls": f"{_WORKER}.OpsftWorker",
@@ -62,6 +64,10 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
             "model": PROPOSERS[settings.speculation],
             "num_speculative_tokens": MAX_VLLM_DRAFT,
         }
+    if settings.draft_model is not None:
+        options["speculative_config"] = _draft_options(settings.draft_model, settings, table)
+        # Of a level-2 sleep, after which a push brings the model's weights alone.
+        options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
@@ -75,6 +81,19 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         options["enable_chunked_prefill"] = False
         options["max_num_batched_tokens"] = max(settings.max_tokens, 8192)
     return options
+
+
+def _draft_options(directory: Path, settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a draft model. Errors: see `check_draft`."""
+    from vllm.config import LoadConfig
+
+    return {
+        "method": check_draft(directory, table.shape),
+        "model": str(directory),
+        "num_speculative_tokens": settings.draft_tokens,
+        "draft_tensor_parallel_size": settings.tp,
+        "draft_load_config": LoadConfig(load_format="auto"),  # not random ones, as the model's
+    }
 
 
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
