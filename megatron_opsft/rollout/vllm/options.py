@@ -42,7 +42,7 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "load_format": "dummy",
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "generation_config": "vllm",
-        "disable_log_stats": settings.draft_model is None,  # of drafts it is the statistics
+        "disable_log_stats": True,
         "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "worker_extension_cls": f"{_WORKER}.OpsftWorker",
@@ -66,6 +66,7 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         }
     if settings.draft_model is not None:
         options["speculative_config"] = _draft_options(settings.draft_model, settings, table)
+        options["disable_log_stats"] = False  # they count its drafts
         # Of a level-2 sleep, after which a push brings the model's weights alone.
         options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.is_cuda:
