@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import torch
 from draft_heads import write_head
 from safetensors.torch import load_file
-from vllm_jobs import KeptSession
+from vllm_jobs import KeptSession, with_session
 from world import World
 
 import megatron_opsft
 from megatron_opsft.errors import SyncError
+from megatron_opsft.rollout.engine import Checksums
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
+from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.train import run_step
 
 pytestmark = pytest.mark.vllm
@@ -208,3 +211,48 @@ def test_an_embedding_that_no_push_reaches_stops_the_run(session: KeptSession) -
     ((spoiled, afterwards),) = session.run(said_of, another_embedding)
     assert "model.embed_tokens is not the model's own any more" in spoiled
     assert afterwards == ""
+
+
+def separate_steps(session: Session, recorder: RunRecorder) -> tuple[list[str], dict[str, Any]]:
+    """What is said of the draft after each of two steps; the last one's metrics."""
+    faults = []
+    for _ in range(2):
+        run_step(session, recorder, session.sync.version + 1)
+        faults.append(session.sampler.engine.checksums(1).draft_fault)
+    lines = (session.config.run.dir / "metrics.jsonl").read_text().splitlines()
+    return faults, json.loads(lines[-1])
+
+
+def test_a_separate_engine_has_the_draft_model_too(vllm_world: World, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head", TINY_REASONER, kept=range(10, 110))
+    keys = ["rollout.placement=separate", f"rollout.draft_model={head}", "rollout.draft_tokens=2"]
+    ((faults, line),) = vllm_world.run(with_session, 1, tmp_path / "run", keys, separate_steps)
+    assert faults == ["", ""]
+    assert 1 < line["draft_length"] <= 2
+    assert "draft_saved_seconds" not in line
+
+
+class FaultyEngine:
+    """As far as a proof asks one whose draft is spoilt."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.layout = engine, engine.layout
+
+    def checksums(self, cuts: int) -> Checksums:
+        return replace(self._engine.checksums(cuts), draft_fault="its fc is another")
+
+
+def said_of_a_faulty_engine(session: Session, recorder: RunRecorder) -> str:
+    try:
+        differing_parameters(session.shards, FaultyEngine(session.sampler.engine), ())  # type: ignore[arg-type]
+    except SyncError as error:
+        return str(error)
+    return ""
+
+
+@in_layouts("plain, TP2")
+def test_one_rank_s_fault_stops_all_ranks(session: KeptSession) -> None:
+    assert (
+        session.run(said_of_a_faulty_engine)
+        == ["its fc is another; nothing was sampled with it"] * 2
+    )
