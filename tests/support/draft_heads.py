@@ -1,4 +1,4 @@
-"""Random EAGLE-3 heads for small models, as training such a head would have left them on disk."""
+"""Random EAGLE heads for small models, as training such a head would have left them on disk."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,14 @@ def write_head(
     *,
     kept: Sequence[int] = (),
     own_embedding: bool = False,
+    older: bool = False,
     seed: int = 0,
 ) -> Path:
     """A head for the model in `model_dir`; gives its directory.
 
     kept: the tokens that it can draft, with an output layer of its own; by default it has the
-    model's. own_embedding: it has its own, as a copy that training has moved.
+    model's. own_embedding: it has its own, as a copy that training has moved. older: EAGLE in place
+    of EAGLE-3.
     """
     model = json.loads((model_dir / "config.json").read_text())
     hidden, ffn, vocab = model["hidden_size"], model["intermediate_size"], model["vocab_size"]
@@ -42,8 +44,16 @@ def write_head(
         "mlp.up_proj": random(ffn, hidden),
         "mlp.down_proj": random(hidden, ffn),
     }
-    weights = {f"midlayer.{name}.weight": tensor for name, tensor in layer.items()}
-    weights |= {"fc.weight": random(hidden, 3 * hidden), "norm.weight": 1 + random(hidden)}
+    if older:
+        layer["self_attn.q_proj"], layer["self_attn.k_proj"], layer["self_attn.v_proj"] = (
+            random(rows, hidden) for rows in (queries, keys, keys)
+        )
+        del layer["hidden_norm"], layer["input_layernorm"]
+        weights = {f"layers.0.{name}.weight": tensor for name, tensor in layer.items()}
+        weights |= {"fc.weight": random(hidden, 2 * hidden)}
+    else:
+        weights = {f"midlayer.{name}.weight": tensor for name, tensor in layer.items()}
+        weights |= {"fc.weight": random(hidden, 3 * hidden), "norm.weight": 1 + random(hidden)}
     if kept:
         ids = torch.tensor(sorted(kept))
         weights["d2t"] = ids - torch.arange(len(ids))
@@ -52,7 +62,7 @@ def write_head(
     if own_embedding:
         weights["embed_tokens.weight"] = random(vocab, hidden)
     config = {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": ["EagleLlamaForCausalLM" if older else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": hidden,
         "intermediate_size": ffn,

@@ -30,6 +30,7 @@ TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=2"]
 LAYOUTS: dict[str, tuple[int, list[str], bool, dict[str, Any]]] = {
     "packed, own head": (1, [], False, {"kept": range(10, 110)}),
     "plain, own embedding": (1, [], True, {"own_embedding": True}),
+    "packed, EAGLE": (1, [], False, {"older": True}),
     "plain, TP2": (2, TP2, True, {"kept": range(10, 110)}),
 }
 
@@ -112,7 +113,7 @@ Spoilt = Callable[[Any], AbstractContextManager[None]]
 
 @contextmanager
 def one_weight(worker: Any) -> Iterator[None]:
-    weight = worker.get_draft_model().model.norm.weight.data
+    weight = worker.get_draft_model().model.layers[0].post_attention_layernorm.weight.data
     kept = weight[3].clone()
     weight[3] = torch.nextafter(kept, kept + 1)
     yield
@@ -121,7 +122,7 @@ def one_weight(worker: Any) -> Iterator[None]:
 
 @contextmanager
 def swapped_weights(worker: Any) -> Iterator[None]:
-    weight = worker.get_draft_model().model.norm.weight.data
+    weight = worker.get_draft_model().model.layers[0].post_attention_layernorm.weight.data
     weight[:2] = weight[:2].flip(0)
     yield
     weight[:2] = weight[:2].flip(0)
@@ -186,8 +187,8 @@ def said_of(session: Session, recorder: RunRecorder, spoilt: Spoilt) -> list[str
 @pytest.mark.parametrize(
     ("spoilt", "named"),
     [
-        (one_weight, "model.norm.weight"),
-        (swapped_weights, "model.norm.weight"),
+        (one_weight, "post_attention_layernorm.weight"),
+        (swapped_weights, "post_attention_layernorm.weight"),
         (rotations, "cos_sin_cache"),
     ],
 )
