@@ -229,6 +229,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._tensors.forget": f"{_TENSORS}.forget",
         "self._opsft_draft.fault": f"{_PROOF}.fault",
         "self._opsft_draft.why_not_loaded": f"{_PROOF}.why_not_loaded",
+        "self._opsft_draft.why_not_shared": f"{_PROOF}.why_not_shared",
         "self.model_runner.get_model": f"{_RUNNER}.get_model",
         "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
     },

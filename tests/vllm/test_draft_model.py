@@ -94,6 +94,7 @@ def why_not_loaded(session: Session, recorder: RunRecorder) -> dict[str, str]:
     tensors = load_file(file / "model.safetensors")
     proof = worker_of(session)._opsft_draft
     found = {"": proof.why_not_loaded(tensors.items(), torch.float32)}
+    assert proof.why_not_shared() == ""
     for name, tensor in tensors.items():
         other = tensors | {name: tensor.roll(1) + 1 if tensor.dtype != torch.bool else ~tensor}
         found[name] = proof.why_not_loaded(other.items(), torch.float32)
@@ -205,6 +206,23 @@ def test_a_draft_that_sleep_has_lost_stops_the_run(session: KeptSession) -> None
     for spoiled, afterwards in session.run(said_of, all_weights):
         assert "is not what was loaded from its files" in spoiled
         assert afterwards == ""
+
+
+def said_without(session: Session, recorder: RunRecorder, part: str) -> str:
+    """As if the files had lacked a part that vLLM then left at random."""
+    worker = worker_of(session)
+    draft = worker.get_draft_model()
+    setattr(draft, f"has_own_{part}", False)
+    try:
+        return str(worker._opsft_draft.why_not_shared())
+    finally:
+        setattr(draft, f"has_own_{part}", True)
+
+
+@in_layouts("packed, own head")
+def test_a_part_that_nobody_has_given_is_seen(session: KeptSession) -> None:
+    (said,) = session.run(said_without, "lm_head")
+    assert said == "its files hold no lm_head, and vLLM did not give it the model's"
 
 
 @in_layouts("packed, own head")

@@ -58,7 +58,10 @@ class VllmCore:
             self.llm = LLM(**llm_options(settings, table))
         except (ValueError, NotImplementedError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"rollout.engine=vllm: vLLM refuses this model: {reason}") from error
+            draft = f" with rollout.draft_model={d}" if (d := settings.draft_model) else ""
+            raise UserError(
+                f"rollout.engine=vllm: vLLM refuses this model{draft}: {reason}"
+            ) from error
         vocab_size = self.llm.model_config.get_vocab_size()
         if vocab_size != table.shape.vocab_size:
             raise UserError(

@@ -63,6 +63,15 @@ class DraftProof:
         held = sum(bag_sum(_in_dtype(self._tensors[name], dtype)) for name in own)
         return "" if (held - stored) % 2**64 == 0 else "vLLM did not load what its files hold"
 
+    def why_not_shared(self) -> str:
+        """Why a part that the draft's files lack is not the model's either; "" where it is."""
+        own = {part for name in self._own_parameters() for part in name.split(".")}
+        for part in ("embed_tokens", "lm_head"):
+            # As vLLM's loader has noted it.
+            if part in own and not getattr(self._draft, f"has_own_{part}", False):
+                return f"its files hold no {part}, and vLLM did not give it the model's"
+        return ""
+
     def fault(self) -> str:
         """What is not as it was any more; "" where all is."""
         self._tensors.forget()
@@ -117,8 +126,9 @@ class DraftWorker:
         """
         draft = self.model_runner.get_draft_model()
         self._opsft_draft = DraftProof(draft, self.model_runner.get_model())
-        if get_tensor_model_parallel_world_size() > 1:
-            return ""
+        reason = self._opsft_draft.why_not_shared()
+        if reason or get_tensor_model_parallel_world_size() > 1:
+            return reason
         dtype = self.model_runner.model_config.dtype
         return self._opsft_draft.why_not_loaded(_read_directory(Path(directory)), dtype)
 

@@ -101,7 +101,8 @@ def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    num_layers = shape.num_layers + (settings.draft_model is not None)  # an EAGLE head has one
+    per_token = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
     tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
     wanted = per_token * tokens * (settings.batch_size + 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
