@@ -236,6 +236,29 @@ class RolloutConfig(Section):
         description="Drafts that one forward pass checks: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem. With hf responses are the same tokens; with vllm they keep their distribution, but its seeds then depend on earlier drafts: a resumed or repeated run samples other responses.",
     )
 
+    draft_model: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="Directory of an EAGLE-3 (or EAGLE) head for the model, which drafts in vLLM in place of rollout.speculation; it is not trained. Responses keep their distribution, but seeds then depend on earlier drafts, as with speculation in vLLM.",
+    )
+    draft_tokens: int = Field(
+        3, ge=1, description="Tokens that the draft model drafts for one forward pass."
+    )
+
+    @model_validator(mode="after")
+    def _drafts_have_one_source(self) -> Self:
+        """Errors: `UserError` where two would draft."""
+        if self.draft_model is not None and self.speculation != "off":
+            raise UserError(
+                f"rollout.draft_model={self.draft_model} with rollout.speculation="
+                f"{self.speculation}: drafts have one source; leave one of them out"
+            )
+        return self
+
+    @property
+    def speculates(self) -> bool:
+        """Whether an engine decodes with drafts."""
+        return self.speculation != "off" or self.draft_model is not None
+
     @model_validator(mode="after")
     def _engines_are_separate(self) -> Self:
         """Errors: `UserError` for addresses that nobody would ask."""

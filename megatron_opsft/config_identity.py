@@ -38,6 +38,8 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("parallel", "ep", 1),
     ("parallel", "etp", None),
     ("rollout", "dealing", "auto"),
+    ("rollout", "draft_model", None),
+    ("rollout", "draft_tokens", 3),
     ("rollout", "overlap", False),
     ("rollout", "speculation", "off"),
     ("sync", "delta", False),

@@ -18,7 +18,7 @@ from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Problem, ResponseFacts, Rollout, StepResult, Verdict
-from megatron_opsft.rollout.draft_counts import sum_counts
+from megatron_opsft.rollout.draft_counts import say_if_useless, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -121,10 +121,12 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
 
 
 def _draft_figures(s: Session) -> dict[str, float]:
-    if s.config.rollout.speculation == "off":
+    if not s.config.rollout.speculates:
         return {}
-    counts = gather_from_all([s.sampler.engine.take_draft_counts()])
-    return sum_counts(counts).figures()
+    counts = sum_counts(gather_from_all([s.sampler.engine.take_draft_counts()]))
+    if s.layout.is_main and s.config.rollout.draft_model is not None:
+        say_if_useless(counts)
+    return counts.figures()
 
 
 def begin_stage(s: Session) -> None:

@@ -17,6 +17,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.entries import check_free, entries_of
 from megatron_opsft.preflight.lock import check_unlocked, locked
+from megatron_opsft.rollout.draft_files import check_draft
 from megatron_opsft.rollout.limits import (
     check_engine,
     check_engine_ranks,
@@ -81,10 +82,13 @@ def check_run(
 
 
 def _check_model(config: Config) -> None:
-    """Of a model that is here: its shape against layout and lengths."""
-    if (model_dir := local_model(config.model.path)) is None:
+    """Of a model that is here: its shape against layout and lengths. Of a draft model."""
+    model_dir = local_model(config.model.path)
+    shape = None if model_dir is None else read_model_shape(model_dir)
+    if config.rollout.draft_model is not None:
+        check_draft(config.rollout.draft_model, shape)
+    if shape is None:
         return
-    shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings
     check_lengths(fit_prompts(config, positions), positions)

@@ -1,13 +1,19 @@
 """What drafts have brought: counts of an engine, and the metrics of a step."""
 
-from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_log = logging.getLogger(__name__)
+
+_LEAST_PASS_TOKENS = 1.1  # a pass with drafts costs at least a tenth more than one without
 
 
 @dataclass(slots=True)
 class DraftCounts:
     """rows: of all forward passes, so one over eight responses under way counts eight;
-    saved_seconds: an estimate, by what passes without drafts took.
+    saved_seconds: an estimate, by what passes without drafts took; has_estimate: whether there are
+    such passes.
     """
 
     rows: int = 0
@@ -15,17 +21,38 @@ class DraftCounts:
     drafted: int = 0
     accepted: int = 0
     saved_seconds: float = 0.0
+    has_estimate: bool = True
 
     def figures(self) -> dict[str, float]:
         """Metrics of a step."""
-        return {
+        found = {
             "draft_length": self.drafted / max(self.rows, 1),
             "draft_acceptance": self.accepted / max(self.drafted, 1),
             "draft_pass_tokens": self.tokens / max(self.rows, 1),
-            "draft_saved_seconds": self.saved_seconds,
         }
+        if self.has_estimate:
+            found["draft_saved_seconds"] = self.saved_seconds
+        return found
 
 
-def sum_counts(parts: Iterable[DraftCounts]) -> DraftCounts:
+def say_if_useless(counts: DraftCounts) -> None:
+    """A line in the log where a draft model's drafts cannot be worth their passes."""
+    if counts.tokens < _LEAST_PASS_TOKENS * counts.rows:
+        _log.info(
+            "rollout.draft_model: %.2f tokens a pass (%.0f%% of its tokens accepted) do not pay; "
+            "leave it out, or give one that was trained for this model",
+            counts.tokens / counts.rows,
+            100 * counts.accepted / max(counts.drafted, 1),
+        )
+
+
+def sum_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
     """Of all engines together."""
-    return DraftCounts(*(sum(column) for column in zip(*map(astuple, parts), strict=True)))
+    return DraftCounts(
+        rows=sum(part.rows for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        drafted=sum(part.drafted for part in parts),
+        accepted=sum(part.accepted for part in parts),
+        saved_seconds=sum(part.saved_seconds for part in parts),
+        has_estimate=all(part.has_estimate for part in parts),
+    )

@@ -52,8 +52,8 @@ class EngineSettings:
     otherwise the engine starts workers of its own where tp is above 1.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
-    job_id: the same on all ranks of a job and no other. speculation: `rollout.speculation`.
-    engine: its kind, for a process of its own to know.
+    job_id: the same on all ranks of a job and no other. speculation, draft_model, draft_tokens:
+    as in `rollout`. engine: its kind, for a process of its own to know.
     """
 
     model_dir: Path
@@ -69,7 +69,14 @@ class EngineSettings:
     collective_minutes: float
     job_id: str = ""
     speculation: str = "off"
+    draft_model: Path | None = None
+    draft_tokens: int = 0
     engine: str = "vllm"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it decodes with drafts."""
+        return self.speculation != "off" or self.draft_model is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +113,12 @@ class Checksums:
     `weights.parameter_checksums` defines them.
 
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
+    draft_fault: what is wrong with the weights of the engine's draft model; "" where nothing is.
     """
 
     of_rank: Mapping[int, Sequence[int | None]]
     signed_zeros: bool = True
+    draft_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,9 @@ from megatron_opsft.rollout.traits import check_engine_settings, check_installed
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.placement, rollout.speculation)
+    check_engine_settings(
+        rollout.engine, rollout.tp, rollout.placement, rollout.speculation, rollout.draft_model
+    )
     if config.model.load == "engine" and not reads_files(rollout):
         raise UserError(
             "model.load=engine: weights come from vLLM inside the training ranks alone; set "
@@ -58,7 +60,7 @@ def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
     rollout = config.rollout
     traits = engine_traits(rollout.engine)
     independent = traits.independent(config.model.dtype, is_cuda) and (
-        traits.same_with_drafts or rollout.speculation == "off"
+        traits.same_with_drafts or not rollout.speculates
     )
     wanted = rollout.dealing == "stealing" or (rollout.dealing == "auto" and independent)
     return wanted and num_engines > 1

@@ -113,6 +113,8 @@ def open_engine(
         under_launcher=rollout.placement == "colocated",
         job_id=broadcast_object(uuid4().hex),
         speculation=rollout.speculation,
+        draft_model=rollout.draft_model,
+        draft_tokens=rollout.draft_tokens,
         engine=rollout.engine,
     )
     if rollout.placement == "separate":

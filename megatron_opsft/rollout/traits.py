@@ -5,6 +5,7 @@ for. Imports no engine.
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from megatron_opsft.errors import UserError
 
@@ -20,8 +21,8 @@ class EngineTraits:
     reads_files: inside the trainer's process it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    speculates: it decodes with drafts. same_with_drafts: responses are then the same, token by
-    token; otherwise only of the same distribution.
+    speculates: it decodes with drafts; draft_models: also with those of a model. same_with_drafts:
+    responses are then the same, token by token; otherwise only of the same distribution.
     experts_on_cpu: a mixture of experts can be updated there.
     independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
     it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
@@ -38,6 +39,7 @@ class EngineTraits:
     reads_files: bool
     refills: bool
     speculates: bool
+    draft_models: bool
     same_with_drafts: bool
     experts_on_cpu: bool
     independent: Callable[[str, bool], bool]
@@ -56,6 +58,7 @@ ENGINES = {
         reads_files=False,
         refills=False,
         speculates=True,
+        draft_models=False,
         same_with_drafts=True,
         experts_on_cpu=True,
         independent=lambda dtype, is_cuda: dtype == "float32",
@@ -72,6 +75,7 @@ ENGINES = {
         reads_files=True,
         refills=True,
         speculates=True,
+        draft_models=True,
         same_with_drafts=False,
         experts_on_cpu=False,
         independent=lambda dtype, is_cuda: is_cuda,
@@ -92,6 +96,7 @@ def check_engine_settings(
     tp: int,
     placement: str = "colocated",
     speculation: str = "off",
+    draft_model: Path | None = None,
     *,
     section: str = "rollout.",
 ) -> None:
@@ -103,6 +108,12 @@ def check_engine_settings(
         ("placement", placement, "colocated", {n for n, its in ENGINES.items() if its.separate}),
         ("tp", tp, 1, {n for n, its in ENGINES.items() if its.tensor_parallel}),
         ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.speculates}),
+        (
+            "draft_model",
+            draft_model or "null",
+            "null",
+            {n for n, its in ENGINES.items() if its.draft_models},
+        ),
     ):
         if value != default and name not in able:
             raise UserError(

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import lcm
 
 from megatron_opsft.architectures.template import ShardKind
+from megatron_opsft.errors import SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
@@ -17,14 +18,18 @@ def differing_parameters(
     """By rank: the parameters of its engine whose checksum is not the trainer's.
 
     ignored: names that are left out. Collective over the world.
+    Errors: `SyncError` on every rank where an engine's draft model is not what was loaded.
     """
     described = engine.layout
     layout = shards.layout
     trained = (layout.cut(is_expert=is_expert).tp_size for is_expert in (False, True))
     cuts = lcm(*trained, described.tp_size)
     found = engine.checksums(cuts)
+    told = gather_from_all([(found.signed_zeros, found.draft_fault)])
+    if fault := next((fault for _, fault in told if fault), ""):
+        raise SyncError(f"{fault}; nothing was sampled with it")
     # Engines are alike: all can tell zeros apart, or none.
-    signed_zeros = all(gather_from_all([found.signed_zeros]))
+    signed_zeros = all(signed for signed, _ in told)
     held, tensors = _answered_for(shards), shards.by_name
     wrong: list[str] = []
     for tp_rank in range(described.tp_size):

@@ -32,6 +32,9 @@ _VLLM_MODELS = tuple(
         "mistral.MistralForCausalLM",
     )
 )
+_TENSORS = f"{_PACKAGE}.rollout.vllm.engine_tensors.EngineTensors"
+_PROOF = f"{_PACKAGE}.rollout.vllm.draft_model.DraftProof"
+_RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
 
@@ -207,16 +210,32 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._core.close": f"{_PACKAGE}.rollout.vllm.core.VllmCore.close",
         "self._core.llm.wake_up": f"{_LLM}.wake_up",
         "self._core.llm.sleep": f"{_LLM}.sleep",
-        "self._tensors.forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
-        "self._tensors.packed": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.packed",
+        "self._tensors.forget": f"{_TENSORS}.forget",
+        "self._tensors.packed": f"{_TENSORS}.packed",
         "self.layout.parameters_of": GIVEN,
     },
-    "rollout/vllm/worker.py": {
-        "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
+    "rollout/vllm/engine_tensors.py": {
         "model.named_modules": f"{_MODULE}.named_modules",
         "model.named_parameters": f"{_MODULE}.named_parameters",
         "self._model.get_parameter": f"{_MODULE}.get_parameter",
-        "self.model_runner.get_model": "vllm.v1.worker.gpu_model_runner.GPUModelRunner.get_model",
+        # Of vLLM's layers on a CPU alone.
+        "module.cpu_linear": GIVEN,
+        "product": GIVEN,
+    },
+    "rollout/vllm/draft_model.py": {
+        "self._model.modules": f"{_MODULE}.modules",
+        "self._draft.named_modules": f"{_MODULE}.named_modules",
+        "self._draft.named_buffers": f"{_MODULE}.named_buffers",
+        "self._tensors.forget": f"{_TENSORS}.forget",
+        "self._opsft_draft.fault": f"{_PROOF}.fault",
+        "self._opsft_draft.why_not_loaded": f"{_PROOF}.why_not_loaded",
+        "self._opsft_draft.why_not_shared": f"{_PROOF}.why_not_shared",
+        "self.model_runner.get_model": f"{_RUNNER}.get_model",
+        "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
+    },
+    "rollout/vllm/worker.py": {
+        "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
+        "self.model_runner.get_model": f"{_RUNNER}.get_model",
         "self.parse_update_info": (
             "vllm.distributed.weight_transfer.base.WeightTransferEngine.parse_update_info"
         ),
@@ -226,12 +245,9 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self.model_runner.drafter.take_counts": (
             f"{_PACKAGE}.rollout.vllm.proposer.SuffixProposer.take_counts"
         ),
-        "self.opsft_tensors().forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
-        "tensors.packed": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.packed",
-        "tensors.forget": f"{_PACKAGE}.rollout.vllm.worker.EngineTensors.forget",
-        # Of vLLM's layers on a CPU alone.
-        "module.cpu_linear": GIVEN,
-        "product": GIVEN,
+        "self.opsft_tensors().forget": f"{_TENSORS}.forget",
+        "tensors.packed": f"{_TENSORS}.packed",
+        "tensors.forget": f"{_TENSORS}.forget",
     },
     "runtime/context.py": {
         "_SumOverContext.apply": "torch.autograd.Function.apply",
@@ -256,6 +272,7 @@ HOLDERS = (
     "model/load.py",
     "rollout/remote/process.py",
     "rollout/vllm/engine.py",
+    "rollout/vllm/engine_tensors.py",
 )
 CPU_ONLY = (
     "runtime/cpu_compat.py",
@@ -270,6 +287,7 @@ ATTRIBUTES = {
     ),
     "vllm.outputs.CompletionOutput": ["token_ids"],
     "vllm.logprobs.Logprob": ["logprob"],
+    "vllm.v1.metrics.reader.Counter": ["name", "value"],
     "megatron.core.transformer.TransformerConfig": (
         ["finalize_model_grads_func", "no_sync_func", "gradient_accumulation_fusion", "bf16"]
     ),

@@ -126,7 +126,7 @@ def test_vllm_is_given_a_class_that_exists(kind: str) -> None:
     settings: Any = SimpleNamespace(
         speculation=kind, is_cuda=True, under_launcher=True, model_dir="m", dtype="float32", tp=1,
         max_tokens=8, batch_size=2, seed=0, collective_minutes=1.0, gpu_memory_fraction=0.5,
-        kv_cache_bytes=None,
+        kv_cache_bytes=None, draft_model=None,
     )  # fmt: skip
     options = llm_options(settings, table=SimpleNamespace())  # type: ignore[arg-type]
     given = options["speculative_config"]

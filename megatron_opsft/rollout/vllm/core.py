@@ -1,13 +1,14 @@
 """One vLLM engine in this process: starting it, sampling and scoring with token ids.
 
-With `options`, `worker` and `cpu_worker` the only file that names vllm. `engine` puts it inside the
-training ranks, `remote.process` into a process of its own.
+With `options` and what runs in the workers the only file that names vllm. `engine` puts it inside
+the training ranks, `remote.process` into a process of its own.
 """
 
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.requests import PromptRequest, single_requests
 from megatron_opsft.rollout.traits import check_installed
+from megatron_opsft.rollout.vllm.draft_meter import DraftMeter
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.runtime.phase import count_done
@@ -56,7 +58,10 @@ class VllmCore:
             self.llm = LLM(**llm_options(settings, table))
         except (ValueError, NotImplementedError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"rollout.engine=vllm: vLLM refuses this model: {reason}") from error
+            draft = f" with rollout.draft_model={d}" if (d := settings.draft_model) else ""
+            raise UserError(
+                f"rollout.engine=vllm: vLLM refuses this model{draft}: {reason}"
+            ) from error
         vocab_size = self.llm.model_config.get_vocab_size()
         if vocab_size != table.shape.vocab_size:
             raise UserError(
@@ -67,15 +72,28 @@ class VllmCore:
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
         self.batch_size = settings.batch_size
-        self._speculates = settings.speculation != "off"
-        if self._speculates:
+        self._speculates = settings.speculates
+        self._draft_model, self._meter = settings.draft_model, None
+        if self._draft_model is not None:
+            self._meter = self._open_draft(self._draft_model)
+        elif self._speculates:
             self.rpc("opsft_open_drafts")
-            if rank == 0:
-                _log.info(
-                    "speculation with vLLM keeps the distribution of responses, not each response: "
-                    "its random numbers then depend on earlier drafts, so a run that resumes or is "
-                    "repeated samples other responses"
-                )
+        if self._speculates and rank == 0:
+            _log.info(
+                "speculation with vLLM keeps the distribution of responses, not each response: "
+                "its random numbers then depend on earlier drafts, so a run that resumes or is "
+                "repeated samples other responses"
+            )
+
+    def _open_draft(self, directory: Path) -> DraftMeter:
+        """Errors: `UserError` where vLLM computes with another draft than its files hold."""
+        self.rpc("opsft_correct_drafts")
+        if reason := next(filter(None, self.rpc("opsft_open_draft", str(directory))), ""):
+            raise UserError(
+                f"rollout.draft_model={directory}: {reason}; give a draft model whose files hold "
+                "all of its weights, in the layout of its architecture"
+            )
+        return DraftMeter(self.llm.get_metrics)
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -152,6 +170,8 @@ class VllmCore:
         """See `RolloutEngine.take_draft_counts`."""
         if not self._speculates:
             return DraftCounts()
+        if self._meter is not None:
+            return self._meter.take()
         counts: DraftCounts = self.rpc("opsft_draft_counts")[0]
         return counts
 
@@ -159,7 +179,15 @@ class VllmCore:
         """See `RolloutEngine.checksums`: of the workers of this process's engine."""
         parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
         of_rank = dict(self.rpc("opsft_checksums", parameters, self.layout.hf_columns, cuts))
-        return Checksums(of_rank=of_rank, signed_zeros=not self.packs)
+        return Checksums(
+            of_rank=of_rank, signed_zeros=not self.packs, draft_fault=self._draft_fault()
+        )
+
+    def _draft_fault(self) -> str:
+        if self._draft_model is None:
+            return ""
+        fault = next(filter(None, self.rpc("opsft_draft_fault")), "")
+        return f"the draft model {self._draft_model} is spoiled: {fault}" if fault else ""
 
     def parameter(self, name: str) -> list[Tensor]:
         """One parameter of every tensor-parallel rank, on the CPU."""

@@ -2,8 +2,10 @@
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
+from megatron_opsft.rollout.draft_files import check_draft
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
 from megatron_opsft.rollout.vllm.proposer import MAX_VLLM_DRAFT, PROPOSERS
 from megatron_opsft.weights.rules import WeightTable
@@ -62,6 +64,11 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
             "model": PROPOSERS[settings.speculation],
             "num_speculative_tokens": MAX_VLLM_DRAFT,
         }
+    if settings.draft_model is not None:
+        options["speculative_config"] = _draft_options(settings.draft_model, settings, table)
+        options["disable_log_stats"] = False  # they count its drafts
+        # Of a level-2 sleep, after which a push brings the model's weights alone.
+        options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
@@ -77,11 +84,25 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     return options
 
 
+def _draft_options(directory: Path, settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
+    """vLLM's `speculative_config` for a draft model. Errors: see `check_draft`."""
+    from vllm.config import LoadConfig
+
+    return {
+        "method": check_draft(directory, table.shape),
+        "model": str(directory),
+        "num_speculative_tokens": settings.draft_tokens,
+        "draft_tensor_parallel_size": settings.tp,
+        "draft_load_config": LoadConfig(load_format="auto"),  # not random ones, as the model's
+    }
+
+
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
-    per_token = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * itemsize
+    num_layers = shape.num_layers + (settings.draft_model is not None)  # an EAGLE head has one
+    per_token = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
     tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
     wanted = per_token * tokens * (settings.batch_size + 1)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
