@@ -24,7 +24,9 @@ def check_job(job: TrainingJob) -> None:
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.placement)
+    check_engine_settings(
+        rollout.engine, rollout.tp, rollout.placement, rollout.speculation, rollout.draft_model
+    )
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
@@ -61,6 +63,27 @@ def _uncounted(settings: MethodSettings) -> list[str]:
         notes.append(
             f"{settings.name} samples {samples} responses to each of {problems} monitor problems "
             "from time to time: they are not counted"
+        )
+    return notes
+
+
+def _of_engines(job: TrainingJob) -> list[str]:
+    rollout, notes = job.config.rollout, []
+    if job.engines_apart:
+        where = "on other nodes" if rollout.engines else "of the trainer's nodes"
+        num_devices = job.num_engines * job.engine_tp
+        notes.append(
+            f"separate engines have {num_devices} devices {where}, beside the trainer's "
+            f"{job.world_size}: cost and device-hours count both"
+        )
+    elif rollout.placement == "separate":
+        notes.append(
+            "separate engines never sleep: each is counted on the device of the rank that asks it"
+        )
+    if rollout.overlap:
+        notes.append(
+            "rollout.overlap: passes over accepted responses are counted as if each came when it "
+            "is needed, but for the last micro-batch"
         )
     return notes
 
@@ -102,10 +125,7 @@ def notes_of(job: TrainingJob) -> list[str]:
     if config.method.objective(temperature).temperature != temperature:
         notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
     notes += _uncounted(config.method)
-    if config.rollout.placement == "separate":
-        notes.append(
-            "separate engines never sleep: each is counted on the device of the rank that asks it"
-        )
+    notes += _of_engines(job)
     if job.hardware.is_cuda and config.model.dtype == "float32":
         notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
     return notes

@@ -10,6 +10,7 @@ from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
     Stage,
+    engine_memory,
     kv_bytes_per_token,
     rank_memory,
 )
@@ -73,8 +74,10 @@ class RunEstimate:
 
     @property
     def device_hours(self) -> float:
-        """The whole run's, evaluation and checkpoints left out."""
-        return self.step.total * self.num_steps * self.job.world_size / 3600
+        """The whole run's, those of engines with their own devices included, evaluation and
+        checkpoints left out.
+        """
+        return self.step.total * self.num_steps * self.job.num_devices / 3600
 
     @property
     def price(self) -> float:
@@ -123,7 +126,7 @@ def estimate_run(
     memory = [
         with_reference(job, rank_memory(job, stage, max(1, num_microbatches))) for stage in stages
     ]
-    kv_tokens = int(max(0.0, memory[0].kv_cache) / kv_bytes_per_token(job))
+    kv_tokens = int(max(0.0, engine_memory(job).kv_cache) / kv_bytes_per_token(job))
     return RunEstimate(
         job=job,
         memory=memory,
@@ -205,6 +208,7 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "recompute": job.config.train.recompute,
         "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
+        "num_devices": job.num_devices,
         "cross_entropy": job.cross_entropy.method,
         "parameters": sum(rank.stage.whole_parameters for rank in run.memory),
         "stages": stages,

@@ -141,6 +141,17 @@ class TrainingJob:
         return self.world_size // self.engine_tp
 
     @property
+    def engines_apart(self) -> bool:
+        """Whether engines have devices of their own."""
+        return self.config.rollout.placement == "separate" and self.hardware.is_cuda
+
+    @property
+    def num_devices(self) -> int:
+        """The trainer's, and those of engines that have their own."""
+        engines = self.num_engines * self.engine_tp if self.engines_apart else 0
+        return self.world_size + engines
+
+    @property
     def ranks_per_node(self) -> int:
         return min(self.world_size, self.hardware.gpus_per_node)
 

@@ -19,6 +19,7 @@ from megatron_opsft.plan.activations import (
     recomputed_bytes,
 )
 from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.seconds import draft_model_bytes
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -198,7 +199,7 @@ def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMe
     """The three phases of a rank; num_microbatches: of a step on each data-parallel rank."""
     in_flight = num_in_flight(job, stage.index, num_microbatches)
     kept, moment, loss = activation_bytes(job, stage, in_flight)
-    engine = engine_memory(job)
+    engine = NOT_HERE if job.engines_apart else engine_memory(job)
     base = job.hardware.reserved_bytes + stage.resident_bytes
     buckets = _bucket_bytes(job)
     return RankMemory(
@@ -233,10 +234,15 @@ class EngineMemory:
         return self.weights + self.extra + max(0.0, self.kv_cache)
 
 
+NOT_HERE = EngineMemory(weights=0.0, extra=0.0, kv_cache=0.0, asleep=0.0, can_sleep=False)
+
+
 def engine_memory(job: TrainingJob) -> EngineMemory:
     """As `rollout.vllm.options` and `rollout.hf.engine` say."""
     rollout = job.config.rollout
     weights, extra = float(engine_elements(job) * job.dtype_bytes), 0.0
+    if rollout.draft_model is not None:
+        weights += draft_model_bytes(job.shape, job.engine_tp, job.dtype_bytes)
     can_sleep, asleep = False, weights
     if not job.engine.refills:
         tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))

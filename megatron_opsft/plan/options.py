@@ -1,7 +1,7 @@
 """What the commands that plan and simulate have in common: options, and what these name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +42,15 @@ Acceptance = Annotated[
         min=0, max=1, help="Share of responses that are correct and finished: on_policy_sft's."
     ),
 ]
+DraftAcceptance = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Chance that a token of a draft is right (metric draft_acceptance): of "
+        "rollout.speculation and rollout.draft_model. 0: drafts bring nothing.",
+    ),
+]
 PromptTokens = Annotated[
     int, typer.Option(min=1, help="Mean tokens of a prompt, where nothing else says.")
 ]
@@ -58,6 +67,7 @@ class ResponseOptions:
     sigma: float
     acceptance: float
     prompt_tokens: int
+    draft_acceptance: float = 0.0
     trace: "Sequence[Group] | None" = None
 
     def workload(self, job: "TrainingJob", seed: int | None = None) -> "Workload":
@@ -87,7 +97,7 @@ class ResponseOptions:
                 prompt_tokens=prompt_tokens,
                 seed=seed,
             )
-        return learned_by(job.config, workload)
+        return learned_by(job.config, replace(workload, draft_acceptance=self.draft_acceptance))
 
 
 def load_device(

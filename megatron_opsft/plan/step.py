@@ -14,7 +14,11 @@ from megatron_opsft.plan.memory import Stage, engine_elements
 from megatron_opsft.plan.reference import exchange_seconds
 from megatron_opsft.plan.seconds import push_seconds
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.training import estimate_training, gather_in_push_seconds
+from megatron_opsft.plan.training import (
+    TrainingEstimate,
+    estimate_training,
+    gather_in_push_seconds,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,9 @@ class StepEstimate:
     """Seconds of a step on its critical path: a phase ends with its slowest rank.
 
     rollout = prefill + decode; train includes `exchange` (what no backward pass hides) and
-    `update`; push is what metrics.jsonl calls sync. bubble: share of a pipeline's time that its
+    `update`; overlapped: seconds of it during which engines still decode (`rollout.overlap`). push
+    is what metrics.jsonl calls sync. pass_tokens: of a response in a forward pass, above 1 with
+    drafts. bubble: share of a pipeline's time that its
     ranks wait in it; decode_overhead: share of decoding that reads nothing.
 
     Seconds that a rank waits, means over all ranks: rollout_tail for the slowest engine and
@@ -48,6 +54,8 @@ class StepEstimate:
     num_microbatches: int
     reference: float = 0.0
     old_logprob: float = 0.0
+    overlapped: float = 0.0
+    pass_tokens: float = 1.0
 
     @property
     def rollout(self) -> float:
@@ -56,7 +64,7 @@ class StepEstimate:
     @property
     def total(self) -> float:
         scored = self.reference + self.old_logprob
-        return self.rollout + self.verify + scored + self.train + self.push
+        return self.rollout + self.verify + scored + self.train - self.overlapped + self.push
 
     @property
     def waiting(self) -> float:
@@ -71,8 +79,8 @@ def estimate_step(
     rollout = estimate_rollout(job, workload)
     training = estimate_training(job, stages, workload)
     in_pipeline = training.passes + training.bubble
-    received, across = push_bytes(job)
-    push = push_seconds(received, job.hardware, world_size=job.world_size, across_nodes=across)
+    moved, across = push_bytes(job)
+    push = push_seconds(moved, job.hardware, across_nodes=across)
     push += gather_in_push_seconds(job, stages)
     return StepEstimate(
         prefill=rollout.prefill,
@@ -91,7 +99,19 @@ def estimate_step(
         num_microbatches=training.num_microbatches,
         reference=_reference_seconds(job, stages, training.score),
         old_logprob=training.score if job.scores_before else 0.0,
+        overlapped=_overlapped(job, training, rollout.decode),
+        pass_tokens=rollout.pass_tokens,
     )
+
+
+def _overlapped(job: TrainingJob, training: TrainingEstimate, decoding: float) -> float:
+    """Passes over what is ready while engines decode: all but the last micro-batch's, which waits
+    for the last response.
+    """
+    if not (job.config.rollout.overlap and training.num_microbatches):
+        return 0.0
+    early = training.passes * (1 - 1 / training.num_microbatches)
+    return min(early, decoding)
 
 
 def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) -> float:
@@ -102,11 +122,18 @@ def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) 
 
 
 def push_bytes(job: TrainingJob) -> tuple[float, float]:
-    """(bytes that a rank receives, share of them from other nodes). Of what its engine wants a rank
-    holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x pp); other pipeline stages are on
-    other nodes as soon as one stage fills a node.
+    """(bytes that a device receives, or sends where those are more; share of them between nodes).
+
+    Of what its engine wants a rank holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x
+    pp); other pipeline stages are on other nodes as soon as one stage fills a node. A separate
+    engine holds nothing itself, and every one gets its own copy, which all ranks send parts of.
     """
     wanted = engine_elements(job) * job.dtype_bytes
+    if job.engines_apart:
+        sent = wanted * job.engine_tp * job.num_engines / job.world_size
+        return max(float(wanted), sent), float(bool(job.config.rollout.engines))
+    if job.world_size == 1:
+        return 0.0, 0.0
     parallel, moe = job.parallel, job.shape.moe
     experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes / job.engine_tp
     experts *= moe.num_experts * moe.ffn_size if moe else 0

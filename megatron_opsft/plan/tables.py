@@ -128,6 +128,8 @@ def _step_table(run: RunEstimate) -> Table:
         f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, {step.slots} "
         f"at once in an engine (its cache holds {run.kv_tokens:,} tokens)"
     )
+    if job.config.rollout.speculates:
+        sampled += f"; with drafts {step.pass_tokens:.2f} tokens of each in a pass"
     if method.has_fixed_data:
         trained, sampled = "stored", "nothing is sampled"
     rows: list[tuple[str, float, str]] = [
@@ -150,10 +152,11 @@ def _step_table(run: RunEstimate) -> Table:
             f"{step.num_microbatches} micro-batches a rank; bubbles {step.bubble:.0%}, exchange "
             f"{step.exchange:.2f} s, update {step.update:.2f} s; MFU {run.mfu:.1%}",
         ),
+        ("of it early", -step.overlapped, "passes while engines still decode (rollout.overlap)"),
         ("push", step.push, "updated weights into the engines, with proof"),
     ]
     for name, seconds, about in rows:
-        if seconds or name not in ("old log-probs", "reference"):
+        if seconds or name not in ("old log-probs", "reference", "of it early"):
             table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", about)
     table.add_section()
     table.add_row(

@@ -16,9 +16,10 @@ from itertools import pairwise
 
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.suffix_index import AFTER_WRONG, MATCHED
+from megatron_opsft.rollout.traits import ENGINES
 
 _log = logging.getLogger(__name__)
-MAX_DRAFT = 15  # tokens
+MAX_DRAFT = max(engine.max_draft for engine in ENGINES.values())  # tokens
 _KINDS = (*MATCHED, AFTER_WRONG)
 _PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
 _MEMORY = 0.98  # of what was seen, after each forward pass

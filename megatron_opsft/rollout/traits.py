@@ -21,8 +21,9 @@ class EngineTraits:
     reads_files: inside the trainer's process it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    speculates: it decodes with drafts; draft_models: also with those of a model. same_with_drafts:
-    responses are then the same, token by token; otherwise only of the same distribution.
+    max_draft: tokens of the longest draft of `rollout.speculation` that it takes; draft_models: it
+    also takes those of a model. same_with_drafts: responses are then the same, token by token;
+    otherwise only of the same distribution.
     experts_on_cpu: a mixture of experts can be updated there.
     independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
     it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
@@ -38,7 +39,7 @@ class EngineTraits:
     reopens: bool
     reads_files: bool
     refills: bool
-    speculates: bool
+    max_draft: int
     draft_models: bool
     same_with_drafts: bool
     experts_on_cpu: bool
@@ -57,7 +58,7 @@ ENGINES = {
         reopens=True,
         reads_files=False,
         refills=False,
-        speculates=True,
+        max_draft=15,
         draft_models=False,
         same_with_drafts=True,
         experts_on_cpu=True,
@@ -74,7 +75,7 @@ ENGINES = {
         reopens=False,
         reads_files=True,
         refills=True,
-        speculates=True,
+        max_draft=7,  # vLLM sets memory aside for the longest
         draft_models=True,
         same_with_drafts=False,
         experts_on_cpu=False,
@@ -107,7 +108,7 @@ def check_engine_settings(
     for option, value, default, able in (
         ("placement", placement, "colocated", {n for n, its in ENGINES.items() if its.separate}),
         ("tp", tp, 1, {n for n, its in ENGINES.items() if its.tensor_parallel}),
-        ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.speculates}),
+        ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.max_draft}),
         (
             "draft_model",
             draft_model or "null",

@@ -14,8 +14,9 @@ from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.follower import NO_DRAFT, Draft, Follower
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
+from megatron_opsft.rollout.traits import ENGINES
 
-MAX_VLLM_DRAFT = 7  # tokens; vLLM sets memory aside for the longest
+MAX_VLLM_DRAFT = ENGINES["vllm"].max_draft
 _PASS, _TOKEN = 1.0, 0.15  # a row of a pass and a draft token, where clocks may not decide
 
 
