@@ -19,7 +19,7 @@ from push import build_shards
 from ranks import join_ranks, measured, run_main
 from shapes import SHAPES
 
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config import ParallelConfig, SyncConfig
 from megatron_opsft.runtime.distributed import broadcast_object, stop_distributed
 from megatron_opsft.runtime.spanning_group import SpanningGroup, address_towards, open_meeting
 from megatron_opsft.sync.in_place import trainer_placements
@@ -87,7 +87,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=SHAPES, default="46m")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--bucket-mb", type=int, default=16)
+    parser.add_argument("--bucket-mb", type=int, default=SyncConfig().bucket_mb)
     parser.add_argument("--repeats", type=int, default=9)
     if result := measure(parser.parse_args()):
         print(json.dumps(result))
