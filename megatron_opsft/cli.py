@@ -30,7 +30,7 @@ from megatron_opsft.command_line import (
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
 from megatron_opsft.diagnose.commands import diagnose
-from megatron_opsft.errors import NonFiniteError, SyncError, UserError
+from megatron_opsft.errors import EnginesLost, NonFiniteError, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.launch.engine_command import EXAMPLES as ENGINE_EXAMPLES
@@ -39,6 +39,7 @@ from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
 from megatron_opsft.report_command import ReportCommand, report
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
@@ -196,6 +197,8 @@ def run(commands: typer.Typer) -> None:
         _exit(f"error: {error}", 3)
     except SyncError as error:
         _exit(f"error: {describe_rank()}: {error}", 3)
+    except EnginesLost as error:
+        _exit(f"error: {describe_rank()}: {error}", PEER_LOST_EXIT_CODE)
     except Exception as error:
         if full := full_disk_behind(error):
             reason = f"{describe_rank()}: {full}"
@@ -224,7 +227,7 @@ def _advising_resume() -> Iterator[None]:
         yield
     except FullDiskError as error:
         raise UserError(f"{error}; make room, then continue with --resume") from error
-    except (UserError, NonFiniteError, SyncError):
+    except (UserError, NonFiniteError, SyncError, EnginesLost):
         raise
     except Exception as error:
         if (full := full_disk_behind(error)) is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from megatron_opsft.errors import EngineDied, UserError
+from megatron_opsft.errors import EngineDied, EnginesLost, UserError
 from megatron_opsft.rollout.remote.client import Connected, EngineClient
 from megatron_opsft.runtime.distributed import any_over_world, gather_from_all
 
@@ -49,7 +49,8 @@ class Fleet:
         self._connect, self._introduce = connect, introduce
         self._timeout = timeout_seconds
         self._dead: dict[int, EngineDied] = {}
-        self._start(numbers, tries=1)
+        if why := self._start(numbers, tries=1):
+            raise UserError(f"a rollout engine cannot be started: {why}")
 
     def call(self, method: str, arguments: Arguments = _nothing) -> dict[int, Any]:
         """What each engine answers, asked all at once; of those that live."""
@@ -88,17 +89,18 @@ class Fleet:
 
     def replace_dead(self) -> bool:
         """Whether any rank's engine has died; then all live again, the new ones without weights.
-        Called by every rank.
+        Called by every rank. Errors: `EnginesLost`, on every rank, where one stays dead.
         """
         if not any_over_world(bool(self._dead)):
             return False
         for died in self._dead.values():
             log.warning("%s; starting another one", died)
-        self._start(list(self._dead), tries=MAX_DEATHS)
+        if why := self._start(list(self._dead), tries=MAX_DEATHS):
+            raise EnginesLost(f"a rollout engine is gone, and no other one can be started: {why}")
         return True
 
-    def _start(self, numbers: Collection[int], tries: int) -> None:
-        """Errors: `UserError` when one has died `tries` times before it was there."""
+    def _start(self, numbers: Collection[int], tries: int) -> str:
+        """Why one has died `tries` times before it was there; "" when all live."""
         for _ in range(tries):
             self._dead = {}
             for number in numbers:
@@ -113,9 +115,9 @@ class Fleet:
                         self._introduce(self.clients[number])
             reports = gather_from_all([str(died) for died in self._dead.values()])
             if not reports:
-                return
+                return ""
             numbers = list(self._dead)
-        raise UserError(f"a rollout engine cannot be started: {reports[0]}")
+        return str(reports[0])
 
     def close(self) -> None:
         """End the processes."""
