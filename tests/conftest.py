@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from typing import Any
 
 import pytest
 from forked_cli import ForkedCli
@@ -19,17 +20,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`. Of two workers
-    one has all of vLLM's tests, the other those of the browser and of the cluster.
-    """
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`."""
     for item in items:
-        group = "vllm" if item.path.parent.name == "vllm" else "beside"
-        item.add_marker(pytest.mark.xdist_group(group))
         has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())
         )
         if has_processes and item.get_closest_marker("quick") is None:
             item.add_marker("slow")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` what is in `schedule_groups`."""
+    from schedule_groups import scheduling
+
+    return scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.train import train
 
-SEPARATE = ["rollout.placement=separate", "rollout.num_engines=2"]
+SEPARATE = ["rollout.placement=separate"]
 # Batches of two responses and packs of few tokens: much is ready long before all is decoded.
-OVERLAPPED = [
+STEPS = [
     *SMALL_RUN,
-    *SEPARATE,
     "run.steps=3",
     "checkpoint.every=0",
     "rollout.batch_size=2",
@@ -32,23 +31,27 @@ def metrics_of(run_dir: Path, overrides: list[str]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("num_ranks", "layout"),
+    ("num_ranks", "num_engines", "layout"),
     [
-        (1, []),
-        (2, ["optimizer.clip_grad=0.01"]),
-        (2, ["parallel.pp=2", "parallel.vpp=2"]),
-        (2, ["parallel.tp=2", "method.aggregation=sequence", "parallel.overlap_grad_reduce=false"]),
+        (1, 1, []),
+        (2, 2, ["optimizer.clip_grad=0.01"]),
+        (2, 1, ["parallel.pp=2", "parallel.vpp=2"]),
+        (
+            2,
+            1,
+            ["parallel.tp=2", "method.aggregation=sequence", "parallel.overlap_grad_reduce=false"],
+        ),
     ],
     ids=["1 rank", "dp2", "pp2 vpp2", "tp2"],
 )
 def test_losses_and_norms_are_those_of_training_afterwards(
-    world: World, tmp_path: Path, num_ranks: int, layout: list[str]
+    world: World, tmp_path: Path, num_ranks: int, num_engines: int, layout: list[str]
 ) -> None:
-    overrides = [*OVERLAPPED, *layout]
+    """Afterwards: with engines in the training ranks, which sample the same responses."""
+    overrides = [*STEPS, *layout]
     after = world.run(metrics_of, num_ranks, tmp_path / "after", overrides)[0]
-    during = world.run(
-        metrics_of, num_ranks, tmp_path / "during", [*overrides, "rollout.overlap=true"]
-    )[0]
+    overlapped = [*SEPARATE, f"rollout.num_engines={num_engines}", "rollout.overlap=true"]
+    during = world.run(metrics_of, num_ranks, tmp_path / "during", [*overrides, *overlapped])[0]
     assert len(after) == len(during) == 3
     for a, b in zip(after, during, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-6)

@@ -11,9 +11,8 @@ from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.session import open_session
 
 
-def two_epochs(run_dir: Path, speculation: str) -> tuple[list[Rollout], DraftCounts]:
+def two_epochs(run_dir: Path, keys: list[str]) -> tuple[list[Rollout], DraftCounts]:
     """The same problems twice, with other seeds; what the second time gave, and all drafts."""
-    keys = ["rollout.placement=separate", f"rollout.speculation={speculation}"]
     config = load_config(Path(QUICKSTART), [*SMALL_RUN, *keys, f"run.dir={run_dir}"])
     with open_session(config) as s:
         s.sync.push(0, s.probes(0))
@@ -25,8 +24,10 @@ def two_epochs(run_dir: Path, speculation: str) -> tuple[list[Rollout], DraftCou
 def test_responses_of_a_separate_engine_are_the_same_with_drafts(
     world: World, tmp_path: Path
 ) -> None:
-    ((plain, none),) = world.run(two_epochs, 1, tmp_path / "plain", "off")
-    ((drafted, counts),) = world.run(two_epochs, 1, tmp_path / "drafted", "suffix")
+    """As those of an engine in the training rank without drafts."""
+    ((plain, none),) = world.run(two_epochs, 1, tmp_path / "plain", ["rollout.speculation=off"])
+    separate = ["rollout.placement=separate", "rollout.speculation=suffix"]
+    ((drafted, counts),) = world.run(two_epochs, 1, tmp_path / "drafted", separate)
     assert drafted == plain and len(plain) == 24
     assert none == DraftCounts()
     assert counts.rows > 0 and counts.tokens >= sum(len(r.response_ids) for r in drafted)

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "examples/studies/tiny_quick.yaml"
 _TIMES = re.compile(r'"(converged_)?seconds": [^,]*|"peak_memory_bytes": [^,]*|"phases": \{[^}]*\}')
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "megatron_opsft", "study", QUICK, "--out", out, *options]
+def start(study: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "megatron_opsft", "study", study, "--out", out, *options]
     return subprocess.Popen(
         words, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -35,17 +36,33 @@ def rows_of(out: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads((out / "table.json").read_text())}
 
 
+def shortened(directory: Path) -> Path:
+    """The study of which a claim's runs are as they are, and the others shorter."""
+    tree = yaml.safe_load(QUICK.read_text())
+    methods, divisors = (tree["sections"][name]["runs"] for name in ("methods", "aggregation"))
+    for run in (methods["GRPO"], methods["CRST"], divisors["each response's length"]):
+        run["set"] |= {"run.steps": 2, "run.eval_every": 0}
+        run["eval"] = {"limit": 8}
+    methods["CRST"]["data_problems"] = 32
+    divisors["each response's length"]["set"] |= {"run.steps": 6, "checkpoint.every": 2}
+    (directory / "study.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    return directory / "study.yaml"
+
+
 @pytest.mark.slow
 def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     """Its claims hold, and the run that was killed is that of an undisturbed study."""
-    out = tmp_path / "out"
-    killed = start(out)
-    wait_for_step(out / "runs/On_policy_SFT-s0/train/metrics.jsonl", 6, killed)
+    study, out = shortened(tmp_path), tmp_path / "out"
+    killed = start(study, out)
+    wait_for_step(out / "runs/each_response_s_length-s0/train/metrics.jsonl", 3, killed)
     os.kill(killed.pid, signal.SIGKILL)  # it alone: what it started must see that by itself
     killed.wait()
     assert not (out / "table.json").exists()
-    ended = start(out)
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/eval/results.json")}
+    assert len(finished) == 5
+    ended = start(study, out)
     assert "report.html" in ended.communicate(timeout=500)[0] and ended.returncode == 0
+    assert finished == {path: path.stat().st_mtime_ns for path in finished}
     page = (out / "report.html").read_text()
     assert page.count("<td>yes</td>") == 2 and "<td>no</td>" not in page
     rows = rows_of(out)
@@ -58,12 +75,12 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     assert ours["budgets"][-1]["accuracy"] == ours["accuracy"]
     assert shared["directory"] == ours["directory"]
 
-    undisturbed = start(tmp_path / "again", "--only", "2")  # the one that was killed
+    undisturbed = start(study, tmp_path / "again", "--only", "5")  # the one that was killed
     assert undisturbed.wait(timeout=300) == 0
     again = rows_of(tmp_path / "again")
-    assert again["CoT"]["error"] == again["each response's length"]["error"] == "not made yet"
-    for name in ("On-policy SFT", "M, the longest accepted"):
-        assert without_times(again[name]) == without_times(rows[name]), name
+    assert again["CoT"]["error"] == again["On-policy SFT"]["error"] == "not made yet"
+    name = "each response's length"
+    assert without_times(again[name]) == without_times(rows[name])
 
 
 def without_times(row: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slurm
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
 SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
-SMALL = [*SMALL_RUN, "run.steps=4"]
+SMALL = [*SMALL_RUN, "run.steps=6"]
 
 
 def on(nodes: int, ranks: int) -> list[str]:
@@ -38,11 +38,6 @@ def on(nodes: int, ranks: int) -> list[str]:
     ]
 
 
-def submit(cluster: SlurmCluster, run_dir: Path, ranks: int, *overrides: str) -> str:
-    words = ["sbatch", *on(2, ranks), SCRIPT, *SMALL, f"run.dir={run_dir}", *overrides]
-    return cluster.submit(words, SETTINGS)
-
-
 def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
@@ -50,10 +45,35 @@ def wait_until(condition: Callable[[], bool], timeout: float = 300) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(cluster: SlurmCluster, cli: ForkedCli) -> Path:
-    """A run on two nodes of one rank, submitted with what `launch slurm --dry-run` prints."""
-    run_dir = cluster.directory / "undisturbed"
+def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
+    cluster: SlurmCluster, cli: ForkedCli
+) -> None:
+    """Both lead to a requeue and an exact resume: USR1 after the first step, before a checkpoint is
+    due, and a node that SLURM takes away later.
+    """
+    undisturbed, disturbed = (cluster.directory / name for name in ("undisturbed", "disturbed"))
+    check_two_nodes(cluster, submit_as_printed(cluster, cli, undisturbed), undisturbed)
+    words = ["sbatch", *on(2, 1), SCRIPT, *SMALL, f"run.dir={disturbed}", "checkpoint.every=2"]
+    job = cluster.submit(words, SETTINGS)
+    wait_until(lambda: bool(read_lines(disturbed / "metrics.jsonl")))
+    cluster.call(["scancel", "--signal=USR1", job])
+    wait_until(lambda: cluster.field(job, "Restarts") == "1")
+    assert "stopped with a checkpoint, as asked" in cluster.output(job)
+    stopped_after = len(read_lines(disturbed / "metrics.jsonl"))
+    assert (disturbed / f"checkpoints/step_{stopped_after:06d}").exists()
+    assert stopped_after < 4
+    wait_until((disturbed / f"checkpoints/step_{stopped_after // 2 * 2 + 2:06d}").exists)
+    cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
+    wait_until(lambda: cluster.field(job, "Restarts") == "2")
+    bring_back(cluster, "n2")
+    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    assert "DUE TO NODE FAILURE" in cluster.output(job)
+    assert cluster.field(job, "Restarts") == "2"
+    assert compare_runs(undisturbed, disturbed) == []
+
+
+def submit_as_printed(cluster: SlurmCluster, cli: ForkedCli, run_dir: Path) -> str:
+    """The job of what `launch slurm --dry-run` prints for a run on two nodes of one rank."""
     resources = [
         "--nodes=2",
         "--ranks-per-node=1",
@@ -63,25 +83,22 @@ def undisturbed(cluster: SlurmCluster, cli: ForkedCli) -> Path:
     config = [QUICKSTART, *SMALL, f"run.dir={run_dir}"]
     printed = cli.run(["launch", "slurm", *config, *resources, "--dry-run"])
     assert printed.exit_code == 0, printed.stderr
-    job = cluster.submit(shlex.split(printed.stdout), {"OMP_NUM_THREADS": "1"})
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    return run_dir
+    return cluster.submit(shlex.split(printed.stdout), {"OMP_NUM_THREADS": "1"})
 
 
-def test_two_nodes_of_two_ranks(cluster: SlurmCluster) -> None:
-    run_dir = cluster.directory / "run22"
-    job = submit(cluster, run_dir, 2, "run.steps=2")
+def check_two_nodes(cluster: SlurmCluster, job: str, run_dir: Path) -> None:
+    """What a job on two nodes of one rank leaves behind."""
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2]
-    assert json.loads((run_dir / "manifest.json").read_text())["world_size"] == 4
-    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 2
+    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert json.loads((run_dir / "manifest.json").read_text())["world_size"] == 2
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 6
     assert (run_dir / "hf/model.safetensors").is_file()
     logs = cluster.directory / "logs" / f"opsft-7b-{job}"
-    assert "\n0: step 2/2  loss" in (logs / "node-0.log").read_text()
+    assert "\n0: step 6/6  loss" in (logs / "node-0.log").read_text()
     assert sorted(path.name for path in logs.iterdir()) == ["node-0.log", "node-1.log"]
     merged = cluster.output(job)
-    assert "\n0: step 2/2  loss" in merged
-    assert "4 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
+    assert "\n0: step 6/6  loss" in merged
+    assert "2 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
 
 
 def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
@@ -98,34 +115,6 @@ def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: Slurm
         ["0: 0 4 0 2 0,1 n1", "1: 1 4 1 2 0,1 n1"],
         ["2: 2 4 0 2 0,1 n2", "3: 3 4 1 2 0,1 n2"],
     ]
-
-
-def test_usr1_leads_to_a_requeue_and_an_exact_resume(
-    cluster: SlurmCluster, undisturbed: Path
-) -> None:
-    run_dir = cluster.directory / "signalled"
-    job = submit(cluster, run_dir, 1, "checkpoint.every=0")
-    wait_until(lambda: bool(read_lines(run_dir / "metrics.jsonl")))
-    cluster.call(["scancel", "--signal=USR1", job])
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert cluster.field(job, "Restarts") == "1"
-    assert "stopped with a checkpoint, as asked" in cluster.output(job)
-    assert compare_runs(undisturbed, run_dir) == []
-
-
-def test_a_lost_node_leads_to_a_requeue_and_an_exact_resume(
-    cluster: SlurmCluster, undisturbed: Path
-) -> None:
-    run_dir = cluster.directory / "lost"
-    job = submit(cluster, run_dir, 1, "checkpoint.every=1")
-    wait_until((run_dir / "checkpoints/step_000001").exists)
-    cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
-    wait_until(lambda: cluster.field(job, "Restarts") == "1")
-    bring_back(cluster, "n2")
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert "DUE TO NODE FAILURE" in cluster.output(job)
-    assert cluster.field(job, "Restarts") == "1"
-    assert compare_runs(undisturbed, run_dir) == []
 
 
 def bring_back(cluster: SlurmCluster, node: str) -> None:
@@ -211,7 +200,7 @@ def test_engines_on_a_node_of_their_own_and_that_node_killed(
     """Every process of the job on that node is killed once: SLURM's script starts engines again."""
     run_dir = cluster.directory / "elsewhere"
     resources = ["--nodes=1", "--rollout-nodes=1", "--ranks-per-node=2", "--gpus-per-node=0"]
-    config = [QUICKSTART, *SMALL, f"run.dir={run_dir}", "rollout.num_engines=2"]
+    config = [QUICKSTART, *SMALL, f"run.dir={run_dir}", "run.steps=3", "rollout.num_engines=2"]
     options = [*resources, "--sbatch=--cpus-per-task=1", "--dry-run"]
     printed = cli.run(["launch", "slurm", *config, *options])
     assert printed.exit_code == 0, printed.stderr
@@ -231,7 +220,7 @@ def test_engines_on_a_node_of_their_own_and_that_node_killed(
     assert "was lost: the connection to its node is closed" in cluster.output(job)
     assert "2 ranks on n[1-2]" in cluster.output(job)
     lines = read_lines(run_dir / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines] == [1, 2, 3]
     assert max(line["logprob_diff_max"] for line in lines) < 1e-4
     logs = cluster.directory / "logs" / f"opsft-elsewhere-{job}"
     assert not (logs / "engine-token").exists()

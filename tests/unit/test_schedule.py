@@ -78,7 +78,10 @@ def test_every_byte_is_written_once_on_every_rank(
 def test_no_rank_sends_much_more_than_some_rank_must(
     model: str, tp: int, pp: int, dp: int, engine_tp: int, pull: bool
 ) -> None:
-    trainer, engine = both_sides(REAL_SHAPES[model], tp, pp, dp, engine_tp)
+    shape = REAL_SHAPES[model]
+    if shape.moe is not None:  # 128 experts a layer: a quarter of the layers has enough to balance
+        shape = replace(shape, num_layers=shape.num_layers // 4)
+    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
     schedule = make_schedule(

