@@ -30,7 +30,7 @@ from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import NO_RANK, Problem, ResponseFacts, Rollout, Sample, Verdict
-from megatron_opsft.rollout.engine import FileReader, SamplingSettings
+from megatron_opsft.rollout.engine import FileReader, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.limits import (
     check_engine,
     engines_steal,
@@ -232,12 +232,7 @@ def _build(
     trainer, shards = parts.trainer, parts.shards
     announce(f"opening the rollout engine ({config.rollout.engine})")
     engine = open_engine(
-        config,
-        given.model_dir,
-        given.encoder.tokenizer,
-        shards.table,
-        device,
-        layout,
+        *(config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout),
         push_again=lambda: sync.push(sync.version),
     )
     held_out = evaluation_of(config, given)
@@ -261,14 +256,7 @@ def _build(
         held_out=held_out,
         more_held_out=more_evaluations_of(config, given),
         bad_rows=given.bad_rows,
-        sampler=Sampler(
-            engine=engine,
-            encoder=given.encoder,
-            layout=layout,
-            seed=config.run.seed,
-            job=current_job(),
-            steals=engines_steal(config, engine.replica.count, is_cuda=device.is_cuda),
-        ),
+        sampler=_sampler_of(config, given, engine, layout, device),
         verifier=verifier,
         method=open_method(config, given, held_out),
         trainer=trainer,
@@ -283,6 +271,19 @@ def _build(
             reference=reference,
             model_dir=given.model_dir,
         ),
+    )
+
+
+def _sampler_of(
+    config: Config, given: RunInput, engine: RolloutEngine, layout: Layout, device: Device
+) -> Sampler:
+    return Sampler(
+        engine=engine,
+        encoder=given.encoder,
+        layout=layout,
+        seed=config.run.seed,
+        job=current_job(),
+        steals=engines_steal(config, engine.replica.count, is_cuda=device.is_cuda),
     )
 
 

@@ -87,25 +87,7 @@ def evaluated_responses(
     An evaluation stores texts, so they are tokenised again; the log says how many are then of
     another length. data: where its problems lie now, where that is elsewhere. Errors: `UserError`.
     """
-    manifest = read_manifest(directory)
-    try:
-        given = manifest["settings"]
-        settings = EvalSettings.model_validate(
-            {
-                **given,
-                **{"model": str(original.directory), "name": None, "baseline": None},
-                **{"engine": "hf", "tp": 1, "limit": min(limit, given["limit"] or limit)},
-                **{"data": given["data"] | dict(data), "out": directory},
-            }
-        )
-    except (KeyError, TypeError, ValidationError) as error:
-        raise UserError(f"{directory / MANIFEST}: its settings cannot be read: {error}") from None
-    if manifest["identity"].get("tokenizer_sha256") != original.tokenizer_sha256():
-        raise UserError(
-            f"--responses {directory}: sampled by {manifest.get('model_path')}, which has another "
-            f"tokenizer than --original {original.name}; give the original's own responses"
-        )
-    inputs = read_inputs(settings, device)
+    inputs = read_inputs(_settings_of(directory, original, data, limit), device)
     found, num_other = [], 0
     for benchmark in inputs.benchmarks:
         stored = SampleFiles(directory).read(benchmark.name)
@@ -135,6 +117,31 @@ def evaluated_responses(
             *(num_other, len(found)),
         )
     return _some(found, directory)
+
+
+def _settings_of(
+    directory: Path, original: EvalModel, data: Mapping[str, str], limit: int
+) -> EvalSettings:
+    """Those of the evaluation, for the original model. Errors: `UserError`."""
+    manifest = read_manifest(directory)
+    try:
+        given = manifest["settings"]
+        settings = EvalSettings.model_validate(
+            {
+                **given,
+                **{"model": str(original.directory), "name": None, "baseline": None},
+                **{"engine": "hf", "tp": 1, "limit": min(limit, given["limit"] or limit)},
+                **{"data": given["data"] | dict(data), "out": directory},
+            }
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise UserError(f"{directory / MANIFEST}: its settings cannot be read: {error}") from None
+    if manifest["identity"].get("tokenizer_sha256") != original.tokenizer_sha256():
+        raise UserError(
+            f"--responses {directory}: sampled by {manifest.get('model_path')}, which has another "
+            f"tokenizer than --original {original.name}; give the original's own responses"
+        )
+    return settings
 
 
 def _tokenised(stored: StoredSample, original: EvalModel) -> tuple[int, ...]:
