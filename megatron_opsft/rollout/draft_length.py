@@ -23,33 +23,41 @@ MAX_DRAFT = max(engine.max_draft for engine in ENGINES.values())  # tokens
 _KINDS = (*MATCHED, AFTER_WRONG)
 _PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
 _MEMORY = 0.98  # of what was seen, after each forward pass
-_GAIN = 1.08  # by which drafts must be faster than none: finding them takes time too
+_GAIN = 1.15  # by which drafts must be faster than none: a row that ends early ends no batch
 _TRY = 0.3  # of a plain pass's cost of a row: what a draft token is taken to cost at first
 _FIRST = 3  # passes without drafts that show what such a pass costs
 _PLAIN_EVERY = 32  # passes with drafts, then one without
 _IDLE = 3  # passes in a row for which no draft was worth it, then a pause
 _NOTHING_PAUSE = 8  # passes; where none was found at all
 _PAUSE, _LONGEST_PAUSE = 64, 2048  # passes; twice as many after each trial that lost time
-_TRIAL = 8  # passes with drafts, which must have saved time together
+_TRIAL = 8  # passes with drafts, which must have been faster by `_GAIN` together
 _LOSS = 2.0  # passes without drafts: what a trial may lose before it ends
 _OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took so long
 
 
 @dataclass(slots=True)
 class _Trial:
-    """Whether drafts pay with so many rows: passes with drafts so far and seconds they saved;
-    passes in a row for which no draft was worth it; the next pause, and what is left of this one.
+    """Whether drafts pay with so many rows.
+
+    passes: with drafts so far; seconds: they took; plain: as many tokens take without. idle: passes
+    in a row for which no draft was worth it. left: of a pause; next_pause: how long the next is.
     """
 
     passes: int = 0
-    saved: float = 0.0
+    seconds: float = 0.0
+    plain: float = 0.0
     idle: int = 0
     next_pause: int = _PAUSE
     left: int = 0
 
     def pause(self, num_passes: int) -> None:
         """No drafts for so long."""
-        self.left, self.idle, self.passes, self.saved = num_passes, 0, 0, 0.0
+        self.left, self.idle = num_passes, 0
+        self.start()
+
+    def start(self) -> None:
+        """A new trial."""
+        self.passes, self.seconds, self.plain = 0, 0.0, 0.0
 
 
 class DraftLength:
@@ -101,14 +109,14 @@ class DraftLength:
         size = num_rows.bit_length()
         return self._trials[size].left if size in self._plain else _FIRST
 
-    def choose(self, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """How many tokens of each row's draft give the most tokens a second, all 0 where none do.
+    def choose(self, num_rows: int, kinds: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """How many tokens of each draft give the most tokens a second, all 0 where none do.
 
+        num_rows: of the pass, those that have ended included; kinds, lengths: of those that go on;
         kinds: one of `MATCHED` or `AFTER_WRONG`, 0 without a draft; lengths: of the drafts, at most
         `MAX_DRAFT`.
         """
-        num_rows = len(kinds)
-        nothing = [0] * num_rows
+        nothing = [0] * len(kinds)
         self._since_plain += 1
         size = num_rows.bit_length()
         if self._since_plain > _PLAIN_EVERY or size not in self._plain:
@@ -116,7 +124,7 @@ class DraftLength:
         trial = self._trials[size]
         plain = self._plain[size] * num_rows
         least, rate = self._least_chance(plain, self._draft_cost(size), kinds, lengths)
-        if rate <= num_rows / plain * _GAIN:
+        if rate <= len(kinds) / plain * _GAIN:
             trial.idle += 1
             if trial.idle == _IDLE:
                 trial.pause(_PAUSE if any(kinds) else _NOTHING_PAUSE)
@@ -192,24 +200,29 @@ class DraftLength:
         for k in _KINDS:
             self._right[k] *= _MEMORY
             self._seen[k] *= _MEMORY
-        saved = num_tokens / num_live * plain - seconds
-        self._judge(num_rows, saved, -_LOSS * plain)
-        return saved
+        without = num_tokens / num_live * plain
+        self._judge(num_rows, seconds, without, _LOSS * plain)
+        return without - seconds
 
-    def _judge(self, num_rows: int, saved: float, least: float) -> None:
-        """A pass with drafts has saved so many seconds; drafts pause where the trial has saved less
-        than `least`, or none in the end.
+    def _judge(self, num_rows: int, seconds: float, without: float, most_lost: float) -> None:
+        """A pass with drafts has taken so long, and its tokens take `without` without; drafts pause
+        where the trial has lost more than `most_lost`, or was not faster by enough in the end.
         """
         size = num_rows.bit_length()
         trial = self._trials[size]
         trial.passes += 1
-        trial.saved += saved
-        if trial.saved < least or (trial.passes == _TRIAL and trial.saved < 0):
+        trial.seconds += seconds
+        trial.plain += without
+        ends = trial.passes == _TRIAL
+        if trial.seconds - trial.plain > most_lost or (
+            ends and trial.plain < _GAIN * trial.seconds
+        ):
             trial.pause(trial.next_pause)
             trial.next_pause = min(2 * trial.next_pause, _LONGEST_PAUSE)
             self._tell(num_rows)
-        elif trial.passes == _TRIAL:
-            trial.passes, trial.saved, trial.next_pause = 0, 0.0, _PAUSE
+        elif ends:
+            trial.start()
+            trial.next_pause = _PAUSE
 
     def _tell(self, num_rows: int) -> None:
         """Once for each size: drafts are off there."""

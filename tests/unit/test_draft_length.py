@@ -17,7 +17,7 @@ def decode(length: DraftLength, each: float, right: int, passes: int = 60) -> li
     for _ in range(passes):
         lengths = [0] * ROWS
         if not length.rest(ROWS):
-            lengths = length.choose([8] * ROWS, [MAX_DRAFT] * ROWS)
+            lengths = length.choose(ROWS, [8] * ROWS, [MAX_DRAFT] * ROWS)
         accepted = [min(n, right) for n in lengths]
         for n, a in zip(lengths, accepted, strict=True):
             if n:
@@ -89,3 +89,17 @@ def test_a_pass_that_rows_have_left_counts_by_the_next_number_that_was_timed() -
     seconds = PLAIN + 0.02 * 7 * MAX_DRAFT
     saved = length.note(7, 7, 7 * MAX_DRAFT, seconds, 7 * (MAX_DRAFT + 1))
     assert saved == pytest.approx((MAX_DRAFT + 1) * PLAIN - seconds)
+
+
+def test_rows_that_have_ended_are_of_the_pass_and_its_pauses() -> None:
+    """Eight rows are another power of two than the seven that go on."""
+    length = DraftLength()
+    length.open_batch()
+    length.note_plain(ROWS, 7, PLAIN)
+    looks = 0
+    for _ in range(60):
+        if not length.rest(ROWS):
+            looks += 1
+            assert not any(length.choose(ROWS, [0] * 7, [0] * 7))
+        length.note_plain(ROWS, 7, PLAIN)
+    assert 6 < looks < 24

@@ -162,7 +162,7 @@ class SpeculativeBatch:
             self._followers[batch.rows[n]].draft(most) for n, most in zip(going, room, strict=True)
         ]
         most = self._memory.length.choose(
-            [kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts]
+            len(batch.rows), [kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts]
         )
         if not any(most):
             return {}

@@ -91,7 +91,8 @@ class _Proposer:
                 row = self._running[name]
                 draft = row.draft(min(self._max_tokens - len(row.text) - 1, MAX_VLLM_DRAFT))
             drafts.append(draft)
-        most = self._length.choose([k for k, _ in drafts], [len(tokens) for _, tokens in drafts])
+        kinds, lengths = [k for k, _ in drafts], [len(tokens) for _, tokens in drafts]
+        most = self._length.choose(len(names), kinds, lengths)
         return [(k, tokens[:n]) for (k, tokens), n in zip(drafts, most, strict=True)]
 
     def _note(
