@@ -29,7 +29,7 @@ _FIRST = 3  # passes without drafts that show what such a pass costs
 _PLAIN_EVERY = 32  # passes with drafts, then one without
 _IDLE = 3  # passes in a row for which no draft was worth it, then a pause
 _NOTHING_PAUSE = 8  # passes; where none was found at all
-_PAUSE, _LONGEST_PAUSE = 64, 2048  # passes; twice as many after each trial that lost time
+_PAUSE, _LONGEST_PAUSE = 64, 2048  # passes; twice as many each time
 _TRIAL = 8  # passes with drafts, which must have been faster by `_GAIN` together
 _LOSS = 2.0  # passes without drafts: what a trial may lose before it ends
 _OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took so long
@@ -126,10 +126,10 @@ class DraftLength:
         least, rate = self._least_chance(plain, self._draft_cost(size), kinds, lengths)
         if rate <= len(kinds) / plain * _GAIN:
             trial.idle += 1
-            if trial.idle == _IDLE:
-                trial.pause(_PAUSE if any(kinds) else _NOTHING_PAUSE)
-                if any(kinds):
-                    self._tell(num_rows)
+            if trial.idle == _IDLE and any(kinds):
+                self._stop(num_rows)
+            elif trial.idle == _IDLE:
+                trial.pause(_NOTHING_PAUSE)
             return nothing
         trial.idle = 0
         most = {k: _most_tokens(self._chance(k), least) for k in set(kinds) if k}
@@ -217,15 +217,16 @@ class DraftLength:
         if trial.seconds - trial.plain > most_lost or (
             ends and trial.plain < _GAIN * trial.seconds
         ):
-            trial.pause(trial.next_pause)
-            trial.next_pause = min(2 * trial.next_pause, _LONGEST_PAUSE)
-            self._tell(num_rows)
+            self._stop(num_rows)
         elif ends:
             trial.start()
             trial.next_pause = _PAUSE
 
-    def _tell(self, num_rows: int) -> None:
-        """Once for each size: drafts are off there."""
+    def _stop(self, num_rows: int) -> None:
+        """No drafts for a while with so many rows; the log says so once for each size."""
+        trial = self._trials[num_rows.bit_length()]
+        trial.pause(trial.next_pause)
+        trial.next_pause = min(2 * trial.next_pause, _LONGEST_PAUSE)
         if num_rows.bit_length() not in self._told:
             self._told.add(num_rows.bit_length())
             _log.info("speculation does not pay with %d responses a batch: off there", num_rows)
