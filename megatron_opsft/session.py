@@ -61,11 +61,11 @@ from megatron_opsft.runtime.distributed import (
     broadcast_object,
     gather_from_all,
     start_distributed,
-    start_watchdog,
     stop_distributed,
 )
 from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.job import current_job
+from megatron_opsft.runtime.job_watchdog import start_watchdog
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import resolve_model

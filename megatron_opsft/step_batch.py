@@ -1,15 +1,14 @@
-"""The batch of a step: sampled and judged, weighed by the method, packed for this rank."""
+"""The batch of a step: judged responses, weighed by the method, packed for this rank."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.data.problems import shuffled_subset
+from megatron_opsft.judged_problems import Judge, JudgedProblems, join_draws, judge_problems
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.method import Weights
@@ -17,25 +16,11 @@ from megatron_opsft.methods.updates import Update
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
-from megatron_opsft.records import MicroBatch, Problem, ResponseFacts, Rollout, StepResult, Verdict
+from megatron_opsft.records import MicroBatch, ResponseFacts, StepResult
 from megatron_opsft.rollout.draft_counts import say_if_useless, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgedProblems:
-    """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
-    `problems` and the same on every rank. added: (place, sample index) of those whose gradients
-    have been added up already.
-    """
-
-    problems: Sequence[Problem]
-    rollouts: Sequence[Rollout]
-    verdicts: Sequence[Verdict]
-    responses: Sequence[ResponseFacts]
-    added: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +49,6 @@ class JudgedBatch(JudgedProblems):
         return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
 
 
-class Judge(Protocol):
-    """`judge_problems`, or what stands in for it."""
-
-    def __call__(
-        self,
-        s: Session,
-        problems: Sequence[Problem],
-        num_samples: int,
-        limit: int,
-        watch: Stopwatch,
-        *,
-        seed_step: int,
-    ) -> JudgedProblems: ...
-
-
 def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> JudgedBatch:
     """Responses to the step's problems, with verdicts. Called by every rank.
 
@@ -95,7 +65,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
         problems = s.problems_of_draw(draw)
         group_size = s.config.rollout.group_size
         parts.append(judge(s, problems, group_size, limit, watch, seed_step=draw + 1))
-        whole = _joined(parts)
+        whole = join_draws(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
     with watch.phase("rollout"):
@@ -146,58 +116,6 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
     seed_step = -s.method.state.step
     judged = judge_problems(s, problems, size[1], limit, watch, seed_step=seed_step)
     s.method.observe(s.method.groups(judged.responses, problems, limit))
-
-
-def judge_problems(
-    s: Session,
-    problems: Sequence[Problem],
-    num_samples: int,
-    limit: int,
-    watch: Stopwatch,
-    *,
-    seed_step: int,
-    encode: Callable[[Problem], tuple[int, ...]] | None = None,
-) -> JudgedProblems:
-    """Responses to each problem, with verdicts. Called by every rank.
-
-    seed_step: what their seeds depend on; encode: the prompts, if not the method's.
-    """
-    with watch.phase("rollout"):
-        rollouts = s.sampler.sample(
-            problems,
-            replace(s.settings, max_response_tokens=limit),
-            num_samples=num_samples,
-            step=seed_step,
-            encode=encode or s.prompt_of,
-        )
-    with watch.phase("verify"):
-        verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
-        responses = s.share_facts(rollouts, verdicts, problems)
-    return JudgedProblems(
-        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
-    )
-
-
-def _joined(parts: Sequence[JudgedProblems]) -> JudgedProblems:
-    """The draws one behind the other: places and indices count over all of them."""
-    if len(parts) == 1:
-        return parts[0]
-    joined: list[ResponseFacts] = []
-    held: Counter[int] = Counter()  # of each rank, in the draws before
-    num_problems = 0
-    for part in parts:
-        joined += [
-            r._replace(place=r.place + num_problems, slot=r.slot + held[r.rank])
-            for r in part.responses
-        ]
-        held.update(response.rank for response in part.responses)
-        num_problems += len(part.problems)
-    return JudgedProblems(
-        problems=[problem for part in parts for problem in part.problems],
-        rollouts=[rollout for part in parts for rollout in part.rollouts],
-        verdicts=[verdict for part in parts for verdict in part.verdicts],
-        responses=joined,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

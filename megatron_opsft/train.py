@@ -13,6 +13,7 @@ from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.fixed_batch import stored_batch
+from megatron_opsft.judged_problems import judge_problems
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.overlap import judge_while_training
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
@@ -25,7 +26,6 @@ from megatron_opsft.sampled_log_probs import score_sampled
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step_batch import (
     begin_stage,
-    judge_problems,
     observe_monitor,
     pack_updates,
     sample_batch,

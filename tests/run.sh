@@ -28,7 +28,8 @@ if $quick; then
   exit
 fi
 part --durations 15 --dist loadfile -m "$plain" "$@"
-# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it.
+# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
+# tests/support/schedule_groups.py.
 beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
 if bash tools/install_chromium.sh; then
   beside+=" or browser"

@@ -19,9 +19,10 @@ from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.remote.addresses import parse_address
-from megatron_opsft.rollout.remote.engine import Elsewhere, RemoteEngine
+from megatron_opsft.rollout.remote.engine import RemoteEngine
 from megatron_opsft.rollout.remote.gpus import NodeRank, check_engine_gpus
 from megatron_opsft.rollout.remote.keys import read_token
+from megatron_opsft.rollout.remote.starts import Elsewhere
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device, num_gpus

@@ -1,6 +1,5 @@
 """What a run writes down, and how it finds its place again."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -8,9 +7,8 @@ from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.callbacks import Callback
-from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config, to_yaml
-from megatron_opsft.config_identity import check_resumable, config_hash
+from megatron_opsft.config_file import to_yaml
+from megatron_opsft.config_identity import config_hash
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
@@ -20,6 +18,7 @@ from megatron_opsft.run.acceptance import AcceptanceNotes
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.evaluations import Evaluations
 from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.manifest import check_same_run, manifest_of
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import summarize
@@ -29,7 +28,6 @@ from megatron_opsft.runtime.memory import peak_memory_bytes
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
-from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session, log
 from megatron_opsft.step_batch import JudgedBatch
 
@@ -267,7 +265,7 @@ def open_recorder(
         run_dir.open(resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources])
     last_step = 0
     if resume and list_checkpoints(session.checkpointer.directory):
-        _check_same_run(session, run_dir.path)
+        check_same_run(session, run_dir.path)
     if resume and (manifest := session.checkpointer.load_newest()):
         last_step = manifest["step"]
         session.method.restore(manifest.get("method_state", {"step": last_step + 1}))
@@ -280,7 +278,7 @@ def open_recorder(
         run_dir.truncate(after_step=last_step)
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
-        write_json(run_dir.path / "manifest.json", _manifest(session))
+        write_json(run_dir.path / "manifest.json", manifest_of(session))
     recorder = RunRecorder(session, run_dir, last_step, callbacks)
     if resume:
         recorder.say_resumed()
@@ -288,27 +286,3 @@ def open_recorder(
         yield recorder
     finally:
         recorder.close()
-
-
-def _check_same_run(session: Session, directory: Path) -> None:
-    before: Config = load_config(directory / "config.yaml")
-    check_resumable(before, session.config, directory)
-    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
-    if manifest["data_sha256"] != session.problems.sha256:
-        raise UserError(
-            f"{session.problems.name} is not the data that {directory} was trained on (its hash "
-            "differs); restore the data, or start a new run"
-        )
-
-
-def _manifest(session: Session) -> dict[str, object]:
-    return {
-        "versions": installed_versions(),
-        "config_hash": config_hash(session.config),
-        "data": session.problems.name,
-        "data_sha256": session.problems.sha256,
-        "num_problems": len(session.problems.problems),
-        "num_bad_rows": len(session.problems.bad_rows),
-        "model": str(session.config.model.path),
-        "world_size": session.layout.world_size,
-    }

@@ -19,9 +19,9 @@ from megatron_opsft.runtime.distributed import (
     gather_from_all,
     gather_to_main,
     start_distributed,
-    start_watchdog,
     stop_distributed,
 )
+from megatron_opsft.runtime.job_watchdog import start_watchdog
 from megatron_opsft.runtime.phase import enter_phase
 
 NUM_RANKS = 16

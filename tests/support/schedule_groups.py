@@ -5,6 +5,9 @@ from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
 
+# In vLLM's folder: what needs none of the folder's ranks, but processes of its own.
+_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py", "test_speculation.py")
+
 
 class GroupScheduling(LoadScopeScheduling):
     """A folder's tests are one group where its tests share what takes long to start: in vLLM's the
@@ -16,7 +19,7 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = PurePath(nodeid.split("::", 1)[0])
         shared = file.parent.name in ("vllm", "slurm", "browser")
-        return str(file.parent if shared else file)
+        return str(file.parent if shared and file.name not in _OWN_PROCESSES else file)
 
 
 def scheduling(config: Any, log: Any) -> GroupScheduling | None:

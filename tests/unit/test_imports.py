@@ -33,6 +33,7 @@ LAYERS: list[list[str]] = [
     ["report_command"],
     ["run_input"],
     ["session"],
+    ["judged_problems"],
     ["step_batch"],
     ["fixed_batch", "make_data", "overlap", "sampled_log_probs"],
     ["run"],

@@ -22,7 +22,7 @@ from megatron_opsft.runtime.diagnosis import (
     diagnose,
     listeners,
 )
-from megatron_opsft.runtime.distributed import open_listener
+from megatron_opsft.runtime.job_watchdog import open_listener
 from megatron_opsft.runtime.watch_server import WatchServer
 
 LIMITS = Limits(hang_seconds=600, silence_seconds=60)

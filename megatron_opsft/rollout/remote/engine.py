@@ -5,20 +5,16 @@ that an engine has died. Then its rank starts another one, all ranks push the cu
 and what it had been asked is asked again.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import zmq
 from torch import Tensor
 
 from megatron_opsft.errors import EngineDied, UserError
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.agreement import check_agreement, read_identity
 from megatron_opsft.rollout.draft_counts import DraftCounts, sum_counts
 from megatron_opsft.rollout.engine import (
     Checksums,
@@ -30,20 +26,13 @@ from megatron_opsft.rollout.engine import (
     Take,
 )
 from megatron_opsft.rollout.hf.layout import hf_layout
-from megatron_opsft.rollout.remote.addresses import Address
-from megatron_opsft.rollout.remote.buckets import (
-    NewMemory,
-    SharedBuckets,
-    cuda_memory,
-    refusal,
-)
-from megatron_opsft.rollout.remote.client import Connected, EngineClient
-from megatron_opsft.rollout.remote.engine_process import EngineProcess
+from megatron_opsft.rollout.remote.buckets import SharedBuckets
 from megatron_opsft.rollout.remote.fleet import MAX_DEATHS, Arguments, Fleet
-from megatron_opsft.rollout.remote.gpus import NodeRank, engine_gpus, engines_of
+from megatron_opsft.rollout.remote.gpus import engines_of
 from megatron_opsft.rollout.remote.group import EngineGroup
-from megatron_opsft.rollout.remote.hosted import HostedEngine
+from megatron_opsft.rollout.remote.starts import Elsewhere, EngineStarts
 from megatron_opsft.rollout.remote.stream import FleetStream
+from megatron_opsft.rollout.remote.weights_memory import choose_memory
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
@@ -51,16 +40,6 @@ from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
 from megatron_opsft.runtime.shared_memory import HostMemory
 from megatron_opsft.weights.rules import WeightTable
-
-log = logging.getLogger("megatron_opsft")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
-    """Engines on other nodes, by number, and the secret that they share with this job."""
-
-    addresses: tuple[Address, ...]
-    token: str = field(repr=False)
 
 
 class RemoteEngine:
@@ -93,20 +72,23 @@ class RemoteEngine:
         cannot be started.
         """
         self.version: int | None = None
-        self._elsewhere = elsewhere
         self._push_again = push_again
         self.tokenizer = tokenizer
         self._settings = settings
-        self._table = table
-        self._layout = layout
-        self._timeout = timeout_seconds
         self._log_dir = log_dir
         numbers = tuple(engines_of(layout.rank, layout.world_size, num_engines))
         self.replica = Replica(numbers=numbers, count=num_engines, answers=bool(numbers))
-        self._packs_head = False
-        self.fleet = Fleet(numbers, self._connect, self._introduce, timeout_seconds)
+        starts = EngineStarts(
+            settings=settings,
+            table=table,
+            num_engines=num_engines,
+            timeout_seconds=timeout_seconds,
+            log_dir=log_dir,
+            elsewhere=elsewhere,
+        )
+        self.fleet = Fleet(numbers, starts.connect, starts.introduce, timeout_seconds)
         self._stream = FleetStream(self.fleet, settings.batch_size)
-        packed_head = broadcast_object(self._packs_head)  # rank 0 always has an engine
+        packed_head = broadcast_object(starts.packs_head)  # rank 0 always has an engine
         self.layout = _layout_of(settings, table, packed_head=packed_head)
         self._group: EngineGroup | None = None
         if elsewhere is not None or settings.engine != "vllm":
@@ -122,7 +104,9 @@ class RemoteEngine:
                 together=self._together,
                 hold=self._hold,
             )
-        memory = HostMemory if self._group else self._choose_memory(device)
+        memory = (
+            HostMemory if self._group else choose_memory(self.fleet, device, is_main=layout.is_main)
+        )
         self._buckets = SharedBuckets(bucket_bytes, memory)
 
     @property
@@ -295,45 +279,6 @@ class RemoteEngine:
 
     def _hold(self, version: int | None) -> None:
         self.version = version
-
-    def _connect(self, number: int, context: "zmq.Context[Any]") -> Connected:
-        if self._elsewhere is None:
-            log_file = self._log_dir / f"engine_{number}.log"
-            return EngineProcess(context, log_file, self._gpus(number))
-        address = self._elsewhere.addresses[number]
-        return HostedEngine(context, address, self._elsewhere.token, self._timeout)
-
-    def _introduce(self, client: EngineClient) -> None:
-        shape = self._table.shape
-        identity, self._packs_head = client.start(self._settings, shape)
-        check_agreement(read_identity(self._settings.model_dir, shape.vocab_size), identity)
-
-    def _choose_memory(self, device: Device) -> NewMemory:
-        """What weights go through: a GPU's memory where each engine was seen to read it; called by
-        every rank.
-        """
-        if not device.is_cuda:
-            return HostMemory
-        on_gpu = cuda_memory(device.torch_device)
-        reason = ""
-        for number, client in self.fleet.living():
-            with self.fleet.noting(number):
-                read = partial(client.call, "read_shared")
-                reason = reason or refusal(on_gpu, read)
-        reason = self.fleet.why_dead() or reason
-        self.fleet.replace_dead()
-        if self._layout.is_main:
-            log.info(
-                "weights go to separate engines through %s",
-                f"host memory ({reason})" if reason else "GPU memory (CUDA IPC)",
-            )
-        return HostMemory if reason else on_gpu
-
-    def _gpus(self, number: int) -> tuple[int, ...]:
-        if not self._settings.is_cuda:
-            return ()
-        node = NodeRank.of_this_process()
-        return engine_gpus(node, self.replica.count, self._settings.tp, number)
 
 
 def _given(argument: Any, number: int) -> tuple[Any, ...]:

@@ -1,0 +1,91 @@
+"""Responses to problems, with verdicts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from megatron_opsft.records import Problem, ResponseFacts, Rollout, Verdict
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedProblems:
+    """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
+    `problems` and the same on every rank. added: (place, sample index) of those whose gradients
+    have been added up already.
+    """
+
+    problems: Sequence[Problem]
+    rollouts: Sequence[Rollout]
+    verdicts: Sequence[Verdict]
+    responses: Sequence[ResponseFacts]
+    added: frozenset[tuple[int, int]] = frozenset()
+
+
+class Judge(Protocol):
+    """`judge_problems`, or what stands in for it."""
+
+    def __call__(
+        self,
+        s: Session,
+        problems: Sequence[Problem],
+        num_samples: int,
+        limit: int,
+        watch: Stopwatch,
+        *,
+        seed_step: int,
+    ) -> JudgedProblems: ...
+
+
+def judge_problems(
+    s: Session,
+    problems: Sequence[Problem],
+    num_samples: int,
+    limit: int,
+    watch: Stopwatch,
+    *,
+    seed_step: int,
+    encode: Callable[[Problem], tuple[int, ...]] | None = None,
+) -> JudgedProblems:
+    """Responses to each problem, with verdicts. Called by every rank.
+
+    seed_step: what their seeds depend on; encode: the prompts, if not the method's.
+    """
+    with watch.phase("rollout"):
+        rollouts = s.sampler.sample(
+            problems,
+            replace(s.settings, max_response_tokens=limit),
+            num_samples=num_samples,
+            step=seed_step,
+            encode=encode or s.prompt_of,
+        )
+    with watch.phase("verify"):
+        verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
+        responses = s.share_facts(rollouts, verdicts, problems)
+    return JudgedProblems(
+        problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
+    )
+
+
+def join_draws(parts: Sequence[JudgedProblems]) -> JudgedProblems:
+    """The draws one behind the other: places and indices count over all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: list[ResponseFacts] = []
+    held: Counter[int] = Counter()  # of each rank, in the draws before
+    num_problems = 0
+    for part in parts:
+        joined += [
+            r._replace(place=r.place + num_problems, slot=r.slot + held[r.rank])
+            for r in part.responses
+        ]
+        held.update(response.rank for response in part.responses)
+        num_problems += len(part.problems)
+    return JudgedProblems(
+        problems=[problem for part in parts for problem in part.problems],
+        rollouts=[rollout for part in parts for rollout in part.rollouts],
+        verdicts=[verdict for part in parts for verdict in part.verdicts],
+        responses=joined,
+    )
