@@ -132,7 +132,7 @@ class RemoteEngine:
             yield from self.stream_once(take, sampling)
             if not self.recover():
                 return
-        raise UserError(self._too_many_deaths())
+        raise EnginesLost(self._too_many_deaths())
 
     def stream_once(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `BackgroundEngine`."""
@@ -263,7 +263,7 @@ class RemoteEngine:
             answers = self.fleet.call(method, arguments)
             if not self.recover():
                 return answers
-        raise UserError(self._too_many_deaths())
+        raise EnginesLost(self._too_many_deaths())
 
     def _too_many_deaths(self) -> str:
         return f"rollout engines died {MAX_DEATHS} times in a row; see the logs in {self._log_dir}"
