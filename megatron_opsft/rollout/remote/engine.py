@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from megatron_opsft.errors import EngineDied, UserError
+from megatron_opsft.errors import EngineDied, EnginesLost
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.draft_counts import DraftCounts, sum_counts
 from megatron_opsft.rollout.engine import (
