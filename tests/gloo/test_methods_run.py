@@ -1,5 +1,5 @@
 """Every method trains the tiny reasoner: its rewards and advantages are those of the formulas, and
-a run that is killed resumes to the last bit.
+a run that is killed resumes to the last bit, of every method that carries something on.
 """
 
 import gzip
@@ -29,6 +29,7 @@ from small_run import QUICKSTART, SMALL_RUN
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
+from megatron_opsft.methods.settings import MethodState
 from megatron_opsft.report.differences import compare_runs
 
 RUN = [
@@ -71,6 +72,10 @@ FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
 # A stage is to have begun, so one step more.
 LENGTHENED = {"thinkprune": ["run.steps=3"]}
 KILLED_AFTER = {"thinkprune": 2}
+# Methods whose steps depend on no step before them resume by the same code: one of each kind.
+RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", *FIXED} | {
+    name for name, method in METHODS.items() if method.state is not MethodState
+}
 # In the run's process: what its prompts say, what its monitor sees, and its directory as it is
 # when a kill after so many steps would leave it.
 WATCH = """
@@ -108,12 +113,16 @@ Session._prompt, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted
 
 
 def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -> Path:
-    """The directory of a run, which one that was killed on the way and resumed is equal to."""
+    """The directory of a run, which one that was killed on the way and resumed is equal to; of
+    methods in RESUMED.
+    """
     run_dir, after = tmp_path / "whole", KILLED_AFTER.get(name, 1)
     words = ["train", QUICKSTART, *RUN, *LENGTHENED.get(name, []), f"method.name={name}", *keys]
     watch = WATCH.format(run_dir=str(run_dir), killed_after=after)
     ended = cli.run([*words, f"run.dir={run_dir}"], watch)
     assert ended.exit_code == 0, ended.stderr
+    if name not in RESUMED:
+        return run_dir
     killed = tmp_path / "killed"
     assert max(path.name for path in killed.glob("checkpoints/*")) == f"step_{after:06d}"
     assert not (killed / "hf").exists()
