@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slurm
 QUICKSTART = "examples/configs/quickstart.yaml"
 SCRIPT = "slurm/train_7b.sh"
 SETTINGS = {"CONFIG": QUICKSTART, "VENV": sys.prefix, "OMP_NUM_THREADS": "1"}
-SMALL = [*SMALL_RUN, "run.steps=6"]
+SMALL = [*SMALL_RUN, "run.steps=8"]
 
 
 def on(nodes: int, ranks: int) -> list[str]:
@@ -61,7 +61,7 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
     assert "stopped with a checkpoint, as asked" in cluster.output(job)
     stopped_after = len(read_lines(disturbed / "metrics.jsonl"))
     assert (disturbed / f"checkpoints/step_{stopped_after:06d}").exists()
-    assert stopped_after < 4
+    assert stopped_after < 5
     wait_until((disturbed / f"checkpoints/step_{stopped_after // 2 * 2 + 2:06d}").exists)
     cluster.call(["scontrol", "update", "nodename=n2", "state=down", "reason=test"])
     wait_until(lambda: cluster.field(job, "Restarts") == "2")
@@ -89,15 +89,15 @@ def submit_as_printed(cluster: SlurmCluster, cli: ForkedCli, run_dir: Path) -> s
 def check_two_nodes(cluster: SlurmCluster, job: str, run_dir: Path) -> None:
     """What a job on two nodes of one rank leaves behind."""
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == list(range(1, 9))
     assert json.loads((run_dir / "manifest.json").read_text())["world_size"] == 2
-    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 6
+    assert json.loads((run_dir / "summary.json").read_text())["steps"] == 8
     assert (run_dir / "hf/model.safetensors").is_file()
-    logs = cluster.directory / "logs" / f"opsft-7b-{job}"
-    assert "\n0: step 6/6  loss" in (logs / "node-0.log").read_text()
+    logs = cluster.directory / "logs" / f"opsft-undisturbed-{job}"
+    assert "\n0: step 8/8  loss" in (logs / "node-0.log").read_text()
     assert sorted(path.name for path in logs.iterdir()) == ["node-0.log", "node-1.log"]
     merged = cluster.output(job)
-    assert "\n0: step 6/6  loss" in merged
+    assert "\n0: step 8/8  loss" in merged
     assert "2 ranks on n[1-2], rendezvous at 127.0.0.1:" in merged
 
 
