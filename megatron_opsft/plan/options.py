@@ -47,8 +47,7 @@ DraftAcceptance = Annotated[
     typer.Option(
         min=0,
         max=1,
-        help="Chance that a token of a draft is right (metric draft_acceptance): of "
-        "rollout.speculation and rollout.draft_model. 0: drafts bring nothing.",
+        help="Chance that a drafted token is right (a run's draft_acceptance).",
     ),
 ]
 PromptTokens = Annotated[
