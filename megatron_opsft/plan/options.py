@@ -33,14 +33,10 @@ MeanTokens = Annotated[
         "a limit below the paper's.",
     ),
 ]
-Sigma = Annotated[
-    float, typer.Option(min=0, help="Standard deviation of the logarithm of the lengths.")
-]
+Sigma = Annotated[float, typer.Option(min=0, help="Spread of log lengths.")]
 Acceptance = Annotated[
     float,
-    typer.Option(
-        min=0, max=1, help="Share of responses that are correct and finished: on_policy_sft's."
-    ),
+    typer.Option(min=0, max=1, help="Share of correct, finished responses."),
 ]
 DraftAcceptance = Annotated[
     float,
