@@ -158,6 +158,24 @@ def test_drafts_of_any_length_leave_every_token_as_it_is(
     assert counts.drafted > counts.accepted
 
 
+def test_responses_of_one_token_need_no_pass_that_could_have_drafts() -> None:
+    engine = _engine(_model("llama"), speculation=Speculation())
+    rollouts = engine.generate(_requests(), _settings(max_response_tokens=1))
+    assert {len(rollout.response_ids) for rollout in rollouts} == {1}
+    assert engine.take_draft_counts().rows == 0
+
+
+def test_passes_that_the_longest_response_cuts_off_are_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six tokens without an end: one of the prompt's pass, five more, three and then two."""
+    monkeypatch.setattr(DraftLength, "rest", lambda *_: 3)
+    engine = _engine(_model("llama"), batch_size=4, speculation=Speculation())
+    settings = _settings(max_response_tokens=6, end_token_ids=(VOCAB_SIZE,))
+    engine.generate(_requests(num_prompts=1, group_size=4), settings)
+    assert engine.take_draft_counts().rows == 4 * 5
+
+
 @pytest.mark.slow
 def test_exact_responses_survive_rounding_that_depends_on_the_batch(
     monkeypatch: pytest.MonkeyPatch,

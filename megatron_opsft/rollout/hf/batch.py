@@ -52,27 +52,31 @@ class DecodingBatch:
         self.places_T = torch.arange(self.mask_NT.shape[1], device=self.device)
         self._ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=self.device)
         self._prompts_N = mask_NS.sum(dim=-1)
-        self._rows_N = torch.arange(num_rows, device=self.device)
+        self.rows_N = torch.arange(num_rows, device=self.device)
 
     @property
     def going_on(self) -> bool:
         """Whether any response has not ended."""
         return not all(self.ended)
 
+    @property
+    def passes_left(self) -> int:
+        """Until every row that goes on has reached the longest response."""
+        going = [n for n, ended in zip(self.num_drawn, self.ended, strict=True) if not ended]
+        return self.limit - min(going)
+
     def begin(self, logits_NV: Tensor) -> dict[int, list[int]]:
         """Draw the first tokens, from the logits after the prompts; see `run`."""
         return self._draw(1, logits_NV)
 
     def run(self, num_passes: int) -> dict[int, list[int]]:
-        """Up to so many tokens more of every row; the responses that ended in them: row -> token
-        ids up to the end token. Errors: `NonFiniteError`.
+        """So many tokens more of every row, at most `passes_left`; the responses that ended in
+        them: row -> token ids up to the end token. Errors: `NonFiniteError`.
         """
-        self.drop_ended()
-        going = [n for n, ended in zip(self.num_drawn, self.ended, strict=True) if not ended]
-        return self._draw(min(num_passes, self.limit - min(going)))
+        return self._draw(min(num_passes, self.passes_left))
 
     def _draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
-        rows_N = self._rows_N
+        rows_N = self.rows_N
         drawn_N = torch.tensor(self.num_drawn, device=self.device)
         length_N = torch.tensor(self.ended, device=self.device).long()  # 0: goes on
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)
@@ -113,7 +117,7 @@ class DecodingBatch:
 
     def _forward(self, drawn_N: Tensor, total: int) -> Tensor:
         """Logits [N, V] after the last token of every row; the cache then has `total` places."""
-        ids_N1 = self.tokens_NL[self._rows_N, drawn_N - 1][:, None]
+        ids_N1 = self.tokens_NL[self.rows_N, drawn_N - 1][:, None]
         positions_N1 = (self._prompts_N + drawn_N - 1)[:, None]
         mask = self.mask_NT[:, :total]
         if self.uneven:
@@ -136,4 +140,4 @@ class DecodingBatch:
             kept_N = torch.tensor(kept, device=self.device)
             self.cache.batch_select_indices(kept_N)
             self.mask_NT, self._prompts_N = self.mask_NT[kept_N], self._prompts_N[kept_N]
-            self._rows_N = self._rows_N[kept_N]
+            self.rows_N = self.rows_N[kept_N]

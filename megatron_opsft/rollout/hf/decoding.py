@@ -67,6 +67,7 @@ class HfDecoding:
             return
         finished = batch.begin(logits_NV)
         while batch.going_on:
+            batch.drop_ended()
             finished |= batch.run(CHECK_EVERY - batch.num_drawn[0] % CHECK_EVERY)
             yield finished
             finished = {}

@@ -140,7 +140,7 @@ class SpeculativeBatch:
             num_tokens = sum(batch.num_drawn) - before
             length.note(num_rows, num_live, num_drafted, seconds, num_tokens)
             return finished
-        num_passes = max(num_passes, 1)
+        num_passes = min(max(num_passes, 1), batch.passes_left)
         finished = batch.run(num_passes)
         seconds = time.perf_counter() - looked
         length.note_plain(num_rows, num_live, seconds, num_passes, looking=looked - start)
@@ -185,7 +185,8 @@ class SpeculativeBatch:
         for row, ids in finished.items():
             single, text = self._batch.singles[row], self._followers[row].text
             text[:] = (*single.prompt_ids, *ids)
-            self._lengths.append(len(ids) - 1)
+            if len(ids) > 1:
+                self._lengths.append(len(ids) - 1)
             if not self._memory.alone:
                 self._memory.history.add(single.problem_id, text)
 
@@ -193,17 +194,10 @@ class SpeculativeBatch:
         """One pass over the last token and the draft of every row that goes on, and what is drawn
         there; responses that ended.
         """
-        batch, passes = self._batch, self._batch.passes
-        places = [
-            (batch.rows[n], batch.num_drawn[n] + j)
-            for n, (_, tokens) in drafts.items()
-            for j in range(len(tokens) + 1)
-        ]
-        rows_M, drawn_M = torch.tensor(places, device=batch.device).T
-        logits_MV = self._forward(drafts)
+        batch = self._batch
+        logits_MV, uniforms_M = self._forward(drafts)
         finite_M = logits_MV.amax(dim=-1).isfinite()
-        uniforms_M = batch.uniforms_NL[rows_M, drawn_M]
-        token_M, sure_M = passes.draw(logits_MV, uniforms_M, batch.sampling)
+        token_M, sure_M = batch.passes.draw(logits_MV, uniforms_M, batch.sampling)
         drawn = _Drawn(logits_MV, uniforms_M, token_M.tolist(), sure_M.tolist(), finite_M.tolist())
         m, taken = 0, []
         finished: dict[int, list[int]] = {}
@@ -246,9 +240,9 @@ class SpeculativeBatch:
                 break
         return taken
 
-    def _forward(self, drafts: Mapping[int, Draft]) -> Tensor:
+    def _forward(self, drafts: Mapping[int, Draft]) -> tuple[Tensor, Tensor]:
         """Logits [M, V] after the last token of every row that goes on and after each of its draft,
-        row by row.
+        row by row, and the random numbers [M] of the tokens that come there.
         """
         batch = self._batch
         places, first = [], [batch.width_S] * len(batch.rows)
@@ -261,7 +255,9 @@ class SpeculativeBatch:
                 (token, n, j, first[n] + j, position + j)
                 for j, token in enumerate((follower.text[-1], *tokens))
             ]
-        ids_M, rows_M, ahead_M, places_M, positions_M = torch.tensor(places, device=batch.device).T
+        ids_M, numbers_M, ahead_M, places_M, positions_M = torch.tensor(
+            places, device=batch.device
+        ).T
         width = 1 + max(len(tokens) for _, tokens in drafts.values())
         total = 1 + max(place for _, _, _, place, _ in places)
         # Behind a row's own draft there is nothing to ask, only a place to keep the shape.
@@ -269,8 +265,10 @@ class SpeculativeBatch:
         last_NQ1 = (first_N1 + self._numbers_Q[:width])[..., None]
         mask_NQT = (batch.places_T[:total] <= last_NQ1) & batch.mask_NT[:, None, :total]
         batch.uneven = True
-        write_at(batch.cache, rows_M, places_M, total)
-        packed = PackedQueries(rows_M, ahead_M, len(batch.rows), width)
-        return batch.passes.forward(
+        write_at(batch.cache, numbers_M, places_M, total)
+        packed = PackedQueries(numbers_M, ahead_M, len(batch.rows), width)
+        logits_MV = batch.passes.forward(
             ids_M[None], mask_NQT[:, None], positions_M[None], batch.cache, kept=0, packed=packed
         )[0]
+        # What is read at a place gives the token of the next one.
+        return logits_MV, batch.uniforms_NL[batch.rows_N[numbers_M], places_M - batch.width_S + 1]
