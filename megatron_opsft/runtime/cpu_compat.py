@@ -1,8 +1,8 @@
 """Lets Megatron-Core run on a CPU: it names CUDA in places where any device would do.
 
-Installed for device=cpu only, never imported on CUDA, and only where torch has no GPU of its own
-in use. Every model, gradient buffer, schedule, optimizer and checkpoint it then runs is Megatron's
-own. What changes:
+Installed for device=cpu only, and only where torch has no GPU of its own in use; importing it
+changes nothing. Every model, gradient buffer, schedule, optimizer and checkpoint it then runs is
+Megatron's own. What changes:
 
 - `device="cuda"` in a torch call means the CPU, `Tensor.cuda()` returns the tensor itself, and
   `Tensor.type()` says `torch.cuda.FloatTensor` (the distributed optimizer compares that string);

@@ -88,7 +88,7 @@ class VllmCore:
     def _open_draft(self, directory: Path) -> DraftMeter:
         """Errors: `UserError` where vLLM computes with another draft than its files hold."""
         self.rpc("opsft_correct_drafts")
-        if reason := next(filter(None, self.rpc("opsft_open_draft", str(directory))), ""):
+        if reason := self._reason("opsft_open_draft", str(directory)):
             raise UserError(
                 f"rollout.draft_model={directory}: {reason}; give a draft model whose files hold "
                 "all of its weights, in the layout of its architecture"
@@ -98,6 +98,10 @@ class VllmCore:
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
         return self.llm.collective_rpc(method, args=args, kwargs=kwargs)
+
+    def _reason(self, method: str, *args: Any) -> str:
+        """The first reason that a worker gives against something; "" where none has one."""
+        return next(filter(None, self.rpc(method, *args)), "")
 
     def sample(
         self,
@@ -186,7 +190,7 @@ class VllmCore:
     def _draft_fault(self) -> str:
         if self._draft_model is None:
             return ""
-        fault = next(filter(None, self.rpc("opsft_draft_fault")), "")
+        fault = self._reason("opsft_draft_fault")
         return f"the draft model {self._draft_model} is spoiled: {fault}" if fault else ""
 
     def parameter(self, name: str) -> list[Tensor]:
@@ -195,7 +199,7 @@ class VllmCore:
 
     def join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
         """The workers become ranks of a group, from `first_rank` on; why not, else ""."""
-        return next(filter(None, self.rpc("opsft_join", meeting, first_rank, own_host)), "")
+        return self._reason("opsft_join", meeting, first_rank, own_host)
 
     def plan(self, ways: Sequence[Way]) -> None:
         """What `receive` does from now on; a way for each worker."""
@@ -207,7 +211,7 @@ class VllmCore:
 
         Errors: SystemExit where a model was left half loaded.
         """
-        reason = next(filter(None, self.rpc("opsft_receive", tuple(self.layout.hf_columns))), "")
+        reason = self._reason("opsft_receive", tuple(self.layout.hf_columns))
         if reason and self._loads:
             raise SystemExit(f"weights did not get through: {reason}")
         self.drop_cache()
@@ -216,7 +220,7 @@ class VllmCore:
     def why_not_in_place(self) -> str:
         """Why some worker's parameters cannot be written in place; "" where they can."""
         parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
-        return next(filter(None, self.rpc("opsft_why_not_in_place", parameters)), "")
+        return self._reason("opsft_why_not_in_place", parameters)
 
     def drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""

@@ -8,17 +8,13 @@ checksums over every element and its place, as nothing may change it any more.
 A worker imports it: what it imports must leave torch as it is (see `cpu_worker`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_world_size
-from vllm.model_executor.model_loader.weight_utils import (
-    pt_weights_iterator,
-    safetensors_weights_iterator,
-)
 
 from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
 from megatron_opsft.weights.bag_sum import bag_sum
@@ -118,6 +114,7 @@ class DraftWorker:
     """What `OpsftWorker` adds for a draft model."""
 
     model_runner: Any
+    opsft_read_files: Callable[[Sequence[str]], Iterator[tuple[str, Tensor]]]
 
     def opsft_open_draft(self, directory: str) -> str:
         """Note the draft model that vLLM has loaded; why it is not what its files hold, else "".
@@ -130,16 +127,15 @@ class DraftWorker:
         if reason or get_tensor_model_parallel_world_size() > 1:
             return reason
         dtype = self.model_runner.model_config.dtype
-        return self._opsft_draft.why_not_loaded(_read_directory(Path(directory)), dtype)
+        tensors = self.opsft_read_files(_weight_files(Path(directory)))
+        return self._opsft_draft.why_not_loaded(tensors, dtype)
 
     def opsft_draft_fault(self) -> str:
         """See `DraftProof.fault`."""
         return self._opsft_draft.fault()
 
 
-def _read_directory(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the weight files, of the format that vLLM prefers."""
-    if files := sorted(map(str, directory.glob("*.safetensors"))):
-        return safetensors_weights_iterator(files, use_tqdm_on_load=False)
-    files = sorted(map(str, directory.glob("*.bin")))
-    return pt_weights_iterator(files, use_tqdm_on_load=False)
+def _weight_files(directory: Path) -> list[str]:
+    """Of the format that vLLM prefers; it has loaded them, so there are some."""
+    found = (sorted(map(str, directory.glob(f"*.{kind}"))) for kind in ("safetensors", "bin"))
+    return next(filter(None, found))
