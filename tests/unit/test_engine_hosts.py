@@ -1,5 +1,6 @@
 """Engines on other nodes: addresses, the job's token, and who is let in."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -109,9 +110,12 @@ def context() -> Iterator[Any]:
 
 def processes() -> list[int]:
     """Engine processes of this one."""
-    return [
-        p.pid for p in psutil.Process().children() if "rollout.remote.process" in str(p.cmdline())
-    ]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
+            if "rollout.remote.process" in str(process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 def test_a_trainer_with_the_token_gets_a_process_that_ends_with_it(
