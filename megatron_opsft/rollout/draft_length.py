@@ -23,15 +23,14 @@ MAX_DRAFT = max(engine.max_draft for engine in ENGINES.values())  # tokens
 _KINDS = (*MATCHED, AFTER_WRONG)
 _PRIOR = (2.0, 3.0)  # right ones of so many tokens, before anything was seen
 _MEMORY = 0.98  # of what was seen, after each forward pass
-_GAIN = 1.15  # by which drafts must promise to be faster: a row that ends early ends no batch
-_KEPT = 1.05  # by which they must have been: a few passes show it roughly, and a pause is long
+_GAIN = 1.15  # by which drafts must be faster than none: a row that ends early ends no batch
 _TRY = 0.3  # of a plain pass's cost of a row: what a draft token is taken to cost at first
 _FIRST = 3  # passes without drafts that show what such a pass costs
 _PLAIN_EVERY = 32  # passes with drafts, then one without
 _IDLE = 3  # passes in a row for which no draft was worth it, then a pause
 _NOTHING_PAUSE = 8  # passes; where none was found at all
 _PAUSE, _LONGEST_PAUSE = 64, 2048  # passes; twice as many each time
-_TRIAL = 8  # passes with drafts, which must have been faster by `_KEPT` together
+_TRIAL = 8  # passes with drafts, which must have been faster by `_GAIN` together
 _LOSS = 2.0  # passes without drafts: what a trial may lose before it ends
 _OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took so long
 
@@ -216,7 +215,7 @@ class DraftLength:
         trial.plain += without
         ends = trial.passes == _TRIAL
         if trial.seconds - trial.plain > most_lost or (
-            ends and trial.plain < _KEPT * trial.seconds
+            ends and trial.plain < _GAIN * trial.seconds
         ):
             self._stop(num_rows)
         elif ends:

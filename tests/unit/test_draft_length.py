@@ -91,18 +91,6 @@ def test_a_pass_that_rows_have_left_counts_by_the_next_number_that_was_timed() -
     assert saved == pytest.approx((MAX_DRAFT + 1) * PLAIN - seconds)
 
 
-@pytest.mark.parametrize(("faster_by", "pause"), [(1.1, 0), (1.02, 64)])
-def test_a_trial_of_a_few_passes_needs_less_than_was_promised(faster_by: float, pause: int) -> None:
-    length = DraftLength()
-    length.open_batch()
-    for _ in range(3):
-        length.note_plain(ROWS, ROWS, PLAIN)
-    for _ in range(8):  # two tokens a row
-        assert length.rest(ROWS) == 0
-        length.note(ROWS, ROWS, ROWS, 2 * PLAIN / faster_by, 2 * ROWS)
-    assert length.rest(ROWS) == pause
-
-
 def test_rows_that_have_ended_are_of_the_pass_and_its_pauses() -> None:
     """Eight rows are another power of two than the seven that go on."""
     length = DraftLength()
