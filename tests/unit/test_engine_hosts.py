@@ -1,6 +1,5 @@
 """Engines on other nodes: addresses, the job's token, and who is let in."""
 
-import contextlib
 import os
 import socket
 import threading
@@ -9,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import zmq
+from engine_processes import engine_processes
 
 from megatron_opsft.errors import EngineDied, UserError
 from megatron_opsft.rollout.remote import hosted
@@ -110,12 +109,7 @@ def context() -> Iterator[Any]:
 
 def processes() -> list[int]:
     """Engine processes of this one."""
-    found = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
-            if "rollout.remote.process" in str(process.cmdline()):
-                found.append(process.pid)
-    return found
+    return [process.pid for process in engine_processes()]
 
 
 def test_a_trainer_with_the_token_gets_a_process_that_ends_with_it(

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from engine_processes import engine_processes
 from vllm_jobs import (
     QUICKSTART,
     SMALL,
@@ -210,11 +211,7 @@ def test_no_engine_outlives_a_killed_run(tmp_path: Path) -> None:
         deadline = time.monotonic() + 120
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.2)
-        engines = [
-            p
-            for p in psutil.Process(run.pid).children()
-            if "rollout.remote.process" in str(p.cmdline())
-        ]
+        engines = engine_processes(run.pid)
         assert len(engines) == 1
     finally:
         run.kill()
