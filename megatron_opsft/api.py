@@ -18,8 +18,8 @@ from megatron_opsft import config_file
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
+from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def train(
         if not something_is_left:
             return TrainedRun(directory=directory, finished=True)
         with _own_signals():
-            announce("loading libraries: PyTorch, Megatron-Core, transformers")
-            from megatron_opsft.train import train as run
+            with loading_libraries():
+                from megatron_opsft.train import train as run
 
             code = run(config, resume=bool(resume), overwrite=overwrite, callbacks=callbacks)
     return TrainedRun(directory=directory, finished=code == 0)
@@ -116,8 +116,9 @@ def evaluate(
     check_settings(loaded)
     _set_ranks()
     from megatron_opsft.evaluate.results import read_results
-    from megatron_opsft.evaluate.run import evaluate as run
 
+    with loading_libraries():
+        from megatron_opsft.evaluate.run import evaluate as run
     return read_results(loaded.out) if run(loaded, overwrite=overwrite) else None
 
 

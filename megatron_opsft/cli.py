@@ -41,8 +41,8 @@ from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
 from megatron_opsft.report_command import ReportCommand, report
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.launcher import usual_variables
+from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.study.commands import EXAMPLES as STUDY_EXAMPLES
@@ -123,8 +123,8 @@ def train(
         if not something_is_left:
             typer.echo(f"{loaded.run.dir}: the run is finished; nothing is left")
             return
-        announce("loading libraries: PyTorch, Megatron-Core, transformers")
-        from megatron_opsft.train import train as run_training
+        with loading_libraries():
+            from megatron_opsft.train import train as run_training
 
         code = run_training(loaded, resume=resuming, overwrite=overwrite)
     raise typer.Exit(code)

@@ -1,5 +1,6 @@
 """Settings of every test, no network and one thread per process, and the command line to call."""
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -11,6 +12,7 @@ import pytest
 from forked_cli import ForkedCli
 from world import IMPORTED_ONCE
 
+gc.disable()  # until all tests are imported: nothing of that goes away
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -30,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if has_processes and item.get_closest_marker("quick") is None:
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Collections of the tests pass over what is there by now."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

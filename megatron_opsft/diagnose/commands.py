@@ -9,7 +9,7 @@ import typer
 from megatron_opsft.command_line import examples
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.commands import files_of
-from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.loading import loading_libraries
 
 EXAMPLES = examples(
     "megatron-opsft diagnose --original tiny_reasoner --efficient RUN --out DIR",
@@ -91,8 +91,8 @@ def diagnose(
         dtype=dtype.value,
         device=device.value,
     )
-    announce("loading libraries: PyTorch, Megatron-Core, transformers")
-    from megatron_opsft.diagnose.run import diagnose as run
+    with loading_libraries():
+        from megatron_opsft.diagnose.run import diagnose as run
 
     if table := run(settings, overwrite=overwrite):
         typer.echo(table, nl=False)

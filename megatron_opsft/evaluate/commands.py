@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 
 from megatron_opsft.command_line import RunByDefault, examples
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.heartbeat import announce
+from megatron_opsft.runtime.loading import loading_libraries
 
 # Options of earlier versions whose names are not those of settings.
 _FORMER = {"deer-threshold": "deer.threshold", "deer-words": "deer.transition_words"}
@@ -122,8 +122,8 @@ def run(
     from megatron_opsft.evaluate.early_checks import check_settings
 
     check_settings(settings)
-    announce("loading libraries: PyTorch, Megatron-Core, transformers")
-    from megatron_opsft.evaluate.run import evaluate
+    with loading_libraries():
+        from megatron_opsft.evaluate.run import evaluate
 
     if table := evaluate(settings, overwrite=overwrite):
         typer.echo(table, nl=False)

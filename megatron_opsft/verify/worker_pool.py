@@ -28,7 +28,7 @@ START_SECONDS = 300.0  # a thousand ranks importing from one file system at once
 MAX_WORKERS = 32
 MAX_KILLED_STARTS = 3  # in a row: whatever kills them, such as too little memory, lasts
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[1]); "
     "from megatron_opsft.verify.worker import main; "
     "main(sys.argv[2], *map(int, sys.argv[3:]))"
 )

@@ -11,6 +11,6 @@ def engine_processes(pid: int | None = None) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(os.getpid() if pid is None else pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
-            if "rollout.remote.process" in str(process.cmdline()):
+            if "megatron_opsft.rollout.remote" in str(process.cmdline()):
                 found.append(process)
     return found

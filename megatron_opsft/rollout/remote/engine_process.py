@@ -24,7 +24,7 @@ class EngineProcess:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "megatron_opsft.rollout.remote.process", address],
+                [sys.executable, "-m", "megatron_opsft.rollout.remote", address],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

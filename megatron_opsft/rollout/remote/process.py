@@ -1,4 +1,4 @@
-"""The process of a separate engine: `python -m megatron_opsft.rollout.remote.process ADDRESS`.
+"""What the process of a separate engine does.
 
 It serves one trainer rank, one request at a time, over ZeroMQ, and ends with that rank; in a stream
 it takes more work as it comes, and answers one response after the other. While it is at work it
@@ -8,7 +8,6 @@ says so about once a second; an engine that is silent for too long is hung.
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -190,15 +189,11 @@ def serve(socket: Any, parent: int) -> None:
         socket.send_pyobj(reply)
 
 
-def main() -> None:
-    """Entry point of the process."""
+def main(address: str) -> None:
+    """Entry point of the process; address: of the socket that its trainer has bound."""
     parent = os.getppid()
     # Also when the trainer is killed in a way that it cannot clean up after.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.connect(sys.argv[1])
+        socket.connect(address)
         serve(socket, parent)
-
-
-if __name__ == "__main__":
-    main()
