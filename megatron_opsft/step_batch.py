@@ -17,7 +17,7 @@ from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, ResponseFacts, StepResult
-from megatron_opsft.rollout.draft_counts import say_if_useless, sum_counts
+from megatron_opsft.rollout.draft_counts import say_if_stopped, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -59,7 +59,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
     wanted = s.config.data.prompts_per_step
     parts: list[JudgedProblems] = []
     more = True
-    s.sampler.engine.take_draft_counts()  # what was before is an evaluation's
+    _draft_figures(s)  # what was before is an evaluation's
     while more:
         draw = s.method.first_draw(step) + len(parts)
         problems = s.problems_of_draw(draw)
@@ -95,7 +95,7 @@ def _draft_figures(s: Session) -> dict[str, float]:
         return {}
     counts = sum_counts(gather_from_all([s.sampler.engine.take_draft_counts()]))
     if s.layout.is_main and s.config.rollout.draft_model is not None:
-        say_if_useless(counts)
+        say_if_stopped(counts)
     return counts.figures()
 
 

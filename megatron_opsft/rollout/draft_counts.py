@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 _log = logging.getLogger(__name__)
 
-_LEAST_PASS_TOKENS = 1.1  # a pass with drafts costs at least a tenth more than one without
-
 
 @dataclass(slots=True)
 class DraftCounts:
     """rows: of all forward passes, so one over eight responses under way counts eight;
     saved_seconds: an estimate, by what passes without drafts took; has_estimate: whether there are
-    such passes.
+    such passes; stopped: engines whose drafts did not pay and will be no more.
     """
 
     rows: int = 0
@@ -22,27 +20,30 @@ class DraftCounts:
     accepted: int = 0
     saved_seconds: float = 0.0
     has_estimate: bool = True
+    stopped: int = 0
 
     def figures(self) -> dict[str, float]:
         """Metrics of a step."""
         found = {
             "draft_length": self.drafted / max(self.rows, 1),
             "draft_acceptance": self.accepted / max(self.drafted, 1),
-            "draft_pass_tokens": self.tokens / max(self.rows, 1),
+            "draft_pass_tokens": self.tokens / self.rows if self.rows else 1.0,
         }
         if self.has_estimate:
             found["draft_saved_seconds"] = self.saved_seconds
         return found
 
 
-def say_if_useless(counts: DraftCounts) -> None:
-    """A line in the log where a draft model's drafts cannot be worth their passes."""
-    if counts.tokens < _LEAST_PASS_TOKENS * counts.rows:
+def say_if_stopped(counts: DraftCounts) -> None:
+    """A line in the log where a draft model has been turned off, with what it brought."""
+    if counts.stopped:
         _log.info(
-            "rollout.draft_model: %.2f tokens a pass (%.0f%% of its tokens accepted) do not pay; "
-            "leave it out, or give one that was trained for this model",
-            counts.tokens / counts.rows,
+            "rollout.draft_model: %.2f tokens a pass (%.0f%% of its tokens accepted) do not pay: "
+            "off from here on in %d engine(s); leave it out, or give one that was trained for "
+            "this model",
+            counts.tokens / max(counts.rows, 1),
             100 * counts.accepted / max(counts.drafted, 1),
+            counts.stopped,
         )
 
 
@@ -55,4 +56,5 @@ def sum_counts(parts: Sequence[DraftCounts]) -> DraftCounts:
         accepted=sum(part.accepted for part in parts),
         saved_seconds=sum(part.saved_seconds for part in parts),
         has_estimate=all(part.has_estimate for part in parts),
+        stopped=sum(part.stopped for part in parts),
     )

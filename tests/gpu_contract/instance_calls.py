@@ -288,6 +288,9 @@ ATTRIBUTES = {
     "vllm.outputs.CompletionOutput": ["token_ids"],
     "vllm.logprobs.Logprob": ["logprob"],
     "vllm.v1.metrics.reader.Counter": ["name", "value"],
+    "vllm.v1.engine.core_client.InprocClient": ["engine_core"],
+    "vllm.v1.engine.core.EngineCore": ["scheduler"],
+    "vllm.v1.core.sched.scheduler.Scheduler": ["dynamic_sd_lookup"],
     "megatron.core.transformer.TransformerConfig": (
         ["finalize_model_grads_func", "no_sync_func", "gradient_accumulation_fusion", "bf16"]
     ),

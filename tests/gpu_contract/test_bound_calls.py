@@ -5,6 +5,7 @@ signatures of the packages that a GPU run has.
 import ast
 import dataclasses
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,6 +155,9 @@ def test_every_attribute_that_is_read_is_there() -> None:
         there = {*dir(owner), *inspect.signature(owner).parameters}
         if dataclasses.is_dataclass(owner):
             there |= {field.name for field in dataclasses.fields(owner)}
+        there |= {
+            *re.findall(r"^ +self\.(\w+)(?:: .*)? = ", inspect.getsource(owner), re.MULTILINE)
+        }
         missing += [f"{name}.{a}" for a in attributes if a not in there]
     assert missing == []
 

@@ -25,7 +25,7 @@ from megatron_opsft.train import run_step
 
 pytestmark = pytest.mark.vllm
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
-TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=2"]
+TP2 = ["rollout.tp=2", "data.prompts_per_step=2", "rollout.group_size=4"]
 # Ranks, overrides, whether weights are plain, and the head: what it shares with the model.
 LAYOUTS: dict[str, tuple[int, list[str], bool, dict[str, Any]]] = {
     "packed, own head": (1, [], False, {"kept": range(10, 110)}),
@@ -69,17 +69,19 @@ def two_steps(session: Session, recorder: RunRecorder) -> tuple[list[dict[str, A
 
 
 @in_layouts(*LAYOUTS)
-def test_steps_decode_with_drafts_and_every_push_is_proved(
+def test_a_step_decodes_with_drafts_until_they_end_and_every_push_is_proved(
     session: KeptSession, request: pytest.FixtureRequest
 ) -> None:
     lines, shared = session.run(two_steps)[0]
-    assert len(lines) == 2
+    with_drafts, without = lines
+    # As many as were asked for, but for the last ones of a response.
+    assert 2 < with_drafts["draft_length"] <= 3
+    assert 0 <= with_drafts["draft_acceptance"] < 1
+    drafted = with_drafts["draft_length"] * with_drafts["draft_acceptance"]
+    assert math.isclose(with_drafts["draft_pass_tokens"], 1 + drafted, rel_tol=1e-9)
+    # They are a random head's.
+    assert (without["draft_length"], without["draft_pass_tokens"]) == (0, 1)
     for line in lines:
-        # As many as were asked for, but for the last ones of a response.
-        assert 2 < line["draft_length"] <= 3
-        assert 0 <= line["draft_acceptance"] < 1
-        drafted = line["draft_length"] * line["draft_acceptance"]
-        assert math.isclose(line["draft_pass_tokens"], 1 + drafted, rel_tol=1e-9)
         assert "draft_saved_seconds" not in line
         assert line["logprob_diff_max"] < 1e-4
     made = LAYOUTS[request.node.callspec.params["session"]][3]
@@ -232,23 +234,26 @@ def test_an_embedding_that_no_push_reaches_stops_the_run(session: KeptSession) -
     assert afterwards == ""
 
 
-def separate_steps(session: Session, recorder: RunRecorder) -> tuple[list[str], dict[str, Any]]:
-    """What is said of the draft after each of two steps; the last one's metrics."""
+def separate_steps(
+    session: Session, recorder: RunRecorder
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """What is said of the draft after each of two steps; their metrics."""
     faults = []
     for _ in range(2):
         run_step(session, recorder, session.sync.version + 1)
         faults.append(session.sampler.engine.checksums(1).draft_fault)
     lines = (session.config.run.dir / "metrics.jsonl").read_text().splitlines()
-    return faults, json.loads(lines[-1])
+    return faults, [json.loads(line) for line in lines]
 
 
 def test_a_separate_engine_has_the_draft_model_too(vllm_world: World, tmp_path: Path) -> None:
     head = write_head(tmp_path / "head", TINY_REASONER, kept=range(10, 110))
     keys = ["rollout.placement=separate", f"rollout.draft_model={head}", "rollout.draft_tokens=2"]
-    ((faults, line),) = vllm_world.run(with_session, 1, tmp_path / "run", keys, separate_steps)
+    ((faults, lines),) = vllm_world.run(with_session, 1, tmp_path / "run", keys, separate_steps)
     assert faults == ["", ""]
-    assert 1 < line["draft_length"] <= 2
-    assert "draft_saved_seconds" not in line
+    assert 1 < lines[0]["draft_length"] <= 2
+    assert lines[1]["draft_length"] == 0  # a random head's do not pay
+    assert "draft_saved_seconds" not in lines[0]
 
 
 class FaultyEngine:

@@ -93,7 +93,14 @@ class VllmCore:
                 f"rollout.draft_model={directory}: {reason}; give a draft model whose files hold "
                 "all of its weights, in the layout of its architecture"
             )
-        return DraftMeter(self.llm.get_metrics)
+        return DraftMeter(self.llm.get_metrics, self._stop_drafts)
+
+    def _stop_drafts(self) -> None:
+        """No draft tokens for any number of requests, by vLLM's own table of how many; the draft
+        still reads every token, so its cache stays whole.
+        """
+        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler.dynamic_sd_lookup = [0] * (self.batch_size + 1)
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""

@@ -90,8 +90,9 @@ class VllmEngine:
             )
 
     def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`."""
-        return self._core.take_draft_counts() if self.replica.answers else DraftCounts()
+        """See `RolloutEngine.take_draft_counts`; every rank decides whether drafts go on."""
+        counts = self._core.take_draft_counts()
+        return counts if self.replica.answers else DraftCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""
