@@ -5,8 +5,10 @@ import logging
 import pytest
 
 from megatron_opsft.rollout.draft_length import MAX_DRAFT, DraftLength
+from megatron_opsft.rollout.pass_costs import PassShape
 
 ROWS, PLAIN = 8, 0.8  # seconds of a pass without drafts
+ALL = PassShape(ROWS, ROWS, 0)
 
 
 def decode(length: DraftLength, each: float, right: int, passes: int = 60) -> list[int]:
@@ -17,16 +19,16 @@ def decode(length: DraftLength, each: float, right: int, passes: int = 60) -> li
     for _ in range(passes):
         lengths = [0] * ROWS
         if not length.rest(ROWS):
-            lengths = length.choose(ROWS, [8] * ROWS, [MAX_DRAFT] * ROWS)
+            lengths = length.choose(ALL, [8] * ROWS, [MAX_DRAFT] * ROWS)
         accepted = [min(n, right) for n in lengths]
         for n, a in zip(lengths, accepted, strict=True):
             if n:
                 length.note_draft(8, n, a)
         drafted = sum(lengths)
         if drafted:
-            length.note(ROWS, ROWS, drafted, PLAIN + each * drafted, ROWS + sum(accepted))
+            length.note(ALL, drafted, PLAIN + each * drafted, ROWS + sum(accepted))
         else:
-            length.note_plain(ROWS, ROWS, PLAIN)
+            length.note_plain(ALL, PLAIN)
         longest.append(max(lengths))
     return longest
 
@@ -74,9 +76,9 @@ def test_saved_seconds_know_that_a_batch_lasts_as_long_as_its_longest_response()
     length = DraftLength()
     length.open_batch()
     for _ in range(4):
-        length.note_plain(2, 2, 0.4)
+        length.note_plain(PassShape(2, 2, 0), 0.4)
     for _ in range(6):
-        length.note_plain(1, 1, 0.3)
+        length.note_plain(PassShape(1, 1, 0), 0.3)
     length.close_batch([4, 10])
     assert length.counts.saved_seconds == pytest.approx(0.0)
 
@@ -87,7 +89,7 @@ def test_a_pass_that_rows_have_left_counts_by_the_next_number_that_was_timed() -
     length.open_batch()
     decode(length, each=0.02, right=MAX_DRAFT, passes=10)
     seconds = PLAIN + 0.02 * 7 * MAX_DRAFT
-    saved = length.note(7, 7, 7 * MAX_DRAFT, seconds, 7 * (MAX_DRAFT + 1))
+    saved = length.note(PassShape(7, 7, 0), 7 * MAX_DRAFT, seconds, 7 * (MAX_DRAFT + 1))
     assert saved == pytest.approx((MAX_DRAFT + 1) * PLAIN - seconds)
 
 
@@ -95,11 +97,12 @@ def test_rows_that_have_ended_are_of_the_pass_and_its_pauses() -> None:
     """Eight rows are another power of two than the seven that go on."""
     length = DraftLength()
     length.open_batch()
-    length.note_plain(ROWS, 7, PLAIN)
+    shape = PassShape(ROWS, 7, 0)
+    length.note_plain(shape, PLAIN)
     looks = 0
     for _ in range(60):
         if not length.rest(ROWS):
             looks += 1
-            assert not any(length.choose(ROWS, [0] * 7, [0] * 7))
-        length.note_plain(ROWS, 7, PLAIN)
+            assert not any(length.choose(shape, [0] * 7, [0] * 7))
+        length.note_plain(shape, PLAIN)
     assert 6 < looks < 24

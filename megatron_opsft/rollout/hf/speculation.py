@@ -27,6 +27,7 @@ from megatron_opsft.rollout.hf.batch import DecodingBatch
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY
 from megatron_opsft.rollout.hf.kv_cache import GrowingLayer, write_at
 from megatron_opsft.rollout.hf.passes import check_finite
+from megatron_opsft.rollout.pass_costs import PassShape
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
 
@@ -107,7 +108,7 @@ class SpeculativeBatch:
         ]
         self._numbers_Q = torch.arange(MAX_DRAFT + 1, device=batch.device)
         self._lengths: list[int] = []  # of responses that ended, without the first token
-        memory.length.open_batch()
+        memory.length.open_batch(self._shape().context)
 
     def decode(self, logits_NV: Tensor) -> Iterator[dict[int, list[int]]]:
         """See `HfDecoding.decode`; logits_NV: after the prompts."""
@@ -124,13 +125,12 @@ class SpeculativeBatch:
 
     def _next(self) -> dict[int, list[int]]:
         """Tokens of a pass with drafts, or of a few without; responses that ended in them."""
-        batch, length = self._batch, self._memory.length
-        num_rows, num_live = len(batch.rows), batch.ended.count(False)
+        batch, length, shape = self._batch, self._memory.length, self._shape()
         start = looked = time.perf_counter()
-        num_passes = min(length.rest(num_rows), CHECK_EVERY)
+        num_passes = min(length.rest(shape.rows), CHECK_EVERY)
         drafts: dict[int, Draft] = {}
         if num_passes == 0:
-            drafts = self._drafts()
+            drafts = self._drafts(shape)
             looked = time.perf_counter()
         before = sum(batch.num_drawn)
         if drafts:
@@ -138,15 +138,21 @@ class SpeculativeBatch:
             num_drafted = sum(len(tokens) for _, tokens in drafts.values())
             seconds = time.perf_counter() - start
             num_tokens = sum(batch.num_drawn) - before
-            length.note(num_rows, num_live, num_drafted, seconds, num_tokens)
+            length.note(shape, num_drafted, seconds, num_tokens)
             return finished
         num_passes = min(max(num_passes, 1), batch.passes_left)
         finished = batch.run(num_passes)
         seconds = time.perf_counter() - looked
-        length.note_plain(num_rows, num_live, seconds, num_passes, looking=looked - start)
+        length.note_plain(shape, seconds, num_passes, looking=looked - start)
         return finished
 
-    def _drafts(self) -> dict[int, Draft]:
+    def _shape(self) -> PassShape:
+        """Of the next pass."""
+        batch = self._batch
+        context = batch.width_S + max(batch.num_drawn)
+        return PassShape(len(batch.rows), batch.ended.count(False), context)
+
+    def _drafts(self, shape: PassShape) -> dict[int, Draft]:
         """Row of the batch -> its draft, which never goes beyond the longest response; none where
         they do not pay.
         """
@@ -162,7 +168,7 @@ class SpeculativeBatch:
             self._followers[batch.rows[n]].draft(most) for n, most in zip(going, room, strict=True)
         ]
         most = self._memory.length.choose(
-            len(batch.rows), [kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts]
+            shape, [kind for kind, _ in drafts], [len(tokens) for _, tokens in drafts]
         )
         if not any(most):
             return {}

@@ -13,6 +13,7 @@ from typing import Any
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.follower import NO_DRAFT, Draft, Follower
+from megatron_opsft.rollout.pass_costs import PassShape
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
 from megatron_opsft.rollout.traits import ENGINES
 
@@ -92,7 +93,7 @@ class _Proposer:
                 draft = row.draft(min(self._max_tokens - len(row.text) - 1, MAX_VLLM_DRAFT))
             drafts.append(draft)
         kinds, lengths = [k for k, _ in drafts], [len(tokens) for _, tokens in drafts]
-        most = self._length.choose(len(names), kinds, lengths)
+        most = self._length.choose(self._shape(names), kinds, lengths)
         return [(k, tokens[:n]) for (k, tokens), n in zip(drafts, most, strict=True)]
 
     def _note(
@@ -115,11 +116,15 @@ class _Proposer:
         if not self._timed:
             seconds = _PASS * num_rows + _TOKEN * num_drafted
         if not num_drafted:
-            self._length.note_plain(num_rows, num_rows, seconds)
+            self._length.note_plain(self._shape(names), seconds)
             return
-        saved = self._length.note(num_rows, num_rows, num_drafted, seconds, num_tokens)
+        saved = self._length.note(self._shape(names), num_drafted, seconds, num_tokens)
         if self._timed:
             self._length.counts.saved_seconds += saved
+
+    def _shape(self, names: Sequence[str]) -> PassShape:
+        texts = [len(self._running[name].text) for name in names if name in self._running]
+        return PassShape(len(names), len(names), sum(texts) / max(len(texts), 1))
 
     def _begin(self, name: str, batch: Any, row: int) -> None:
         """A response whose prompt has been read."""
