@@ -35,8 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collections of the tests pass over what is there by now."""
+    """What is there by now is old; hypothesis must find it still."""
     gc.freeze()
+    gc.unfreeze()
     gc.enable()
 
 
