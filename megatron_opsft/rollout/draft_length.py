@@ -39,19 +39,21 @@ class _Trial:
     """Whether drafts pay with so many rows.
 
     passes: with drafts so far; seconds: they took; plain: as many tokens take without. idle: passes
-    in a row for which no draft was worth it. left: of a pause; next_pause: how long the next is.
+    in a row for which no draft was worth it. has_begun: whether there was a pass with drafts since
+    the last pause. left: of a pause; next_pause: how long the next is.
     """
 
     passes: int = 0
     seconds: float = 0.0
     plain: float = 0.0
     idle: int = 0
+    has_begun: bool = False
     next_pause: int = _PAUSE
     left: int = 0
 
     def pause(self, num_passes: int) -> None:
         """No drafts for so long."""
-        self.left, self.idle = num_passes, 0
+        self.left, self.idle, self.has_begun = num_passes, 0, False
         self.start()
 
     def start(self) -> None:
@@ -101,8 +103,8 @@ class DraftLength:
             return nothing  # what a pass without drafts costs changes with the length of responses
         trial = self._trials[shape.rows.bit_length()]
         plain = self._costs.plain(shape.rows, shape.context)
-        each = self._costs.draft(shape.rows, shape.context)
-        least, rate = self._least_chance(plain, each, kinds, lengths)
+        fixed, each = self._costs.drafts(shape.rows, shape.context)
+        least, rate = self._least_chance(plain + fixed, each, kinds, lengths)
         if rate <= len(kinds) / plain * _GAIN:
             trial.idle += 1
             if trial.idle == _IDLE and any(kinds):
@@ -115,9 +117,11 @@ class DraftLength:
         return [min(n, most[k]) if k else 0 for k, n in zip(kinds, lengths, strict=True)]
 
     def _least_chance(
-        self, plain: float, each: float, kinds: Sequence[int], lengths: Sequence[int]
+        self, start: float, each: float, kinds: Sequence[int], lengths: Sequence[int]
     ) -> tuple[float, float]:
-        """The chance that a draft token must have to be checked, and tokens a second if so."""
+        """The chance that a draft token must have to be checked, and tokens a second if so; start,
+        each: seconds of a pass with drafts, and of each token of them.
+        """
         longer: Counter[tuple[int, int]] = Counter(zip(kinds, lengths, strict=True))
         candidates = []
         for k in set(kinds) - {0}:
@@ -127,7 +131,7 @@ class DraftLength:
                 if rows:
                     candidates.append((chance**n, rows))
         candidates.sort(reverse=True)
-        expected, seconds = float(len(kinds)), plain
+        expected, seconds = float(len(kinds)), start
         least, best = 1.0, 0.0
         for (chance, rows), (following, _) in pairwise([*candidates, (0.0, 0)]):
             expected += chance * rows
@@ -147,6 +151,8 @@ class DraftLength:
         self._batch.spend(looking)
         self._since_plain = 0
         trial = self._trials[shape.rows.bit_length()]
+        if 0 < trial.left <= num_passes:
+            self._costs.forget_drafts(shape.rows)
         trial.left = max(trial.left - num_passes, 0)
         self.counts.rows += shape.live * num_passes
         self.counts.tokens += shape.live * num_passes
@@ -158,7 +164,11 @@ class DraftLength:
         self._batch.spend(seconds)
         self.counts.rows += shape.live
         self.counts.tokens += num_tokens
-        seconds = self._costs.note_drafts(shape, num_drafted, seconds)
+        trial = self._trials[shape.rows.bit_length()]
+        if trial.has_begun:  # the first one may have a lot of text to read
+            self._costs.note_drafts(shape, num_drafted, seconds)
+        trial.has_begun = True
+        seconds = self._costs.clipped(shape, num_drafted, seconds)
         plain = self._costs.plain(shape.rows, shape.context)
         for k in _KINDS:
             self._right[k] *= _MEMORY

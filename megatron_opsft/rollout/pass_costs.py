@@ -1,17 +1,20 @@
-"""What forward passes cost, as they are timed: seconds of one without drafts, and of a draft token.
+"""What forward passes cost, as they are timed: seconds of one without drafts, and what drafts add.
 
 By power of two of rows. A row of a pass without drafts costs a fixed part and one for each token
-that attention reads, so that what was timed early in a batch holds for later; a draft token is
-taken to add always the same.
+that attention reads, so that what was timed early in a batch holds for later. Drafts add a fixed
+part, as attention of several queries to a row takes longer than that of one, and one for each of
+their tokens.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 
 _KEPT = 0.9  # of what was timed without drafts, at each new timing
-_MEMORY = 0.98  # of what draft tokens have cost, after each forward pass
+_MEMORY = 0.98  # of what drafts have cost, after each pass with some
 _NEAR = 32.0  # tokens of context: timings that lie closer together show no slope
-_TRY = 0.3  # of a plain pass's cost of a row: what a draft token is taken to cost at first
+# What is expected of drafts at first: a token costs so much of a row of a pass without, the fixed
+# part nothing. How much a timing and either of these may be off, in shares of such a row or pass.
+_EACH, _NOISE, _FIXED_OFF, _EACH_OFF = 0.3, 0.05, 0.5, 0.1
 _OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took so long
 
 
@@ -50,12 +53,41 @@ class PassShape:
     context: float
 
 
+@dataclass(slots=True)
+class _Plane:
+    """What drafts add to a pass, over their tokens: sums of a regression with a prior."""
+
+    passes: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+
+    def add(self, num_drafted: int, seconds: float) -> None:
+        self.passes = _MEMORY * self.passes + 1
+        self.tokens = _MEMORY * self.tokens + num_drafted
+        self.seconds = _MEMORY * self.seconds + seconds
+        self.squares = _MEMORY * self.squares + num_drafted**2
+        self.products = _MEMORY * self.products + num_drafted * seconds
+
+    def solve(self, num_rows: int, plain: float) -> tuple[float, float]:
+        """Seconds of the fixed part and of a token."""
+        first = _EACH * plain / num_rows
+        prior = (_NOISE / _EACH_OFF * num_rows) ** 2
+        passes = self.passes + (_NOISE / _FIXED_OFF) ** 2
+        squares, products = self.squares + prior, self.products + prior * first
+        determinant = passes * squares - self.tokens**2
+        fixed = (self.seconds * squares - self.tokens * products) / determinant
+        each = (passes * products - self.tokens * self.seconds) / determinant
+        return max(fixed, 0.0), max(each, 0.01 * first)
+
+
 class PassCosts:
     """Of one engine; num_rows, context: as of a `PassShape`."""
 
     def __init__(self) -> None:
         self._plain: defaultdict[int, _Line] = defaultdict(_Line)  # of a row
-        self._draft: dict[int, tuple[float, float]] = {}  # the two sums of a regression
+        self._drafts: defaultdict[int, _Plane] = defaultdict(_Plane)
 
     def is_timed(self, num_rows: int) -> bool:
         """Whether there was a pass without drafts over about so many rows."""
@@ -70,12 +102,14 @@ class PassCosts:
             num_rows = 2 ** (size - 1)
         return self._plain[size].at(context) * num_rows
 
-    def draft(self, num_rows: int, context: float) -> float:
-        """Seconds that a draft token adds."""
+    def drafts(self, num_rows: int, context: float) -> tuple[float, float]:
+        """Seconds that any drafts add to a pass, and those that each of their tokens does."""
         size = self._timed_size(num_rows)
-        products, squares = self._draft.get(size, (0.0, 0.0))
-        first = _TRY * self._plain[size].at(context)
-        return max((products + first) / (squares + 1), 0.01 * first)
+        return self._drafts[size].solve(num_rows, self.plain(num_rows, context))
+
+    def forget_drafts(self, num_rows: int) -> None:
+        """After a pause, so that a new trial may show something else."""
+        self._drafts.pop(self._timed_size(num_rows), None)
 
     def note_plain(self, num_rows: int, context: float, seconds: float) -> None:
         """A pass without drafts took so long."""
@@ -83,18 +117,17 @@ class PassCosts:
             seconds = min(seconds, _OUTLIER * self.plain(num_rows, context))
         self._plain[num_rows.bit_length()].add(context, seconds / num_rows)
 
-    def note_drafts(self, shape: PassShape, num_drafted: int, seconds: float) -> float:
-        """A pass with so many draft tokens took so long; what it counts for."""
+    def note_drafts(self, shape: PassShape, num_drafted: int, seconds: float) -> None:
+        """A pass with so many draft tokens took so long."""
         size = self._timed_size(shape.rows)  # rows may have left since their drafts were chosen
         plain = self.plain(shape.rows, shape.context)
-        expected = plain + self.draft(shape.rows, shape.context) * num_drafted
-        seconds = min(seconds, _OUTLIER * expected)
-        products, squares = self._draft.get(size, (0.0, 0.0))
-        self._draft[size] = (
-            _MEMORY * products + (seconds - plain) * num_drafted,
-            _MEMORY * squares + num_drafted**2,
-        )
-        return seconds
+        self._drafts[size].add(num_drafted, self.clipped(shape, num_drafted, seconds) - plain)
+
+    def clipped(self, shape: PassShape, num_drafted: int, seconds: float) -> float:
+        """What a pass with drafts that took so long counts for."""
+        fixed, each = self.drafts(shape.rows, shape.context)
+        plain = self.plain(shape.rows, shape.context)
+        return min(seconds, _OUTLIER * (plain + fixed + each * num_drafted))
 
     def _timed_size(self, num_rows: int) -> int:
         """The power of two of rows, or the next one of which a pass was timed."""

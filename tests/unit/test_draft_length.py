@@ -62,6 +62,18 @@ def test_drafts_that_cost_as_much_as_tokens_or_are_wrong_pause(
     assert caplog.text.count("does not pay with 8 responses a batch") == 1
 
 
+def test_one_slow_pass_turns_no_drafts_off_for_long() -> None:
+    """As the first one of all, which reads all earlier texts."""
+    length = DraftLength()
+    length.open_batch()
+    for _ in range(3):
+        length.note_plain(ALL, PLAIN)
+    lengths = length.choose(ALL, [8] * ROWS, [MAX_DRAFT] * ROWS)
+    length.note(ALL, sum(lengths), 6 * PLAIN, ROWS + sum(lengths))
+    longest = decode(length, each=0.02, right=MAX_DRAFT, passes=200)
+    assert sum(n == MAX_DRAFT for n in longest) > 120
+
+
 def test_saved_seconds_are_those_against_one_token_a_pass() -> None:
     length = DraftLength()
     length.open_batch()

@@ -41,16 +41,32 @@ def test_other_numbers_of_rows_are_known_by_the_next_that_was_timed() -> None:
     assert costs.plain(300, 0) == costs.plain(8, 0)
 
 
-def test_a_draft_token_costs_what_passes_take_more() -> None:
+@pytest.mark.parametrize("fixed", [0.0, 0.03])
+def test_drafts_cost_what_passes_take_more(fixed: float) -> None:
     costs = PassCosts()
-    for n in range(60):
-        context = 10 * n
+    for n in range(120):
+        context, num_drafted = 10 * n, 4 + n % 29
         plain = 0.1 + 0.00005 * context
         if n % 6 == 0:
             costs.note_plain(8, context, plain)
         else:
-            costs.note_drafts(PassShape(8, 8, context), 4 + n % 9, plain + 0.004 * (4 + n % 9))
-    assert costs.draft(8, 600) == pytest.approx(0.004, rel=0.05)
+            seconds = plain + fixed + 0.004 * num_drafted
+            costs.note_drafts(PassShape(8, 8, context), num_drafted, seconds)
+    found, each = costs.drafts(8, 1200)
+    assert each == pytest.approx(0.004, rel=0.1)
+    assert found == pytest.approx(fixed, abs=0.005)
+
+
+def test_drafts_of_one_length_cost_what_was_expected_and_the_rest_is_fixed() -> None:
+    costs = PassCosts()
+    costs.note_plain(8, 0, 0.1)
+    for _ in range(20):
+        costs.note_drafts(PassShape(8, 8, 0), 16, 0.1 + 0.12)
+    fixed, each = costs.drafts(8, 0)
+    assert fixed + 16 * each == pytest.approx(0.12, rel=0.05)
+    assert each == pytest.approx(0.3 * 0.1 / 8, rel=0.2)
+    costs.forget_drafts(8)
+    assert costs.drafts(8, 0) == pytest.approx((0, 0.3 * 0.1 / 8), abs=1e-6)
 
 
 def batch_of(lengths: list[int], costs: PassCosts) -> float:
