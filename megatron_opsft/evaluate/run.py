@@ -30,8 +30,8 @@ from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.open_engine import ColocatedEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
+from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.verifier import Verifier
-from megatron_opsft.verify.worker_pool import share_of_cores
 
 log = logging.getLogger("megatron_opsft")
 _Done = dict[str, set[tuple[str, int]]]

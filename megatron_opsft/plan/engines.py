@@ -185,7 +185,7 @@ def _to_verify(shares: Sequence[Share], limit: int, world_size: int) -> list[int
 
 def _verify_seconds(job: TrainingJob, counts: Sequence[int]) -> list[float]:
     """Seconds of each rank. On a CPU the verifiers, at least one process for each rank
-    (`verify.worker_pool.share_of_cores`), are on the cores that the ranks compute on.
+    (`verify.cores.share_of_cores`), are on the cores that the ranks compute on.
     """
     one = job.hardware.verify_seconds
     if job.hardware.is_cuda:

@@ -11,7 +11,8 @@ from megatron_opsft.config_section import SHIPPED_JUDGES
 from megatron_opsft.data.fields import ABSENT, find_field
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
+from megatron_opsft.verify.cores import share_of_cores
+from megatron_opsft.verify.worker_pool import VerifierPool
 
 log = logging.getLogger("megatron_opsft")
 

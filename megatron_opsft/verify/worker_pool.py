@@ -25,7 +25,6 @@ from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.worker import READY
 
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
-MAX_WORKERS = 32
 MAX_KILLED_STARTS = 3  # in a row: whatever kills them, such as too little memory, lasts
 _BOOT = (
     "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[1]); "
@@ -69,10 +68,12 @@ class _Worker:
 
 
 class VerifierPool:
-    """`num_workers` processes that judge answers; the first ones start when the pool is made.
+    """Up to `num_workers` processes that judge answers; one starts when the pool is made.
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
     judge: as of `verify.judges.open_judge`.
+    answers_per_worker: the next worker starts when so many more have been asked for; a start costs
+    about as much as the usual number.
     max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
     WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
     between answers.
@@ -84,6 +85,7 @@ class VerifierPool:
         timeout_seconds: float,
         *,
         judge: str = "math",
+        answers_per_worker: int = 32,
         max_memory_bytes: int = 1 << 30,
     ) -> None:
         if num_workers < 1:
@@ -94,7 +96,9 @@ class VerifierPool:
         self._lock = threading.Lock()
         self._closed = False
         self._killed_starts = 0
-        self._workers = [self._start() for _ in range(num_workers)]
+        self._num_workers, self._answers_per_worker = num_workers, answers_per_worker
+        self._num_asked = 0
+        self._workers = [self._start()]
 
     def wait_until_ready(self) -> None:
         """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
@@ -140,9 +144,17 @@ class VerifierPool:
     def _start(self) -> _Worker:
         return _Worker(self._judge, self._max_memory_bytes)
 
+    def _grow(self, num_items: int) -> None:
+        """So many answers more are asked for."""
+        self._num_asked += num_items
+        wanted = min(self._num_workers, 1 + self._num_asked // self._answers_per_worker)
+        while len(self._workers) < wanted:
+            self._workers.append(self._start())
+
     def _judge_all(self, items: list[tuple[str, ...]]) -> list[Verdict]:
         verdicts: dict[int, Verdict] = {}
         waiting = deque(range(len(items)))
+        self._grow(len(items))
         try:
             for slot in range(len(self._workers)):
                 self._feed(slot, waiting, items)
@@ -271,29 +283,3 @@ def _start_error(code: int | None) -> UserError:
         f"a verifier worker ended with exit code {code} before it was ready; "
         "what it printed is above (`pip install math-verify` if that is missing)"
     )
-
-
-def share_of_cores(num_local_ranks: int) -> int:
-    """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores.
-
-    The ranks of a node share what this process may use, but where SLURM gave each task its own.
-    """
-    if hasattr(os, "sched_getaffinity"):
-        usable = len(os.sched_getaffinity(0))
-    else:
-        usable = os.cpu_count() or 1
-    if _has_own_cores(usable):
-        num_local_ranks = 1
-    return max(1, min(MAX_WORKERS, usable // num_local_ranks))
-
-
-def _has_own_cores(usable: int) -> bool:
-    """Whether this rank is a SLURM task that is bound to cores of its own.
-
-    A task that is bound has SLURM_CPUS_PER_TASK of them, and perhaps the sibling of an odd one; one
-    that is not has those of all tasks. Ranks that torchrun started share the cores of its task.
-    """
-    per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    if not per_task.isdecimal() or "TORCHELASTIC_RUN_ID" in os.environ:
-        return False
-    return usable < 2 * int(per_task)

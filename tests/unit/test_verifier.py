@@ -15,9 +15,10 @@ from verifier_load import latex_items, resident_bytes
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.verifier import Verifier
-from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
+from megatron_opsft.verify.worker_pool import VerifierPool
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 ROGUE = f"{__name__}:judge_or_misbehave"
@@ -99,7 +100,7 @@ def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
 @pytest.mark.slow
 def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
     texts = ["ok", "hang", "print", "die", "hang", "exit", "ok 2"]
-    with VerifierPool(2, 1.0, judge=ROGUE) as pool:
+    with VerifierPool(2, 1.0, judge=ROGUE, answers_per_worker=1) as pool:
         start = time.monotonic()
         verdicts = pool.score([(text, "x") for text in texts] + [("hang", "other gold")])
         seconds = time.monotonic() - start
@@ -149,16 +150,25 @@ def test_idle_workers_that_died_are_replaced_without_a_wrong_verdict() -> None:
 
 def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
     items = [(rf"\boxed{{\frac{{{i}}}{{4}}}}", str(i / 4 + (i % 3 == 0))) for i in range(40)]
-    with VerifierPool(1, 30) as one, VerifierPool(3, 30) as three:
+    with VerifierPool(1, 30) as one, VerifierPool(3, 30, answers_per_worker=1) as three:
         verdicts = one.score(items)
         assert verdicts == three.score(items) == [judge(*item) for item in items]
     assert [v.outcome for v in verdicts].count(WRONG) == 14
 
 
+def test_workers_start_as_they_are_needed() -> None:
+    with VerifierPool(3, 30, judge=ROGUE, answers_per_worker=4) as pool:
+        numbers = []
+        for round_ in range(6):
+            pool.score([(f"{round_} {n}", "x") for n in range(3)])
+            numbers.append(len(pool._workers))
+    assert numbers == [1, 2, 3, 3, 3, 3]
+
+
 def test_workers_end_with_their_parent() -> None:
     program = (
         "import os, sys; from megatron_opsft.verify.worker_pool import VerifierPool\n"
-        f"pool = VerifierPool(2, 30, judge={ROGUE!r})\n"
+        f"pool = VerifierPool(2, 30, judge={ROGUE!r}, answers_per_worker=1)\n"
         "verdicts = pool.score([('sleep 0.2', str(i)) for i in range(4)])\n"
         "pids = {v.answer.split()[-1] for v in verdicts}\n"
         "assert 'torch' not in sys.modules\n"
@@ -280,10 +290,10 @@ def test_verifier_scores_finished_rollouts_only() -> None:
     assert [v.outcome for v in verdicts] == [CORRECT, Outcome.UNFINISHED, WRONG, NO_ANSWER]
 
 
-def test_scheduler_signals_do_not_end_workers_that_just_start() -> None:
-    with VerifierPool(2, 10.0, judge=ROGUE) as pool:
-        for worker, number in zip(pool._workers, (signal.SIGUSR1, signal.SIGTERM), strict=True):
-            os.kill(worker.process.pid, number)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_scheduler_s_signal_does_not_end_a_worker_that_just_starts(number: int) -> None:
+    with VerifierPool(1, 10.0, judge=ROGUE) as pool:
+        os.kill(pool._workers[0].process.pid, number)
         assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
 
 

@@ -30,7 +30,8 @@ class Runner:
         )
         self.proposer = kind(config)
         self.proposer.runner = self
-        self.proposer._length._plain = dict.fromkeys(range(8), 1.0)  # no pass has to be timed first
+        for size in range(8):  # no pass has to be timed first
+            self.proposer._length._costs.note_plain(2**size, 0, 1.0)
         self.input_batch: Any = None
 
     def step(self, sampled: dict[str, list[int]], prompts: dict[str, list[int]]) -> list[list[int]]:
