@@ -22,10 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `slow` what has processes of its own, but for tests marked `quick`. vLLM's tests are
-    the longest group of all: they begin first.
+    """Mark as `slow` what has processes of its own, but for tests marked `quick`. The tests of vLLM
+    and SLURM are the longest groups of all: they begin first.
     """
-    items.sort(key=lambda item: item.path.parent.name != "vllm")
+    first = ("vllm", "slurm")
+    items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     for item in items:
         has_processes = item.path.parent.name == "gloo" or not {"cli", "elsewhere"}.isdisjoint(
             getattr(item, "fixturenames", ())

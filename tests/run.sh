@@ -17,28 +17,23 @@ unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
-.venv/bin/mypy
+.venv/bin/mypy &
+types=$!
 
-# Exit code 5: the arguments chose none of these tests.
-part() { .venv/bin/pytest -n 2 --no-loadscope-reorder "$@" || [ $? -eq 5 ]; } # in the order of the files: gloo/ first
-
-plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
-  part --dist loadfile -m "$plain and not slow" "$@"
-  exit
-fi
-part --durations 15 --dist loadfile -m "$plain" "$@"
-# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
-# tests/support/schedule_groups.py.
-beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
-if bash tools/install_chromium.sh; then
-  beside+=" or browser"
+  wait $types
+  chosen="not gpu and not gpu_contract and not slurm and not vllm and not browser and not slow" workers=2
 else
-  echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
+  chosen="not gpu and not gpu_contract" workers=3 # a third one while others wait
+  if ! bash tools/install_chromium.sh; then
+    chosen+=" and not browser"
+    echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
+  fi
+  if ! bash tools/install_slurm.sh; then
+    chosen+=" and not slurm"
+    echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
+  fi
 fi
-if bash tools/install_slurm.sh; then
-  beside+=" or slurm"
-else
-  echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
-fi
-part --durations 15 --dist loadgroup "${unread[@]}" -m "$beside" "$@"
+# Which tests follow each other on one worker: tests/support/schedule_groups.py. Exit code 5: the arguments chose none.
+.venv/bin/pytest -n $workers --dist loadgroup --no-loadscope-reorder --durations 15 -m "$chosen" "$@" || [ $? -eq 5 ]
+$quick || wait $types

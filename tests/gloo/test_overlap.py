@@ -33,7 +33,6 @@ def metrics_of(run_dir: Path, overrides: list[str]) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("num_ranks", "num_engines", "layout"),
     [
-        (1, 1, []),
         (2, 2, ["optimizer.clip_grad=0.01"]),
         (2, 1, ["parallel.pp=2", "parallel.vpp=2"]),
         (
@@ -42,7 +41,7 @@ def metrics_of(run_dir: Path, overrides: list[str]) -> list[dict[str, float]]:
             ["parallel.tp=2", "method.aggregation=sequence", "parallel.overlap_grad_reduce=false"],
         ),
     ],
-    ids=["1 rank", "dp2", "pp2 vpp2", "tp2"],
+    ids=["dp2", "pp2 vpp2", "tp2"],
 )
 def test_losses_and_norms_are_those_of_training_afterwards(
     world: World, tmp_path: Path, num_ranks: int, num_engines: int, layout: list[str]

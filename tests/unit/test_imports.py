@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -100,8 +101,19 @@ HOMES = {
 }
 
 
+@cache
 def files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def module_names() -> frozenset[str]:
+    return frozenset(module_name(path) for path in files())
+
+
+@cache
+def tree_of(path: Path) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def module_name(path: Path) -> str:
@@ -121,9 +133,8 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def own_imports(path: Path) -> set[str]:
     """Modules of the package that a file imports, without the package's own name."""
-    modules = {module_name(other) for other in files()}
-    found = set()
-    for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
+    modules, found = module_names(), set()
+    for name in imports(tree_of(path)):
         if name.startswith("megatron_opsft."):
             name = name.removeprefix("megatron_opsft.")
             found.add(name if name in modules else name.rpartition(".")[0])
@@ -158,7 +169,7 @@ def test_heavy_packages_are_named_only_in_their_homes() -> None:
     wrong = []
     for path in files():
         place = path.relative_to(PACKAGE).as_posix()
-        for name in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in imports(tree_of(path)):
             for package, homes in HOMES.items():
                 inside = any(place == home or place.startswith(home) for home in homes)
                 if (name == package or name.startswith(package + ".")) and not inside:
@@ -189,7 +200,7 @@ def test_cuda_is_named_in_runtime_alone() -> None:
         f"{path.relative_to(PACKAGE)}:{line}"
         for path in files()
         if path.relative_to(PACKAGE).parts[0] != "runtime"
-        for line in cuda_mentions(ast.parse(path.read_text(encoding="utf-8")))
+        for line in cuda_mentions(tree_of(path))
     ]
     assert wrong == []
 
