@@ -20,20 +20,27 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/mypy &
 types=$!
 
+part() { .venv/bin/pytest --no-loadscope-reorder "$@" || [ $? -eq 5 ]; } # 5: the arguments chose none of these tests
+
+plain="not gpu and not gpu_contract and not slurm and not vllm and not browser"
 if $quick; then
   wait $types
-  chosen="not gpu and not gpu_contract and not slurm and not vllm and not browser and not slow" workers=2
-else
-  chosen="not gpu and not gpu_contract" workers=3 # a third one while others wait
-  if ! bash tools/install_chromium.sh; then
-    chosen+=" and not browser"
-    echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
-  fi
-  if ! bash tools/install_slurm.sh; then
-    chosen+=" and not slurm"
-    echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
-  fi
+  part -n 2 --dist loadfile -m "$plain and not slow" "$@"
+  exit
 fi
-# Which tests follow each other on one worker: tests/support/schedule_groups.py. Exit code 5: the arguments chose none.
-.venv/bin/pytest -n $workers --dist loadgroup --no-loadscope-reorder --durations 15 -m "$chosen" "$@" || [ $? -eq 5 ]
-$quick || wait $types
+part -n 3 --durations 15 --dist loadfile -m "$plain" "$@" # three on two cores: tests also wait
+wait $types
+# One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
+# tests/support/schedule_groups.py.
+beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
+if bash tools/install_chromium.sh; then
+  beside+=" or browser"
+else
+  echo "LEFT OUT: tests/browser, which opens reports in Chromium; the line above says what it needs" >&2
+fi
+if bash tools/install_slurm.sh; then
+  beside+=" or slurm"
+else
+  echo "LEFT OUT: tests/slurm, which starts a real SLURM cluster; the line above says what it needs" >&2
+fi
+part -n 3 --durations 15 --dist loadgroup "${unread[@]}" -m "$beside" "$@"

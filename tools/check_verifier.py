@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.worker_pool import VerifierPool, share_of_cores
+from megatron_opsft.verify.cores import share_of_cores
+from megatron_opsft.verify.worker_pool import VerifierPool
 
 
 def judge_plainly(response_text: str, gold: str, fields: dict) -> Verdict:

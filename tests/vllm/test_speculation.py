@@ -25,7 +25,7 @@ def load_benchmark() -> Any:
 
 
 def sampled(side: str, *overrides: str) -> dict[str, Any]:
-    command = [sys.executable, str(BENCHMARK), "--responses", "450", "--seeds", "0"]
+    command = [sys.executable, str(BENCHMARK), "--responses", "400", "--seeds", "0"]
     command += [
         "--side",
         side,
@@ -53,7 +53,7 @@ def test_first_and_later_tokens_and_lengths_have_the_distribution_without_drafts
     p_value = load_benchmark().p_value
     drafted = sampled("drafts", *given)
     for name in ("first", "later", "length"):
-        assert len(drafted[name]) == len(plain[name]) == 450
+        assert len(drafted[name]) == len(plain[name]) == 400
         assert p_value(drafted[name], plain[name]) > 0.001
         # What is compared has more than one value, and another distribution would be seen.
         assert p_value(drafted["length"], [n + 3 for n in plain["length"]]) < 1e-6
