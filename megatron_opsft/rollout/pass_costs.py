@@ -19,27 +19,25 @@ _OUTLIER = 1.6  # times what was expected: a longer pass counts as one that took
 
 
 @dataclass(slots=True)
-class _Line:
-    """Seconds over context, by least squares in which later timings count for more."""
+class _Sums:
+    """Of a regression of y on x in which later points count for more.
 
+    kept: share of earlier ones that each new one leaves.
+    """
+
+    kept: float
     weight: float = 0.0
-    context: float = 0.0
-    seconds: float = 0.0
-    squares: float = 0.0
-    products: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
 
-    def add(self, context: float, seconds: float) -> None:
-        self.weight = _KEPT * self.weight + 1
-        self.context = _KEPT * self.context + context
-        self.seconds = _KEPT * self.seconds + seconds
-        self.squares = _KEPT * self.squares + context**2
-        self.products = _KEPT * self.products + context * seconds
-
-    def at(self, context: float) -> float:
-        mean, middle = self.seconds / self.weight, self.context / self.weight
-        spread = self.squares / self.weight - middle**2
-        slope = (self.products / self.weight - middle * mean) / (spread + _NEAR**2)
-        return max(mean + max(slope, 0.0) * (context - middle), 0.1 * mean)
+    def add(self, x: float, y: float) -> None:
+        self.weight = self.kept * self.weight + 1
+        self.x = self.kept * self.x + x
+        self.y = self.kept * self.y + y
+        self.xx = self.kept * self.xx + x**2
+        self.xy = self.kept * self.xy + x * y
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +51,13 @@ class PassShape:
     context: float
 
 
-@dataclass(slots=True)
-class _Plane:
-    """What drafts add to a pass, over their tokens: sums of a regression with a prior."""
-
-    passes: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-    squares: float = 0.0
-    products: float = 0.0
-
-    def add(self, num_drafted: int, seconds: float) -> None:
-        self.passes = _MEMORY * self.passes + 1
-        self.tokens = _MEMORY * self.tokens + num_drafted
-        self.seconds = _MEMORY * self.seconds + seconds
-        self.squares = _MEMORY * self.squares + num_drafted**2
-        self.products = _MEMORY * self.products + num_drafted * seconds
-
-    def solve(self, num_rows: int, plain: float) -> tuple[float, float]:
-        """Seconds of the fixed part and of a token."""
-        first = _EACH * plain / num_rows
-        prior = (_NOISE / _EACH_OFF * num_rows) ** 2
-        passes = self.passes + (_NOISE / _FIXED_OFF) ** 2
-        squares, products = self.squares + prior, self.products + prior * first
-        determinant = passes * squares - self.tokens**2
-        fixed = (self.seconds * squares - self.tokens * products) / determinant
-        each = (passes * products - self.tokens * self.seconds) / determinant
-        return max(fixed, 0.0), max(each, 0.01 * first)
-
-
 class PassCosts:
     """Of one engine; num_rows, context: as of a `PassShape`."""
 
     def __init__(self) -> None:
-        self._plain: defaultdict[int, _Line] = defaultdict(_Line)  # of a row
-        self._drafts: defaultdict[int, _Plane] = defaultdict(_Plane)
+        # Seconds of a row over context; seconds that drafts add to a pass over their tokens.
+        self._plain: defaultdict[int, _Sums] = defaultdict(lambda: _Sums(_KEPT))
+        self._drafts: defaultdict[int, _Sums] = defaultdict(lambda: _Sums(_MEMORY))
 
     def is_timed(self, num_rows: int) -> bool:
         """Whether there was a pass without drafts over about so many rows."""
@@ -100,12 +70,12 @@ class PassCosts:
         size = self._timed_size(num_rows)
         if size != num_rows.bit_length():
             num_rows = 2 ** (size - 1)
-        return self._plain[size].at(context) * num_rows
+        return _line(self._plain[size], context) * num_rows
 
     def drafts(self, num_rows: int, context: float) -> tuple[float, float]:
         """Seconds that any drafts add to a pass, and those that each of their tokens does."""
         size = self._timed_size(num_rows)
-        return self._drafts[size].solve(num_rows, self.plain(num_rows, context))
+        return _fixed_and_each(self._drafts[size], num_rows, self.plain(num_rows, context))
 
     def forget_drafts(self, num_rows: int) -> None:
         """After a pause, so that a new trial may show something else."""
@@ -132,3 +102,23 @@ class PassCosts:
     def _timed_size(self, num_rows: int) -> int:
         """The power of two of rows, or the next one of which a pass was timed."""
         return min(self._plain, key=lambda size: abs(size - num_rows.bit_length()))
+
+
+def _line(sums: _Sums, context: float) -> float:
+    """Seconds at this context; they do not fall with it."""
+    mean, middle = sums.y / sums.weight, sums.x / sums.weight
+    spread = sums.xx / sums.weight - middle**2
+    slope = (sums.xy / sums.weight - middle * mean) / (spread + _NEAR**2)
+    return max(mean + max(slope, 0.0) * (context - middle), 0.1 * mean)
+
+
+def _fixed_and_each(sums: _Sums, num_rows: int, plain: float) -> tuple[float, float]:
+    """Seconds of the fixed part and of a token, by what was timed and what is expected at first."""
+    first = _EACH * plain / num_rows
+    prior = (_NOISE / _EACH_OFF * num_rows) ** 2
+    weight = sums.weight + (_NOISE / _FIXED_OFF) ** 2
+    xx, xy = sums.xx + prior, sums.xy + prior * first
+    determinant = weight * xx - sums.x**2
+    fixed = (sums.y * xx - sums.x * xy) / determinant
+    each = (weight * xy - sums.x * sums.y) / determinant
+    return max(fixed, 0.0), max(each, 0.01 * first)
