@@ -290,7 +290,7 @@ class VerifyConfig(Section):
         description="Field of a row, which may be dotted, that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
     )
     workers: int = Field(
-        0, ge=0, description="Verifier processes per rank; 0: the rank's share of the CPU cores."
+        0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
     )
     timeout_seconds: float = Field(
         10.0,
