@@ -19,18 +19,15 @@ shapes and no memory, so that a plan can build what it could never hold.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode_temporarily,
-)
+from torch.utils._device import _device_constructors
 
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 _device = _CPU  # what stands for CUDA
-_installed: list[TorchFunctionMode] = []
+_is_installed = False
 
 
 def _names_cuda(value: Any) -> bool:
@@ -39,23 +36,44 @@ def _names_cuda(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
-class _CudaMeansCpu(TorchFunctionMode):
-    """Maps every mention of a CUDA device in a torch function call to what stands for it."""
+def _somewhere_else(makes: Callable) -> Callable:
+    """A function that takes a `device`; CUDA is what stands for it."""
 
-    def __torch_function__(
-        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func is torch.Tensor.type and len(args) == 1 and not kwargs:
-            return func(*args).replace("torch.", "torch.cuda.", 1)
-        if kwargs:
-            if _names_cuda(kwargs.get("device")):
-                kwargs["device"] = _device
-            return func(*args, **kwargs)
-        if func is torch.Tensor.to and len(args) > 1 and _names_cuda(args[1]):
-            args = (args[0], _device, *args[2:])
-        return func(*args)
+    @wraps(makes)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and _names_cuda(kwargs.get("device")):
+            kwargs["device"] = _device
+        return makes(*args, **kwargs)
+
+    return made
+
+
+def _map_devices() -> None:
+    """In the functions and methods that put a tensor somewhere, and in them alone: a mode that sees
+    all calls of torch would cost a small model a fifth of its time.
+    """
+    library: Any = torch
+    makers = {maker.__name__ for maker in _device_constructors()}
+    for name in makers | {name for name in dir(torch) if name.endswith("_like")}:
+        if hasattr(torch, name):
+            setattr(library, name, _somewhere_else(getattr(torch, name)))
+    tensor: Any = torch.Tensor
+    for name in dir(tensor):
+        if name.startswith("new_"):
+            setattr(tensor, name, _somewhere_else(getattr(tensor, name)))
+    moved, kind = _somewhere_else(tensor.to), tensor.type
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and _names_cuda(args[0]):
+            args = (_device, *args[1:])
+        return moved(self, *args, **kwargs)
+
+    def type_of(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = kind(self, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.", 1) if isinstance(found, str) else found
+
+    tensor.to, tensor.type = wraps(tensor.to)(to), wraps(kind)(type_of)
+    tensor.cuda = lambda self, *args, **kwargs: self
 
 
 class _NoStream:
@@ -124,8 +142,10 @@ def _there_already(tensor: Any, as_numpy: bool = False, record_stream: bool = Fa
 
 def install() -> None:
     """Make this process's torch answer for the CPU where Megatron asks for CUDA. Idempotent."""
-    if _installed:
+    global _is_installed
+    if _is_installed:
         return
+    _is_installed = True
     import megatron.core.tensor_parallel.random as megatron_random
     from megatron.core.tensor_parallel import mappings
     from megatron.core.transformer.moe import token_dispatcher
@@ -147,21 +167,7 @@ def install() -> None:
     )
     dispatcher: Any = token_dispatcher
     dispatcher.maybe_move_tensor_to_cpu = _there_already
-    mode = _CudaMeansCpu()
-    mode.__enter__()
-    _installed.append(mode)
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Inside, torch's functions are called as they are: for code that names no CUDA and makes many
-    small calls.
-    """
-    if _installed and _get_current_function_mode_stack()[-1:] == _installed:
-        with _pop_mode_temporarily():
-            yield
-    else:
-        yield
+    _map_devices()
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.attention import PackedQueries
 from megatron_opsft.rollout.sampling import largest_move, sample_tokens, sample_with_margins
-from megatron_opsft.runtime.cpu_compat import suspended
 from megatron_opsft.runtime.threads import one_thread
 
 _log = logging.getLogger(__name__)
@@ -38,26 +37,24 @@ class ModelPasses:
         """Logits at the last `kept` positions, 0 for all, [rows, kept, V]; mask: of tokens, or of
         queries and places as attention takes it; more: for attention. The cache grows.
         """
-        with suspended():
-            logits: Tensor = self.model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=kept,
-                **more,
-            ).logits
+        logits: Tensor = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+            **more,
+        ).logits
         return logits
 
     def draw(
         self, logits_NV: Tensor, uniforms_N: Tensor, sampling: SamplingSettings
     ) -> tuple[Tensor, Tensor]:
         """Tokens int64 [N], and whether each is what `draw_alone` gives, bool [N]."""
-        with suspended():
-            return sample_with_margins(
-                logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.noise
-            )
+        return sample_with_margins(
+            logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.noise
+        )
 
     def draw_alone(
         self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
