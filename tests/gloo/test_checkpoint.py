@@ -33,16 +33,16 @@ def checkpointer(
     )
 
 
-def save_after_two_steps(case: Case, directory: Path) -> Outcome:
-    """Two updates, a checkpoint in the background of two more; their results, the weights saved
-    and the last ones.
+def save_after_a_step(case: Case, directory: Path) -> Outcome:
+    """An update, a checkpoint in the background of two more; their results, the weights saved and
+    the last ones.
     """
     built = build(case)
-    train_steps(built, case, range(2))
+    train_steps(built, case, range(1))
     saved = as_arrays(exported(built))
     saver = checkpointer(built, directory)
-    saver.start(2, {"config_hash": "abc"})
-    results = train_steps(built, case, range(2, 4))
+    saver.start(1, {"config_hash": "abc"})
+    results = train_steps(built, case, range(1, 3))
     assert saver.finish() is None
     return results, saved, as_arrays(exported(built))
 
@@ -51,10 +51,10 @@ def load_and_go_on(case: Case, directory: Path) -> Outcome:
     """The same two further updates, in a fresh model."""
     built = build(case)
     manifest = checkpointer(built, directory).load(list_checkpoints(directory)[-1])
-    assert manifest["step"] == 2
+    assert manifest["step"] == 1
     assert manifest["config_hash"] == "abc"
     loaded = as_arrays(exported(built))
-    results = train_steps(built, case, range(2, 4))
+    results = train_steps(built, case, range(1, 3))
     return results, loaded, as_arrays(exported(built))
 
 
@@ -108,7 +108,7 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 def test_resumed_run_is_bit_identical_in_the_same_layout(
     world: World, case: Case, tmp_path: Path
 ) -> None:
-    results, saved, last = world.run(save_after_two_steps, case.world_size, case, tmp_path)[0]
+    results, saved, last = world.run(save_after_a_step, case.world_size, case, tmp_path)[0]
     again, loaded, last_again = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
     assert same(loaded, saved)
     assert again == results
@@ -120,7 +120,7 @@ def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
     world: World, model: str, dtype: str, tmp_path: Path
 ) -> None:
     first = Case(model=model, dtype=dtype, tp=2, pp=2)
-    results, saved, _ = world.run(save_after_two_steps, 4, first, tmp_path)[0]
+    results, saved, _ = world.run(save_after_a_step, 4, first, tmp_path)[0]
     tolerance = 1e-5 if dtype == "float32" else 0.02
     for other in (Case(), Case(tp=2), Case(dp=4), Case(pp=2, dp=2), Case(tp=2, dp=2)):
         case = replace(other, model=model, dtype=dtype)
@@ -137,7 +137,7 @@ def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
 def test_checkpoint_goes_on_with_and_without_context_parallelism(
     world: World, first: Case, second: Case, tmp_path: Path
 ) -> None:
-    results, saved, _ = world.run(save_after_two_steps, first.world_size, first, tmp_path)[0]
+    results, saved, _ = world.run(save_after_a_step, first.world_size, first, tmp_path)[0]
     again, loaded, _ = world.run(load_and_go_on, second.world_size, second, tmp_path)[0]
     assert same(loaded, saved)
     for before, now in zip(results, again, strict=True):
@@ -147,7 +147,7 @@ def test_checkpoint_goes_on_with_and_without_context_parallelism(
 
 def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: Path) -> None:
     first = Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True)
-    results, saved, _ = world.run(save_after_two_steps, 4, first, tmp_path)[0]
+    results, saved, _ = world.run(save_after_a_step, 4, first, tmp_path)[0]
     for case in (replace(first, tp=1, pp=1), replace(first, tp=1, dp=2), replace(first, pp=1)):
         again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
         assert same(loaded, saved)
@@ -160,7 +160,7 @@ def test_checkpoint_of_expert_parallel_ranks_goes_on_at_other_sizes(
     world: World, tmp_path: Path
 ) -> None:
     first = Case(model="qwen3_moe", dp=2, ep=2)
-    results, saved, _ = world.run(save_after_two_steps, 2, first, tmp_path)[0]
+    results, saved, _ = world.run(save_after_a_step, 2, first, tmp_path)[0]
     for case in (
         replace(first, dp=1, ep=1),
         replace(first, dp=4, ep=4),
@@ -174,9 +174,9 @@ def test_checkpoint_of_expert_parallel_ranks_goes_on_at_other_sizes(
 
 
 def gather_and_save(case: Case, directory: Path) -> Outcome:
-    """Like `save_after_two_steps`, in the format of earlier versions."""
+    """Like `save_after_a_step`, in the format of earlier versions."""
     built = build(case)
-    train_steps(built, case, range(2))
+    train_steps(built, case, range(1))
     saved = as_arrays(exported(built))
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
@@ -186,12 +186,12 @@ def gather_and_save(case: Case, directory: Path) -> Outcome:
     state = {"model": model.sharded_state_dict(metadata=metadata)}
     optimizer = built.trainer.optimizer
     state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata)
-    path = directory / "step_000002"
+    path = directory / "step_000001"
     files = CheckpointWrite(state, path, copy_cpu=False).finish()
     if dist.get_rank() == 0:
-        manifest = {"step": 2, "config_hash": "abc", "files": files}
+        manifest = {"step": 1, "config_hash": "abc", "files": files}
         (path / COMPLETE).write_text(json.dumps(manifest))
-    results = train_steps(built, case, range(2, 4))
+    results = train_steps(built, case, range(1, 3))
     return results, saved, as_arrays(exported(built))
 
 
@@ -294,13 +294,13 @@ def load_with_damage(case: Case, path: Path) -> list[tuple[str, str, str]]:
             if built.layout.is_main:
                 file.write_bytes(content)
     dist.barrier()
-    assert saver.load(path)["step"] == 2
+    assert saver.load(path)["step"] == 1
     return found
 
 
 def test_damaged_checkpoint_file_is_named(world: World, tmp_path: Path) -> None:
     case = Case(dp=2)
-    world.run(save_after_two_steps, 2, case, tmp_path)
+    world.run(save_after_a_step, 2, case, tmp_path)
     (path,) = list_checkpoints(tmp_path)
     for found in world.run(load_with_damage, 2, case, path):
         assert len(found) >= 3 * 3

@@ -1,7 +1,8 @@
 """What the workers with vLLM run: real sessions, and what their engines say of their weights."""
 
+import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,18 +50,32 @@ def plain_weights(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
+def collected_later() -> Iterator[None]:
+    """vLLM collects garbage four times when it ends, through all that was ever imported, and the
+    worker does after each job.
+    """
+    collect = gc.collect
+    gc.collect = lambda *unused: 0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        gc.collect = collect
+
+
+@contextmanager
 def opened(
     run_dir: Path, overrides: list[str], plain: bool = False
 ) -> Iterator[tuple[Session, RunRecorder]]:
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(QUICKSTART, [*SMALL, f"run.dir={run_dir}", *overrides])
-    with (
-        plain_weights(plain),
-        open_session(config) as session,
-        open_recorder(session, resume=False, overwrite=True) as recorder,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(plain_weights(plain))
+        session = stack.enter_context(open_session(config))
+        recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))
         session.sync.push(0, session.probes(0))
         yield session, recorder
+        with collected_later():
+            stack.close()
 
 
 def hf_model_of(session: Session) -> PreTrainedModel:

@@ -18,10 +18,10 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 NUM_WORKERS = 4
 _GRACE_SECONDS = 3.0
-_MANY_THREADS = 40  # of a worker between jobs
 # vLLM is not among them: it changes the process it lives in.
 IMPORTED_ONCE = [
     "megatron_opsft.session",
@@ -151,6 +151,7 @@ def _serve(rank: int, connection: Connection) -> None:
     cpu_compat.install()
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
+    _note_dispatchers()
     gc.freeze()  # a collection after each job, and those of Megatron, pass over what is imported
     worker = _Worker(rank)
     while True:
@@ -206,17 +207,23 @@ def _process_group(rank: int, world_size: int, store: str) -> Iterator[None]:
     yield
     # Only after success, as the trainer: the other ranks may wait for ever.
     stop_distributed()
+    for dispatcher in tuple(_dispatchers):
+        dispatcher.__dict__.clear()
     # Models are in reference cycles and hold process groups, which hold some forty threads a job.
     gc.collect()
-    if len(os.listdir("/proc/self/task")) > _MANY_THREADS:
-        _forget_experts()
-        gc.collect()
 
 
-def _forget_experts() -> None:
-    """Megatron's expert layers keep the last graph, and that the model, from being collected."""
+_dispatchers: WeakSet[Any] = WeakSet()
+"""Megatron's expert layers keep the last graph, and that the model, from being collected."""
+
+
+def _note_dispatchers() -> None:
     from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
-    for found in gc.get_objects():
-        if isinstance(found, MoETokenDispatcher):
-            found.__dict__.clear()
+    initialize = MoETokenDispatcher.__init__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        _dispatchers.add(self)
+        initialize(self, *args, **kwargs)
+
+    MoETokenDispatcher.__init__ = noted

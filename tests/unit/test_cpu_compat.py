@@ -18,7 +18,7 @@ def devices_of_what_is_made() -> dict[str, str]:
         "zeros": torch.zeros(2, device="cuda"),
         "tensor": torch.tensor([1.0], device="cuda:1"),
         "randint": torch.randint(3, (2,), device=cuda),
-        "current_device": torch.empty(2, device=torch.cuda.current_device()),
+        "current_device": torch.empty(2, device=torch.cuda.current_device()),  # noqa: TID251
         "empty_like": torch.empty_like(here, device=cuda),
         "new_zeros": here.new_zeros(2, device="cuda"),
         "to": here.to("cuda", torch.float64),

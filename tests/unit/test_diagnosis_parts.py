@@ -84,11 +84,11 @@ def peak_bytes(vocab_size: int, num_samples: int) -> int:
 
 @pytest.mark.usefixtures("_one_rank")
 def test_memory_does_not_grow_with_the_vocabulary_and_by_no_logits_with_tokens() -> None:
-    small, wide = peak_bytes(4096, 30), peak_bytes(16384, 30)
+    small, wide = peak_bytes(4096, 15), peak_bytes(16384, 15)
     assert wide < 1.05 * small
-    more_tokens = sum(len(s.response_ids) for s in samples(120)) - sum(
-        len(s.response_ids) for s in samples(30)
+    more_tokens = sum(len(s.response_ids) for s in samples(60)) - sum(
+        len(s.response_ids) for s in samples(15)
     )
-    grown = peak_bytes(4096, 120) - small
-    assert more_tokens > 1500
+    grown = peak_bytes(4096, 60) - small
+    assert more_tokens > 1000
     assert grown < 4 * 256 * more_tokens  # a sixteenth of their logits

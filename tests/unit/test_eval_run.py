@@ -17,8 +17,8 @@ import pytest
 from forked_cli import ROOT, Finished, ForkedCli, Run
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
-SMALL = ["limit=10", "samples=4", "max_tokens=250", "device=cpu"]
-NUM_SAMPLES = 40
+SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
+NUM_SAMPLES = 24
 
 
 def start(cli: ForkedCli, out: Path, *more: object, **environment: str) -> Run:
@@ -152,9 +152,9 @@ def test_more_samples_and_problems_keep_those_that_are_there(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    results = evaluate(cli, out, "samples=5", "limit=11")
+    results = evaluate(cli, out, "samples=5", "limit=7")
     manifest = json.loads((out / "manifest.json").read_text())
-    assert [told["num_samples"] for told in manifest["starts"]] == [NUM_SAMPLES, 55 - NUM_SAMPLES]
+    assert [told["num_samples"] for told in manifest["starts"]] == [NUM_SAMPLES, 35 - NUM_SAMPLES]
     assert results["benchmarks"]["arithmetic"]["samples_per_problem"] == 5
     evaluate(cli, out)  # and fewer again: the results of those alone
     assert (out / "results.json").read_bytes() == (whole / "results.json").read_bytes()

@@ -28,6 +28,7 @@ from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.draft_meter import DraftMeter
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
+from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Way
@@ -52,8 +53,12 @@ class VllmCore:
                 "experts"
             )
         prepare_environment(settings.is_cuda, rank)
-        from vllm import LLM
-
+        with collector_at_rest():
+            from vllm import LLM
+        # vLLM collects garbage six times over while it starts, and lets go of what is frozen when
+        # it ends: of what is there now, all that stays, once is enough.
+        gc.collect()
+        gc.freeze()
         try:
             self.llm = LLM(**llm_options(settings, table))
         except (ValueError, NotImplementedError) as error:
