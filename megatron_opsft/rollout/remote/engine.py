@@ -92,22 +92,29 @@ class RemoteEngine:
         self.layout = _layout_of(settings, table, packed_head=packed_head)
         self._group: EngineGroup | None = None
         if elsewhere is not None or settings.engine != "vllm":
-            self._group = EngineGroup(
-                self.fleet,
-                self.layout,
-                layout,
-                device,
-                hosts=() if elsewhere is None else [a.host for a in elsewhere.addresses],
-                num_engines=num_engines,
-                timeout_seconds=timeout_seconds,
-                replace_dead=self._replace_dead,
-                together=self._together,
-                hold=self._hold,
-            )
+            hosts = () if elsewhere is None else [each.host for each in elsewhere.addresses]
+            self._group = self._open_group(layout, device, hosts, timeout_seconds)
         memory = (
             HostMemory if self._group else choose_memory(self.fleet, device, is_main=layout.is_main)
         )
         self._buckets = SharedBuckets(bucket_bytes, memory)
+
+    def _open_group(
+        self, layout: Layout, device: Device, hosts: Sequence[str], timeout_seconds: float
+    ) -> EngineGroup:
+        """Of the training ranks and all engines; hosts: of engines on other nodes."""
+        return EngineGroup(
+            self.fleet,
+            self.layout,
+            layout,
+            device,
+            hosts=hosts,
+            num_engines=self.replica.count,
+            timeout_seconds=timeout_seconds,
+            replace_dead=self._replace_dead,
+            together=self._together,
+            hold=self._hold,
+        )
 
     @property
     def pids(self) -> list[int]:

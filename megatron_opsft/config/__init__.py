@@ -1,0 +1,48 @@
+"""The configuration of a run: frozen, nested, checked once; YAML plus dotted overrides.
+
+A function receives its own section, never the whole. `config_file.load_config` is the only way in.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, SerializeAsAny, model_validator
+
+from megatron_opsft.config.problems import DataConfig, VerifyConfig
+from megatron_opsft.config.rollout import RolloutConfig, SyncConfig
+from megatron_opsft.config.run import CheckpointConfig, EvalConfig, RunConfig
+from megatron_opsft.config.training import ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.config_section import Section
+from megatron_opsft.methods.catalog import with_class
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
+from megatron_opsft.methods.settings import MethodSettings, RunSize
+
+
+class Config(Section):
+    """One run, whole."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = (
+        OnPolicySftSettings()
+    )
+    verify: VerifyConfig = VerifyConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    train: TrainConfig = TrainConfig()
+    sync: SyncConfig = SyncConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        """Errors: `UserError` where the method cannot be had with the other sections."""
+        self.method.check(
+            RunSize(
+                group_size=self.rollout.group_size,
+                prompts_per_step=self.data.prompts_per_step,
+                max_response_tokens=self.rollout.max_response_tokens,
+            )
+        )
+        return self

@@ -1,0 +1,123 @@
+"""What is asked, and who judges the answers."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from megatron_opsft.config_section import (
+    SHIPPED_JUDGES,
+    HomeExpanded,
+    JudgeName,
+    MixturePart,
+    Section,
+    Sources,
+    TemplateName,
+)
+from megatron_opsft.errors import UserError
+
+
+class DataConfig(Section):
+    train: Sources = Field(
+        ...,
+        description="`arithmetic` (embedded), a .jsonl/.jsonl.gz/.parquet file, or a Hugging Face data set name; or a list of {path, weight}, a mixture (docs/data.md).",
+    )
+    split: str = Field("train", description="Split of a Hugging Face data set.")
+    subset: str | None = Field(
+        None, description="Configuration name of a Hugging Face data set, such as `main` of gsm8k."
+    )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem: text, or a list of chat messages; a dotted name reaches into objects. By default the first of problem, question, prompt.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Field of the gold answer, which may be dotted, such as reward_model.ground_truth; by default the first of answer, final_answer, solution.",
+    )
+    duplicates: Literal["keep", "first", "drop"] = Field(
+        "keep",
+        description="Rows with the same problem. first: all but the first are bad rows; drop: problems whose rows have different answers too.",
+    )
+    pass_rate: tuple[float, float] | None = Field(
+        None,
+        description="Train only on problems that were solved in so large a share of an evaluation's responses, such as [0.1, 0.9], both included; the others are bad rows.",
+    )
+    pass_rate_from: Annotated[Path | None, HomeExpanded] = Field(
+        None, description="Directory of that evaluation, which must be of the same problems."
+    )
+    responses: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="Fixed data, written by the command `data`, for a method that samples nothing; B x G responses a step.",
+    )
+    prompts_per_step: int = Field(64, ge=1, description="B: problems drawn in each step.")
+    max_prompt_tokens: int = Field(
+        1024,
+        ge=1,
+        description="Problems with a longer prompt are bad rows: listed and left out. Where it is not set, less if the model has no room for it beside the longest response.",
+    )
+    template: TemplateName = Field(
+        "r1",
+        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file that makes the user's message of `problem` and `row` (docs/data.md). All through the model's chat template.",
+    )
+    system_prompt: str = Field(
+        "",
+        description="What the model is told before each problem; rows that are chat messages with a system message keep theirs.",
+    )
+
+    @property
+    def parts(self) -> tuple[MixturePart, ...]:
+        """The sources of `train`, with what they do not say themselves."""
+        given = (MixturePart(path=self.train),) if isinstance(self.train, str) else self.train
+        own = ("split", "subset", "problem_field", "answer_field")
+        return tuple(
+            part.model_copy(update={key: getattr(part, key) or getattr(self, key) for key in own})
+            for part in given
+        )
+
+    @property
+    def name(self) -> str:
+        """What `train` is called in messages."""
+        return " + ".join(part.path for part in self.parts)
+
+    @model_validator(mode="after")
+    def _pass_rate_is_whole(self) -> Self:
+        """Errors: `UserError` for bounds without an evaluation, and the other way round."""
+        if (self.pass_rate is None) != (self.pass_rate_from is None):
+            raise UserError(
+                "data.pass_rate and data.pass_rate_from (the directory of an evaluation) go "
+                "together; set both"
+            )
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(
+                f"data.pass_rate={list(self.pass_rate)}: write [LOW, HIGH], both from 0 to 1"
+            )
+        return self
+
+
+class VerifyConfig(Section):
+    judge: JudgeName = Field(
+        "math",
+        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/judges.md).",
+    )
+    judge_field: str | None = Field(
+        None,
+        description="Field of a row, which may be dotted, that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
+    )
+    workers: int = Field(
+        0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
+    )
+    timeout_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="Wall-clock limit for one answer; a worker beyond it is killed and replaced.",
+    )
+
+    @property
+    def own_judge(self) -> bool:
+        """Whether `judge` is a function of the user's."""
+        return self.judge not in SHIPPED_JUDGES
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether a verdict takes more of a row than its answer."""
+        return self.own_judge or self.judge_field is not None

@@ -1,0 +1,129 @@
+"""Engines, how they sample, and how weights come to them."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from megatron_opsft.config_section import CommaSeparated, HomeExpanded, Section, YamlOff
+from megatron_opsft.errors import UserError
+
+
+class RolloutConfig(Section):
+    engine: str = Field("hf", description="hf: Hugging Face transformers; vllm: vLLM.")
+    placement: Literal["colocated", "separate"] = Field(
+        "colocated",
+        description="colocated: inside the training ranks; separate: in processes of its own, started and watched by the run.",
+    )
+    tp: int = Field(
+        1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."
+    )
+    num_engines: int = Field(
+        1, ge=1, description="How many separate engines; colocated there are world size / tp."
+    )
+    gpu_memory_fraction: float = Field(
+        0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
+    )
+    kv_cache_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves, on a CPU what batch_size needs.",
+    )
+    engine_timeout_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="A separate engine that shows no sign of life for so long is killed and started anew.",
+    )
+    engines: Annotated[tuple[str, ...], CommaSeparated] = Field(
+        (),
+        description="Addresses (host:port) of separate engines on other nodes, each a running `megatron-opsft engine`; by default the run starts its own. Slurm jobs with --rollout-nodes fill it in.",
+    )
+    engine_token_file: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="File with the secret that trainer and engines share, readable by you alone; by default the environment variable MEGATRON_OPSFT_ENGINE_TOKEN.",
+    )
+    group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        description="Sampling temperature; anything but 1 is off-policy and gets a warning.",
+    )
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
+    max_response_tokens: int = Field(
+        3500, ge=1, description="L: longest response, end token included."
+    )
+    batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
+    dealing: Literal["auto", "fixed", "stealing"] = Field(
+        "auto",
+        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculation).",
+    )
+    overlap: bool = Field(
+        False,
+        description="Add up the gradients of accepted responses while separate engines decode the others; method.name=on_policy_sft alone. The same step up to rounding, which depends on what is ready when.",
+    )
+    speculation: Annotated[Literal["off", "ngram", "suffix"], YamlOff] = Field(
+        "off",
+        description="Drafts that one forward pass checks: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem. With hf responses are the same tokens; with vllm they keep their distribution, but its seeds then depend on earlier drafts: a resumed or repeated run samples other responses.",
+    )
+
+    draft_model: Annotated[Path | None, HomeExpanded] = Field(
+        None,
+        description="Directory of an EAGLE-3 (or EAGLE) head for the model, which drafts in vLLM in place of rollout.speculation; it is not trained. Responses keep their distribution, but seeds then depend on earlier drafts, as with speculation in vLLM.",
+    )
+    draft_tokens: int = Field(
+        3, ge=1, description="Tokens that the draft model drafts for one forward pass."
+    )
+
+    @model_validator(mode="after")
+    def _drafts_have_one_source(self) -> Self:
+        """Errors: `UserError` where two would draft."""
+        if self.draft_model is not None and self.speculation != "off":
+            raise UserError(
+                f"rollout.draft_model={self.draft_model} with rollout.speculation="
+                f"{self.speculation}: drafts have one source; leave one of them out"
+            )
+        return self
+
+    @property
+    def speculates(self) -> bool:
+        """Whether an engine decodes with drafts."""
+        return self.speculation != "off" or self.draft_model is not None
+
+    @model_validator(mode="after")
+    def _engines_are_separate(self) -> Self:
+        """Errors: `UserError` for addresses that nobody would ask."""
+        if self.engines and self.placement != "separate":
+            raise UserError(
+                "rollout.engines: engines on other nodes are separate ones; set "
+                "rollout.placement=separate"
+            )
+        if self.engines and self.num_engines not in (1, len(self.engines)):
+            raise UserError(
+                f"rollout.num_engines={self.num_engines}, but rollout.engines has "
+                f"{len(self.engines)} addresses; leave num_engines out"
+            )
+        return self
+
+    @property
+    def num_separate(self) -> int:
+        """How many separate engines there are."""
+        return len(self.engines) or self.num_engines
+
+
+class SyncConfig(Section):
+    verify: Annotated[Literal["off", "checksum", "full"], YamlOff] = Field(
+        "full",
+        description="Proof after every push of weights: checksums of every engine parameter; full: log-probs of some responses as well.",
+    )
+    bucket_mb: int = Field(
+        256, ge=1, description="Weights travel in buckets of so many MiB, two at a time."
+    )
+    delta: bool = Field(
+        False,
+        description="To engines in processes of their own that weights go straight to: send only the elements whose bits have changed since the push before, where that is less. It keeps a copy of the shards.",
+    )
+    logprob_alarm: float | None = Field(
+        None,
+        gt=0,
+        description="Mean difference of engine and trainer log-probs that raises an alarm; by default 0.001 in float32, 0.05 in bfloat16.",
+    )

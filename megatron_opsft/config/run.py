@@ -1,0 +1,159 @@
+"""How a run goes: its directory and length, evaluations on the way, checkpoints."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+
+
+class RunConfig(Section):
+    dir: Annotated[Path, HomeExpanded] = Field(
+        Path("runs/default"), description="Run directory; everything the run writes is below it."
+    )
+    steps: int = Field(
+        300, ge=0, description="Training steps: one rollout batch and one update each."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the problem order and of every response.")
+    eval_every: int = Field(
+        0,
+        ge=0,
+        description="Evaluate every so many steps; 0: only before the first and after the last.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda where there is one."
+    )
+    export_every: int = Field(
+        0, ge=0, description="Write a Hugging Face model to exports/ every so many steps; 0: never."
+    )
+    show_samples: int = Field(
+        1,
+        ge=0,
+        description="So many responses of an evaluation, to the same problems each time, are shown on the console, in TensorBoard and W&B.",
+    )
+    save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
+    save_logprobs: bool = Field(
+        False,
+        description="With them the log-probability of each token when it was sampled, by a pass of the trainer over all responses; the report colours tokens by it.",
+    )
+    tensorboard: bool = Field(True, description="Write TensorBoard events.")
+    wandb: Annotated[Literal["off", "offline", "online"], YamlOff] = Field(
+        "off", description="Weights & Biases; needs `pip install wandb`."
+    )
+    wandb_project: str = Field("megatron-opsft", description="Project name at Weights & Biases.")
+    max_minutes: float = Field(
+        0,
+        ge=0,
+        description="Checkpoint and leave with exit code 75 after so many minutes; 0: never.",
+    )
+    hang_minutes: float = Field(
+        60,
+        ge=0,
+        description="A rank that stays in one phase (rollout, train, ...) for so long ends the run with exit code 69: more than the longest takes. Collectives time out a minute later; 0: never.",
+    )
+    silence_seconds: float = Field(
+        60,
+        gt=0,
+        description="So does a rank whose process gives no sign of life for so long; one that dies is noticed at once.",
+    )
+    deterministic: bool = Field(
+        False,
+        description="On GPUs the same numbers in every repetition on the same GPUs, bit for bit: deterministic attention, embedding and matrix products, and vLLM's batch-invariant kernels. Slower (docs/gpu.md); a CPU needs none of it.",
+    )
+
+    @property
+    def collective_minutes(self) -> float:
+        """After which collectives give up: the watchdog speaks first, since what a time-out says
+        names nobody.
+        """
+        return self.hang_minutes + 1 if self.hang_minutes else 7 * 24 * 60
+
+
+class CheckpointConfig(Section):
+    every: int = Field(
+        50, ge=0, description="Steps between checkpoints; 0: only at the end and on SIGTERM."
+    )
+    keep: int = Field(2, ge=1, description="How many of the newest to keep.")
+    asynchronous: bool = Field(
+        True,
+        description="Write in the background, from a copy in CPU memory; the last one is waited for.",
+    )
+
+
+class EvalSet(Section):
+    """More held-out problems, sampled as those of `eval`; None: as there."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")]
+    data: Annotated[str, HomeExpanded]
+    split: str | None = None
+    subset: str | None = None
+    problem_field: str | None = None
+    answer_field: str | None = None
+    num_problems: int | None = Field(None, ge=1)
+    samples_per_problem: int | None = Field(None, ge=1)
+
+
+def _named_sets(value: object) -> object:
+    """A mapping as a list: `NAME: SOURCE` is short for `NAME: {data: SOURCE}`."""
+    if not isinstance(value, dict):
+        return value
+    return [
+        {"name": name} | (given if isinstance(given, dict) else {"data": given})
+        for name, given in value.items()
+    ]
+
+
+class EvalConfig(Section):
+    data: Annotated[str | None, HomeExpanded] = Field(
+        None,
+        description="Held-out problems; by default the test split of data.train, or no evaluation where it has none.",
+    )
+    split: str | None = Field(
+        None, description="Split of a Hugging Face data set; by default its `test`."
+    )
+    subset: str | None = Field(
+        None,
+        description="Configuration name of a Hugging Face data set; by default data.subset where eval.data is not set.",
+    )
+    problem_field: str | None = Field(
+        None,
+        description="Field of the problem text; by default data.problem_field where eval.data is not set, else as there.",
+    )
+    answer_field: str | None = Field(
+        None,
+        description="Field of the gold answer; by default data.answer_field where eval.data is not set, else as there.",
+    )
+    holdout: int = Field(
+        0,
+        ge=0,
+        description="Take so many problems out of data.train, drawn with run.seed, and evaluate on them; not with eval.data.",
+    )
+    num_problems: int = Field(
+        256, ge=1, description="How many of them, the first ones of a fixed shuffle."
+    )
+    samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
+    temperature: float = Field(0.6, gt=0, description="Sampling temperature in evaluation.")
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
+    max_response_tokens: int | None = Field(
+        None, ge=1, description="By default rollout.max_response_tokens."
+    )
+    more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = Field(
+        (),
+        description="More sets, a mapping: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}. They are evaluated with eval's and decide nothing.",
+    )
+    best_within: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="The best evaluation has the fewest mean response tokens of those that lose at most so much accuracy against the base model's.",
+    )
+    export_best: bool = Field(
+        False,
+        description="Keep the model of the best evaluation so far, if it is better than the base model, in best/.",
+    )
+    patience: int = Field(
+        0,
+        ge=0,
+        description="Finish the run when so many evaluations in a row were not the best so far; 0: never.",
+    )

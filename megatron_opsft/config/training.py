@@ -1,0 +1,108 @@
+"""The model, its update, and where its parts are."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from megatron_opsft.config_section import HomeExpanded, Section
+
+
+class ModelConfig(Section):
+    path: Annotated[str, HomeExpanded] = Field(
+        ...,
+        description="A Hugging Face directory or hub name, a run (its `hf/`), a checkpoint of a run or a converted one, or `tiny_reasoner` (shipped).",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "bfloat16",
+        description="Of weights and activations; main weights and gradients are float32.",
+    )
+    load: Literal["auto", "disk", "engine"] = Field(
+        "auto",
+        description="disk: every rank reads its shards from the files. engine: colocated vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
+    )
+
+
+class OptimizerConfig(Section):
+    lr: float = Field(1e-7, gt=0, description="AdamW learning rate after warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="After warm-up; cosine reaches min_lr at the last step."
+    )
+    min_lr: float = Field(0.0, ge=0, description="Learning rate at the end of the cosine schedule.")
+    weight_decay: float = Field(
+        0.0, ge=0, description="Decoupled weight decay; never on biases and norms."
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW.")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW.")
+    eps: float = Field(1e-8, gt=0, description="AdamW.")
+    clip_grad: float = Field(1.0, ge=0, description="Largest gradient norm; 0: no clipping.")
+
+
+class ParallelConfig(Section):
+    tp: int = Field(1, ge=1, description="Tensor-parallel size.")
+    pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
+    cp: int = Field(
+        1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack."
+    )
+    ep: int = Field(
+        1,
+        ge=1,
+        description="Expert-parallel size: so many ranks share the experts of a mixture, each with whole ones.",
+    )
+    etp: int | None = Field(
+        None,
+        ge=1,
+        description="Tensor-parallel size of the experts; null: parallel.tp. Only with parallel.ep above 1.",
+    )
+    vpp: int | None = Field(
+        None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
+    )
+    sequence_parallel: bool = Field(
+        False, description="Shard the norms' activations over the tensor-parallel ranks."
+    )
+    overlap_grad_reduce: bool = Field(
+        True,
+        description="Reduce gradients over the data-parallel ranks while the backward pass still runs.",
+    )
+    overlap_param_gather: bool = Field(
+        True,
+        description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them; only with overlap_grad_reduce.",
+    )
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that each expert is cut over."""
+        return self.etp or self.tp
+
+    @property
+    def replica_size(self) -> int:
+        """Ranks of one data-parallel replica."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def replica(self) -> str:
+        """Their number, for a message."""
+        if self.cp == 1:
+            return f"parallel.tp x parallel.pp = {self.tp} x {self.pp}"
+        return f"parallel.tp x parallel.pp x parallel.cp = {self.tp} x {self.pp} x {self.cp}"
+
+
+class TrainConfig(Section):
+    max_tokens_per_microbatch: int = Field(
+        16384,
+        ge=1,
+        description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own.",
+    )
+    cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
+        "auto",
+        description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="Activations computed again in the backward pass. selective: each layer's feed-forward part, which holds most of them; full: whole layers.",
+    )
+    offload_layers: int = Field(
+        0,
+        ge=0,
+        description="So many layers' activations wait in CPU memory for the backward pass; needs TransformerEngine, parallel.pp=1 and no recomputation.",
+    )
