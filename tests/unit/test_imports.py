@@ -232,3 +232,22 @@ def test_records_and_config_do_not_load_torch() -> None:
             if isinstance(node, ast.Import | ast.ImportFrom)
         }
         assert "torch" not in top, path
+
+
+# Functions that are one list of options.
+OPTION_LISTS = {
+    "diagnose/commands.py": "diagnose",
+    "launch/commands.py": "slurm",
+    "model/transformer_config.py": "transformer_config",
+    "study/commands.py": "study",
+}
+
+
+def test_files_and_functions_are_short() -> None:
+    for path in files():
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
+        list_of_options = OPTION_LISTS.get(path.relative_to(PACKAGE).as_posix())
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef) and node.name != list_of_options:
+                assert node.end_lineno is not None
+                assert node.end_lineno - node.lineno < 60, (path, node.name)
