@@ -12,12 +12,16 @@ import pytest
 from forked_cli import ForkedCli
 from world import IMPORTED_ONCE
 
+from megatron_opsft.runtime.loading import loading_libraries
+
 gc.disable()  # until all tests are imported: nothing of that goes away
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run
 os.environ["HF_HOME"] = _CACHE.name
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+with loading_libraries():  # as the command line does, which tests in this process call
+    pass
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -40,6 +44,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.unfreeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """pytest now collects garbage five times over: not through all that was ever imported."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
