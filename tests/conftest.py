@@ -46,8 +46,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
     """pytest now collects garbage five times over: not through all that was ever imported."""
     gc.freeze()
 
