@@ -114,7 +114,7 @@ def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
-    """As `step_batch.pack_update` on one rank."""
+    """As `step.batch.pack_update` on one rank."""
     lengths = [len(sample.response_ids) for sample in work.samples]
     token_weights, factor = aggregate("max_accepted", lengths, work.accepted, limit=0)
     kept = [number for number, accepted in enumerate(work.accepted) if accepted]

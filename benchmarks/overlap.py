@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.judged_problems import Judge, judge_problems
-from megatron_opsft.overlap import judge_while_training
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.step_batch import pack_updates, sample_batch
+from megatron_opsft.step.batch import pack_updates, sample_batch
+from megatron_opsft.step.judged_problems import Judge, judge_problems
+from megatron_opsft.step.overlap import judge_while_training
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 DEFAULTS = [

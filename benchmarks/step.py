@@ -16,11 +16,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.config_file import load_config
-from megatron_opsft.judged_problems import judge_problems
 from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.step_batch import pack_updates, sample_batch
+from megatron_opsft.step.batch import pack_updates, sample_batch
+from megatron_opsft.step.judged_problems import judge_problems
 from megatron_opsft.verify.math_verifier import judge
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"

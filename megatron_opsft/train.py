@@ -12,25 +12,25 @@ from collections.abc import Sequence
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.fixed_batch import stored_batch
-from megatron_opsft.judged_problems import judge_problems
 from megatron_opsft.model.optimizer import learning_rate
-from megatron_opsft.overlap import judge_while_training
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.heartbeat import announce, heartbeat
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
-from megatron_opsft.sampled_log_probs import score_sampled
 from megatron_opsft.session import Session, open_session
-from megatron_opsft.step_batch import (
+from megatron_opsft.step.batch import (
     begin_stage,
     observe_monitor,
     pack_updates,
     sample_batch,
     whole_result,
 )
+from megatron_opsft.step.fixed_batch import stored_batch
+from megatron_opsft.step.judged_problems import judge_problems
+from megatron_opsft.step.overlap import judge_while_training
+from megatron_opsft.step.sampled_log_probs import score_sampled
 
 log = logging.getLogger("megatron_opsft")
 

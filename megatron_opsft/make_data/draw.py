@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from megatron_opsft.data.stored_responses import StoredResponse
-from megatron_opsft.judged_problems import JudgedProblems, judge_problems
 from megatron_opsft.records import Problem, ResponseFacts, Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
+from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

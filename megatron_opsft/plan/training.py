@@ -164,7 +164,7 @@ def _pack(
     multiple: int,
     quadratic_length: float,
 ) -> tuple[Any, int]:
-    """As `step_batch.pack_update` does it: (of each accepted response rank x count + micro-batch of
+    """As `step.batch.pack_update` does it: (of each accepted response rank x count + micro-batch of
     the rank, int64; count: micro-batches of each rank). Some may be empty (fillers).
     """
     bins = plan_packing(

@@ -29,7 +29,7 @@ from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, log
-from megatron_opsft.step_batch import JudgedBatch
+from megatron_opsft.step.batch import JudgedBatch
 
 
 class RunRecorder:

@@ -19,7 +19,7 @@ from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
 from megatron_opsft.runtime.durable import write_bytes
 from megatron_opsft.runtime.step_names import rollout_name
-from megatron_opsft.step_batch import JudgedBatch
+from megatron_opsft.step.batch import JudgedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

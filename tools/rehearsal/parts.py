@@ -22,7 +22,7 @@ from megatron_opsft.rollout.requests import make_request, my_share
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
 from megatron_opsft.runtime.distributed import Layout, share_work
 from megatron_opsft.runtime.exchange import to_bytes
-from megatron_opsft.step_batch import JudgedBatch
+from megatron_opsft.step.batch import JudgedBatch
 
 Measure = Callable[[str, Callable[[], Any]], Any]
 

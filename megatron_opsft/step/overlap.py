@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_opsft.judged_problems import JudgedProblems
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.updates import Update
@@ -20,7 +19,8 @@ from megatron_opsft.records import Problem, ResponseFacts, Rollout, Verdict
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step_batch import pack_update
+from megatron_opsft.step.batch import pack_update
+from megatron_opsft.step.judged_problems import JudgedProblems
 
 _LOOK_SECONDS = 0.25  # between looks at what has come in, of all ranks together
 

@@ -8,7 +8,6 @@ from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.data.problems import shuffled_subset
-from megatron_opsft.judged_problems import Judge, JudgedProblems, join_draws, judge_problems
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.method import Weights
@@ -21,6 +20,7 @@ from megatron_opsft.rollout.draft_counts import say_if_stopped, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
+from megatron_opsft.step.judged_problems import Judge, JudgedProblems, join_draws, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

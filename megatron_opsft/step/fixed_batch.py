@@ -8,7 +8,7 @@ from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.records import NO_RANK, Outcome, Problem, ResponseFacts, Sample
 from megatron_opsft.session import Session
-from megatron_opsft.step_batch import JudgedBatch
+from megatron_opsft.step.batch import JudgedBatch
 
 
 def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:

@@ -11,7 +11,7 @@ from megatron_opsft.runtime.context import join_over_context
 from megatron_opsft.runtime.distributed import deal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step_batch import JudgedBatch, pack_update
+from megatron_opsft.step.batch import JudgedBatch, pack_update
 
 _DECIMALS = 3
 
