@@ -55,8 +55,8 @@ class VllmCore:
         prepare_environment(settings.is_cuda, rank)
         with collector_at_rest():
             from vllm import LLM
-        # vLLM collects garbage six times over while it starts, and lets go of what is frozen when
-        # it ends: of what is there now, all that stays, once is enough.
+        # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
+        # looked through once and then left alone, until vLLM lets go of it when it ends.
         gc.collect()
         gc.freeze()
         try:
