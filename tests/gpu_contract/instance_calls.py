@@ -232,6 +232,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._opsft_draft.why_not_shared": f"{_PROOF}.why_not_shared",
         "self.model_runner.get_model": f"{_RUNNER}.get_model",
         "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
+        "self.opsft_read_files": f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker.opsft_read_files",
     },
     "rollout/vllm/worker.py": {
         "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
