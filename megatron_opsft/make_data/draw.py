@@ -10,7 +10,7 @@ from megatron_opsft.records import Problem, ResponseFacts, Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
+from megatron_opsft.step.judged_problems import Asked, JudgedProblems, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,14 @@ def draw_responses(
 ) -> Draw:
     """As `judge_problems`. Responses do not depend on how problems are cut into chunks."""
     watch = Stopwatch(session.device)
-    judged = judge_problems(
-        session, problems, num_samples, limit, watch, seed_step=seed_step, encode=encode
+    asked = Asked(
+        problems=problems,
+        num_samples=num_samples,
+        limit=limit,
+        seed_step=seed_step,
+        encode=encode,
     )
+    judged = judge_problems(session, asked, watch)
     return Draw(session=session, judged=judged)
 
 

@@ -50,7 +50,7 @@ def _somewhere_else(makes: Callable) -> Callable:
 
 def _map_devices() -> None:
     """In the functions and methods that put a tensor somewhere, and in them alone: a mode that sees
-    all calls of torch would cost a small model a fifth of its time.
+    all calls of torch would cost a small model a sixth of its time.
     """
     library: Any = torch
     makers = {maker.__name__ for maker in _device_constructors()}

@@ -20,7 +20,13 @@ from megatron_opsft.rollout.draft_counts import say_if_stopped, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import Judge, JudgedProblems, join_draws, judge_problems
+from megatron_opsft.step.judged_problems import (
+    Asked,
+    Judge,
+    JudgedProblems,
+    join_draws,
+    judge_problems,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +68,13 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
     _draft_figures(s)  # what was before is an evaluation's
     while more:
         draw = s.method.first_draw(step) + len(parts)
-        problems = s.problems_of_draw(draw)
-        group_size = s.config.rollout.group_size
-        parts.append(judge(s, problems, group_size, limit, watch, seed_step=draw + 1))
+        asked = Asked(
+            problems=s.problems_of_draw(draw),
+            num_samples=s.config.rollout.group_size,
+            limit=limit,
+            seed_step=draw + 1,
+        )
+        parts.append(judge(s, asked, watch))
         whole = join_draws(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
@@ -114,7 +124,8 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
     limit = s.settings.max_response_tokens
     # Training draws count from 1, evaluations have step 0.
     seed_step = -s.method.state.step
-    judged = judge_problems(s, problems, size[1], limit, watch, seed_step=seed_step)
+    asked = Asked(problems=problems, num_samples=size[1], limit=limit, seed_step=seed_step)
+    judged = judge_problems(s, asked, watch)
     s.method.observe(s.method.groups(judged.responses, problems, limit))
 
 

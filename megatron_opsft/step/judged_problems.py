@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from megatron_opsft.records import Problem, ResponseFacts, Rollout, Verdict
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -24,42 +23,34 @@ class JudgedProblems:
     added: frozenset[tuple[int, int]] = frozenset()
 
 
-class Judge(Protocol):
-    """`judge_problems`, or what stands in for it."""
-
-    def __call__(
-        self,
-        s: Session,
-        problems: Sequence[Problem],
-        num_samples: int,
-        limit: int,
-        watch: Stopwatch,
-        *,
-        seed_step: int,
-    ) -> JudgedProblems: ...
-
-
-def judge_problems(
-    s: Session,
-    problems: Sequence[Problem],
-    num_samples: int,
-    limit: int,
-    watch: Stopwatch,
-    *,
-    seed_step: int,
-    encode: Callable[[Problem], tuple[int, ...]] | None = None,
-) -> JudgedProblems:
-    """Responses to each problem, with verdicts. Called by every rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """`num_samples` responses to each problem, of at most `limit` tokens.
 
     seed_step: what their seeds depend on; encode: the prompts, if not the method's.
     """
+
+    problems: Sequence[Problem]
+    num_samples: int
+    limit: int
+    seed_step: int
+    encode: Callable[[Problem], tuple[int, ...]] | None = None
+
+
+# `judge_problems`, or what stands in for it.
+Judge = Callable[[Session, Asked, Stopwatch], JudgedProblems]
+
+
+def judge_problems(s: Session, asked: Asked, watch: Stopwatch) -> JudgedProblems:
+    """The responses that are asked for, with verdicts. Called by every rank."""
+    problems = asked.problems
     with watch.phase("rollout"):
         rollouts = s.sampler.sample(
             problems,
-            replace(s.settings, max_response_tokens=limit),
-            num_samples=num_samples,
-            step=seed_step,
-            encode=encode or s.prompt_of,
+            replace(s.settings, max_response_tokens=asked.limit),
+            num_samples=asked.num_samples,
+            step=asked.seed_step,
+            encode=asked.encode or s.prompt_of,
         )
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})

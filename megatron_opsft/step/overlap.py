@@ -20,27 +20,24 @@ from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.batch import pack_update
-from megatron_opsft.step.judged_problems import JudgedProblems
+from megatron_opsft.step.judged_problems import Asked, JudgedProblems
 
 _LOOK_SECONDS = 0.25  # between looks at what has come in, of all ranks together
 
 
-def judge_while_training(
-    s: Session,
-    problems: Sequence[Problem],
-    num_samples: int,
-    limit: int,
-    watch: Stopwatch,
-    *,
-    seed_step: int,
-) -> JudgedProblems:
+def judge_while_training(s: Session, asked: Asked, watch: Stopwatch) -> JudgedProblems:
     """`judge_problems`, with the gradients of most accepted responses added up; called by every
     rank, with separate engines.
     """
+    problems, limit = asked.problems, asked.limit
     settings = replace(s.settings, max_response_tokens=limit)
     by_id = {problem.id: problem for problem in problems}
     sampling = s.sampler.begin(
-        problems, settings, num_samples=num_samples, step=seed_step, encode=s.prompt_of
+        problems,
+        settings,
+        num_samples=asked.num_samples,
+        step=asked.seed_step,
+        encode=asked.encode or s.prompt_of,
     )
     held: list[Rollout] = []
     verdicts: list[Verdict] = []
