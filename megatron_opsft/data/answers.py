@@ -2,21 +2,24 @@
 
 import math
 import re
+from decimal import Decimal
 
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.boxed import final_boxes, has_open_box
 from megatron_opsft.errors import RowError
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_LAST_LINE = re.compile(r"####[ \t]*(\S[^\n]*?)\s*\Z")
 SOLUTION_FIELD = "solution"
 
 
 def read_answer(value: object, field: str) -> str:
     """The gold answer in a field's value, as the verifier takes it.
 
-    Text with `####` gives what follows the last of them; else text with boxes the last box; else
-    the text itself, unless the field is a worked `solution`, which must mark its answer. `1,234`
-    becomes `1234`. Numbers become text. Raises RowError for anything else: null, booleans,
-    lists, blank text, NaN.
+    Text with boxes gives the last box, with those joined to it by "and", "or" or a comma; else
+    what follows `####` on the last line; else the text itself, unless the field is a worked
+    `solution`, which must mark its answer. `1,234` becomes `1234`. Numbers become text without an
+    exponent. Raises RowError for anything else: null, booleans, lists, blank text, NaN, a last box
+    that is never closed, and `####` with more than a line behind it.
     """
     if value is None:
         raise RowError(f"no {field}")
@@ -25,7 +28,7 @@ def read_answer(value: object, field: str) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RowError(f"{field} is {value}")
-        return str(int(value)) if value.is_integer() else str(value)
+        return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
     answer = _marked_answer(str(value), field).strip()
     if not answer:
         raise RowError(f"{field} is empty")
@@ -33,12 +36,14 @@ def read_answer(value: object, field: str) -> str:
 
 
 def _marked_answer(text: str, field: str) -> str:
-    _, marker, behind = text.rpartition("####")
-    if marker:
-        return behind
-    boxes = find_boxes(text)
-    if boxes:
-        return boxes[-1].content
+    if has_open_box(text):
+        raise RowError(f"{field} has a last \\boxed{{ that is never closed")
+    if boxes := final_boxes(text):
+        return ", ".join(boxes)
+    if match := _LAST_LINE.search(text):
+        return match[1]
+    if "####" in text:
+        raise RowError(f"{field} has no answer behind its last ####, on the last line")
     if field.rpartition(".")[2] == SOLUTION_FIELD and text.strip():
         raise RowError(f"{field} has neither \\boxed{{...}} nor ####")
     return text

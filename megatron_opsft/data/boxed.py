@@ -1,9 +1,15 @@
-"""Finding `\\boxed{...}` in text: pure string work, shared by the data reader and the verifier."""
+"""Finding `\\boxed{...}` and `\\fbox{...}` in text: shared by the data reader and the verifier."""
 
 import re
 from typing import NamedTuple
 
-_OPENING = re.compile(r"\\boxed\s*\{")
+_OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\d|\\frac))")
+
+# What may stand between two boxes of one answer.
+_JOIN = re.compile(
+    r"(?:[\s,;&$]|[a-z]+\s+(?:and|or)\b|\\[()\[\],;:! ]|\\q?quad|\b(?:and|or)\b"
+    r"|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|[A-Za-z](?:_\{?\w+\}?)?\s*=)*"
+)
 
 
 class Box(NamedTuple):
@@ -16,16 +22,44 @@ class Box(NamedTuple):
 
 def find_boxes(text: str) -> list[Box]:
     """The outermost boxes in order, without empty ones; a box never closed ends the search."""
+    return [box for box in _scan(text) if box.content and box.end >= 0]
+
+
+def final_boxes(text: str) -> list[str]:
+    """Contents of the last box and of those joined to it by "and", "or" or a comma, in order."""
+    contents: list[str] = []
+    next_start = len(text)
+    for box in reversed(find_boxes(text)):
+        if contents and not _JOIN.fullmatch(text, box.end, next_start):
+            break
+        if box.content not in contents:
+            contents.insert(0, box.content)
+        next_start = box.start
+    return contents
+
+
+def has_open_box(text: str) -> bool:
+    """Whether the last box is never closed: what it was to hold is not known."""
+    boxes = _scan(text)
+    return bool(boxes) and boxes[-1].end < 0
+
+
+def _scan(text: str) -> list[Box]:
+    """All outermost boxes; the last one, if it is never closed, with the end -1."""
     boxes: list[Box] = []
     position = 0
     while (match := _OPENING.search(text, position)) is not None:
-        closing = _closing_brace(text, match.end())
-        if closing < 0:
-            break
-        position = closing + 1
-        content = text[match.end() : closing].strip()
-        if content:
-            boxes.append(Box(match.start(), position, content))
+        if match[0].endswith("{"):
+            end = _closing_brace(text, match.end())
+            content, position = text[match.end() : end].strip(), end + 1
+        else:  # \boxed 7: TeX takes one token, people mean the number
+            number = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d){2}|\d[\d.,]*").match(text, match.end())
+            content = number[0].rstrip(".,") if number else ""
+            end, position = (number.end(), number.end()) if number else (match.end(), match.end())
+            end -= 1
+        if end < 0:
+            return [*boxes, Box(match.start(), -1, "")]
+        boxes.append(Box(match.start(), position, content))
     return boxes
 
 

@@ -1,10 +1,31 @@
 """Where every shipped judge looks for the answer, and what a verdict keeps of it."""
 
-from megatron_opsft.data.boxed import find_boxes
+import re
+
+from megatron_opsft.data.boxed import final_boxes, find_boxes, has_open_box
 from megatron_opsft.records import Outcome, Verdict
 
 THINK_END = "</think>"
 MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
+
+_FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"\b(?:answers?|ans)\b\.?[*_]*(?:[^\n.:=$\\]{0,60}?\b(?:is|are)\b\s*:?|\s*[:=])[*_\s]*"
+    r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
+    re.IGNORECASE,
+)
+_STATED = re.compile(
+    r"(\\\[.*?\\\]|\$\$.*?\$\$)|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)|[,;]?\s+(?:because|since|which|where"
+    r"|so that|when|for|as)\b)",
+    re.DOTALL,
+)
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_IS = re.compile(r"\b(?:is|are|equals)\b")
+_NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_COMPARES = re.compile(
+    r"[<>≤≥≠/^*+:_=\\]|\b(?:not|no|least|most|more|less|than|between|about|or|and|over|under|above|below)\b|n't",
+    re.IGNORECASE,
+)
 
 
 def behind_thinking(text: str) -> str:
@@ -13,9 +34,49 @@ def behind_thinking(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Inside the last `\\boxed{...}`; None where there is none."""
+    """Inside the last box; "" where that is never closed, None where there is none."""
+    if has_open_box(text):
+        return ""
     boxes = find_boxes(text)
     return boxes[-1].content if boxes else None
+
+
+def boxed_answer(text: str) -> str | None:
+    """The last box and those joined to it; "" where it is never closed, None where there is none
+    or "the final answer is" comes after it.
+    """
+    if has_open_box(text):
+        return ""
+    boxes = find_boxes(text)
+    if not boxes or _FINAL_ANSWER.search(text, boxes[-1].end):
+        return None
+    return ", ".join(final_boxes(text))
+
+
+def stated_answer(text: str) -> list[str]:
+    """What follows the last "answer is", "Answer:" and the like, up to the end of its sentence or
+    line; then, if it holds exactly one formula, that formula. [] where nothing is said.
+    """
+    for match in reversed(list(_STATEMENT.finditer(text))):
+        stated = _STATED.match(text, match.end())
+        answer = stated[0].strip().strip("*").strip() if stated else ""
+        if answer:
+            return [answer, *_parts_of(answer)]
+    return []
+
+
+def _parts_of(sentence: str) -> list[str]:
+    """What may be the answer of a sentence that says more: what follows its last "is"; its only
+    formula; its only number, but in one that compares.
+    """
+    parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
+    formulas = [next(filter(None, found.groups())) for found in _FORMULA.finditer(sentence)]
+    if len(formulas) == 1:
+        return [*parts, *formulas]
+    numbers = _NUMBERS.findall(sentence)
+    if not formulas and len(numbers) == 1 and not _COMPARES.search(sentence):
+        parts.append(numbers[0])
+    return parts
 
 
 def make_verdict(outcome: Outcome, answer: str = "") -> Verdict:

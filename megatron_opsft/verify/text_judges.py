@@ -1,7 +1,7 @@
 """The shipped judges that compare text: `choice`, `exact` and `regex`.
 
 Each reads the answer behind the last `</think>` (in all of the text where there is none): the last
-`\\boxed{...}`, else all of it.
+`\\boxed{...}`, else all of it; nothing where the last box is never closed.
 """
 
 import re
@@ -12,15 +12,18 @@ from megatron_opsft.verify.answer import behind_thinking, last_box, make_verdict
 
 # A letter at the beginning, perhaps in brackets or a wrapper: B, (b), B. 42, \text{(B)}.
 _LEADING = re.compile(r"\W*(?:(?:text|textbf|mathrm|mathbf)\W+)?([A-Ea-e])(?![^\W_])")
-_SAID = re.compile(
-    r"(?i:\b(?:answer|option|choice)\b)(?i:\W*\b(?:is|option|choice)\b)*\W*([A-E])(?![^\W_])"
+# What is called the answer comes before what is only mentioned.
+_SAID = tuple(
+    re.compile(rf"(?i:\b(?:{words})\b)(?i:\W*\b(?:is|option|choice)\b)*\W*([A-E])(?![^\W_])")
+    for words in ("answer", "option|choice")
 )
 _BRACKETED = re.compile(r"\(([A-E])\)")
 
 
 def choice(text: str, gold: str) -> Verdict:
-    """A letter from A to E: in the box, after "answer", "option" or "choice", in round brackets, or
-    at the beginning of the last line. A gold answer without one is an ERROR.
+    """A letter from A to E: in the box, else after the last "answer", else after the last "option"
+    or "choice", else in the last round brackets, else at the beginning of the last line. A gold
+    answer without one is an ERROR.
     """
     wanted = _LEADING.match(gold)
     if wanted is None:
@@ -64,18 +67,20 @@ def _compared(answer: str, same: bool) -> Verdict:
 
 def _read_answer(text: str) -> str:
     tail = behind_thinking(text)
-    return last_box(tail) or tail.strip()
+    box = last_box(tail)
+    return tail.strip() if box is None else box
 
 
 def _read_letter(text: str) -> str:
     """Upper case; "" where there is none."""
     tail = behind_thinking(text).strip()
-    if box := last_box(tail):
+    box = last_box(tail)
+    if box is not None:
         match = _LEADING.match(box)
         return match[1].upper() if match else ""
-    found = _SAID.findall(tail) or _BRACKETED.findall(tail)
-    if found:
-        return found[-1]
+    for pattern in (*_SAID, _BRACKETED):
+        if found := pattern.findall(tail):
+            return found[-1]
     last_line = tail.rpartition("\n")[2]
     match = re.match(r"\W*([A-E])(?:\W*$|[.):])", last_line)
     return match[1] if match else ""

@@ -67,7 +67,7 @@ def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
         ("The answer is 4", "4", CORRECT),
         ("The angle is [90].", "90", CORRECT),
         (r"\boxed{1}. The final answer is 4", "4", CORRECT),
-        (r"\boxed{\frac{1}{2}", "1/2", CORRECT),
+        (r"\boxed{\frac{1}{2}", "1/2", NO_ANSWER),
         ("I do not know.", "4", NO_ANSWER),
         ("", "4", NO_ANSWER),
         (r"\boxed{}", "4", NO_ANSWER),

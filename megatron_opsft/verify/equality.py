@@ -1,0 +1,284 @@
+"""Whether two values that math-verify has read are equal: exact ones exactly, decimals as rounded.
+
+Numbers, and numbers inside tuples, sets, intervals and matrices, are compared here, formulas first
+at some points; math-verify judges everything else, and only ever sees exact numbers.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.logic import And
+from math_verify import verify
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+
+from megatron_opsft.verify.reading import Numeral, numeral
+
+RELATIVE_TOLERANCE = Fraction(1, 10**6)
+ROUNDED_DIGITS = 6  # a decimal with fewer is exact
+FLOAT_NOISE = Fraction(1, 10**13)  # 0.1 + 0.2, as programs write it
+_DIGITS = 40
+_NEARLY_ZERO = sympy.Float("1e-25", 30)
+_POINTS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477")
+_SIGNED = (sympy.Abs, sympy.sign, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling, sympy.Piecewise)
+
+
+def same_number(left: Numeral, right: Numeral) -> bool:
+    """Exact numbers exactly. A decimal of six or more significant digits may be a rounded one: it
+    is within 1e-6, and less than one in its last digit, of a value that no shorter decimal is.
+    """
+    if left.value == right.value:
+        return True
+    digits, last = max(left.digits, right.digits), max(left.last, right.last)
+    difference = abs(left.value - right.value)
+    larger = max(abs(left.value), abs(right.value))
+    if digits > 12 and difference <= FLOAT_NOISE * larger:
+        return True
+    if digits < ROUNDED_DIGITS or any(_is_short(number) for number in (left, right)):
+        return False
+    return difference < last and difference <= RELATIVE_TOLERANCE * larger
+
+
+def _is_short(number: Numeral) -> bool:
+    """Whether a decimal of fewer than six digits, or a whole number, says it exactly."""
+    if number.digits:
+        return number.digits < ROUNDED_DIGITS
+    bottom = number.value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    if bottom != 1:
+        return False
+    if number.value.denominator == 1:
+        return True
+    top = number.value.numerator * 10**24 // number.value.denominator
+    return len(str(abs(top)).rstrip("0")) < ROUNDED_DIGITS
+
+
+def same_value(gold: Any, answer: Any) -> bool:
+    """Both as `parse` gives them."""
+    gold, answer = map(_imaginary, _unwrap(gold, answer))
+    numbers = _as_numbers(gold, answer)
+    if numbers is not None:
+        return _same_numbers(*numbers)
+    members = _members(gold, answer)
+    if members is not None:
+        return members()
+    exact_gold, exact_answer = _exact(_as_set(gold)), _exact(_as_set(answer))
+    same = _same_at_points(exact_gold, exact_answer)
+    if same is not None:
+        return same
+    return bool(
+        verify(
+            exact_gold,
+            exact_answer,
+            numeric_precision=_DIGITS,
+            allow_set_relation_comp=True,
+            timeout_seconds=None,
+        )
+    )
+
+
+def _as_set(value: Any) -> Any:
+    """`x < 1 or x > 3` as the set that it describes."""
+    relations = value.args if isinstance(value, sympy.FiniteSet) else ()
+    if len(relations) > 1 and all(isinstance(one, Relational | And) for one in relations):
+        with contextlib.suppress(
+            Exception
+        ):  # relations of several letters describe no set of numbers
+            return sympy.Union(
+                *(
+                    sympy.And(*one.args).as_set() if isinstance(one, And) else one.as_set()
+                    for one in relations
+                )
+            )
+    return value
+
+
+def _unwrap(gold: Any, answer: Any) -> tuple[Any, Any]:
+    """Without `x =` where both have the same, or one side alone: a gold equation is more than its
+    right side, but for one that names what is asked for.
+    """
+    left, right = _assigned(gold), _assigned(answer)
+    if left and right:
+        return (left[1], right[1]) if left[0] == right[0] and _is_name(left[0]) else (gold, answer)
+    if left and _is_name(left[0]) and not isinstance(answer, Relational | And):
+        return left[1], answer
+    if right and not isinstance(gold, Relational | And):
+        return gold, right[1]
+    return gold, answer
+
+
+def _assigned(value: Any) -> tuple[Any, Any] | None:
+    """(what, value) of `x = 5`, `x + y = 5` and `f(2) = 2 + 3 = 5`."""
+    if isinstance(value, And):
+        parts = value._unsorted_args
+        if not all(isinstance(part, sympy.Eq) for part in parts):
+            return None
+        left, right = parts[0].lhs, parts[-1].rhs
+    elif isinstance(value, sympy.Eq):
+        left, right = value.lhs, value.rhs
+    else:
+        return None
+    return left, right
+
+
+def _is_name(value: Any) -> bool:
+    """x, f(x), AB and (x, y)."""
+    if isinstance(value, sympy.Interval):  # math-verify takes (x, y) for one
+        value = sympy.Tuple(value.start, value.end)
+    if isinstance(value, sympy.Tuple | sympy.Mul):
+        return all(isinstance(part, sympy.Symbol) for part in value.args)
+    return isinstance(value, sympy.Symbol | AppliedUndef)
+
+
+def _as_numbers(gold: Any, answer: Any) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """Both as numbers; a set that holds one value, perhaps twice (1/2 or 0.5), is that value."""
+    pair = (_single(gold), _single(answer))
+    if all(isinstance(value, sympy.Expr) and value.is_number for value in pair):
+        return pair  # type: ignore[return-value]
+    return None
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, sympy.FiniteSet) and value.args:
+        first, *others = value.args
+        if all(same_value(first, other) for other in others):
+            return first
+    return value
+
+
+def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    left, right = _numeral(gold), _numeral(answer)
+    if left and right:
+        return same_number(left, right)
+    exact = [_exact(value) for value in (gold, answer)]
+    if any(value is sympy.nan or value is sympy.zoo for value in exact):
+        return False
+    if any(value.is_infinite for value in exact):
+        return exact[0] == exact[1]
+    values = [sympy.N(value, 30) for value in exact]
+    scale = max(abs(value) for value in values)
+    decimal = left or right
+    if decimal and decimal.digits >= ROUNDED_DIGITS:
+        margin = min(RELATIVE_TOLERANCE * abs(decimal.value), decimal.last)
+        return bool(
+            abs(values[0] - values[1]) <= sympy.Rational(margin.numerator, margin.denominator)
+        )
+    if not abs(values[0] - values[1]) <= scale * _NEARLY_ZERO:
+        return False
+    difference = sympy.N(exact[0] - exact[1], 30)
+    return bool(abs(difference) <= scale * _NEARLY_ZERO)
+
+
+def _numeral(value: sympy.Expr) -> Numeral | None:
+    if isinstance(value, sympy.Float):
+        mantissa, _, power = str(value).partition("e")
+        return numeral(mantissa, int(power or 0))
+    value = value.doit()
+    if isinstance(value, sympy.Rational):
+        return Numeral(Fraction(value.p, value.q))
+    return None
+
+
+def _exact(value: Any) -> Any:
+    """With every decimal as the fraction that it says."""
+    if isinstance(value, sympy.MatrixBase):
+        return value.applyfunc(_exact)
+    if not isinstance(value, sympy.Basic):
+        return value
+    exact = {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
+    return value.xreplace(exact) if exact else value
+
+
+def _imaginary(value: Any) -> Any:
+    """With i as the imaginary unit and all other letters real: math-verify reads each letter of a
+    complex number as one that is not real.
+    """
+    if isinstance(value, sympy.MatrixBase):
+        return value.applyfunc(_imaginary)
+    letters = {
+        symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
+        for symbol in getattr(value, "free_symbols", ())
+        if symbol.is_real is False
+    }
+    return value.xreplace(letters) if letters else value
+
+
+def _members(gold: Any, answer: Any) -> Callable[[], bool] | None:
+    """The comparison of two collections member by member; None where they are not such a pair."""
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        return lambda: gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        return lambda: (
+            (gold.left_open, gold.right_open) == (answer.left_open, answer.right_open)
+            and _all_same([gold.start, gold.end], [answer.start, answer.end])
+        )
+    left, right = _ordered(gold), _ordered(answer)
+    if left is not None and right is not None:
+        return lambda: _all_same(left, right)
+    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        return lambda: _same_sets(list(gold.args), list(answer.args))
+    if left is not None and isinstance(answer, sympy.FiniteSet):  # 1, 2 for (1, 2)
+        return lambda: _all_same(left, list(getattr(answer, "_unsorted_args", answer.args)))
+    if right is not None and isinstance(gold, sympy.FiniteSet) and len(gold.args) == len(right):
+        return lambda: _same_sets(list(gold.args), right)
+    return None
+
+
+def _ordered(value: Any) -> list[Any] | None:
+    """The members of a tuple, of (a, b), which may be an interval, and of a vector."""
+    if isinstance(value, sympy.Tuple):
+        return list(value.args)
+    if isinstance(value, sympy.Interval) and value.left_open and value.right_open:
+        return [value.start, value.end]
+    if isinstance(value, sympy.MatrixBase) and 1 in value.shape:
+        return list(value.flat())
+    return None
+
+
+def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    return len(left) == len(right) and all(map(same_value, left, right))
+
+
+def _same_sets(left: list[Any], right: list[Any]) -> bool:
+    """Each of the one has a partner in the other."""
+    if len(left) != len(right):
+        return False
+    for value in left:
+        partner = next((i for i, other in enumerate(right) if same_value(value, other)), None)
+        if partner is None:
+            return False
+        del right[partner]
+    return True
+
+
+def _same_at_points(gold: Any, answer: Any) -> bool | None:
+    """Whether two formulas agree where every letter is a positive number; None where that says
+    nothing, as with absolute values, or cannot be computed.
+    """
+    pair = (gold, answer)
+    if not all(isinstance(value, sympy.Expr) for value in pair):
+        return None
+    if any(value.has(*_SIGNED) or value.atoms(AppliedUndef) for value in pair):
+        return None
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if not symbols or len(symbols) > len(_POINTS):
+        return None
+    for shift in range(3):
+        point = {
+            symbol: sympy.Rational(_POINTS[(index + 3 * shift) % len(_POINTS)]) + shift
+            for index, symbol in enumerate(symbols)
+        }
+        values = [sympy.N(value.xreplace(point), 30) for value in pair]
+        if not all(value.is_number and value.is_finite for value in values):
+            return None
+        if not all(len(value.atoms(sympy.Float)) or value.is_Rational for value in values):
+            return None
+        scale = max(abs(value) for value in values)
+        if not abs(values[0] - values[1]) <= scale * _NEARLY_ZERO:
+            return False
+    return True
