@@ -22,7 +22,12 @@ def prepare_environment(is_cuda: bool, rank: int) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if not is_cuda:
+    if is_cuda:
+        # FlashInfer's sampler takes no batch with a request that carries a seed, and each of ours
+        # does (`sampling_params`). vLLM's warm-up, which has none, would still compile it with a
+        # CUDA toolkit that may not be there.
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    else:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     for name in ("RANK", "LOCAL_RANK"):  # torchrun has set them
