@@ -371,4 +371,4 @@ def exported(built: Built, bucket_bytes: int = BUCKET_BYTES) -> dict[str, torch.
 
 def as_arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     """For the way back to the test; bfloat16 becomes float32, which holds it exactly."""
-    return {name: tensor.float().numpy() for name, tensor in tensors.items()}
+    return {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}
