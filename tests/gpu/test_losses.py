@@ -35,12 +35,15 @@ LIMITS = {torch.float32: 1e-5, torch.bfloat16: 5e-3}
 
 
 @pytest.fixture(autouse=True)
-def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _one_rank() -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
     # As for a float32 run: TF32 products would be compared with nothing.
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    # By hand: torch computes the attribute, and monkeypatch would undo it by deleting it.
+    before, matmul.allow_tf32 = matmul.allow_tf32, False
     start_distributed(select_device("cuda"), ParallelConfig())
     yield
     stop_distributed()
+    matmul.allow_tf32 = before
 
 
 def head_of(weight: Any, vocab_size: int) -> OutputHead:
