@@ -13,14 +13,15 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 BROKEN = "convert_speed"  # the one stage that needs the command line's package
-# Each in a process that has imported what it needs; `losses` and `vllm_quickstart` are other tests
-# of the suite.
+# Each as if vLLM were not installed, in a process that has imported what it needs; `losses` and
+# `vllm_quickstart` are other tests of the suite.
 ALONE = ["steps", "loss_speed", "step_speed", "push_speed", "save_speed", "quickstart", BROKEN]
 # By the script: one stage of two ranks, and one that needs a GPU.
 STAGES = "steps_on_2_ranks,te_steps"
 RUN_ALONE = """
 import os, runpy, sys
 os.environ["TMPDIR"] = {work!r}
+sys.modules["vllm"] = None
 sys.path[:0] = {paths!r}
 is_module, *sys.argv = {words!r}
 run = runpy.run_module if is_module else runpy.run_path

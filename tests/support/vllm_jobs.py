@@ -37,12 +37,12 @@ SMALL = [
 
 
 @contextmanager
-def plain_weights(wanted: bool) -> Iterator[None]:
+def plain_weights() -> Iterator[None]:
     """vLLM on a CPU as it is on a GPU: linear weights stay as they are instead of being packed."""
     from vllm import _custom_ops
 
     before = _custom_ops._supports_onednn
-    _custom_ops._supports_onednn = before and not wanted
+    _custom_ops._supports_onednn = False
     try:
         yield
     finally:
@@ -69,7 +69,8 @@ def opened(
     """A session on the quickstart's configuration, after its first push."""
     config = load_config(QUICKSTART, [*SMALL, f"run.dir={run_dir}", *overrides])
     with ExitStack() as stack:
-        stack.enter_context(plain_weights(plain))
+        if plain:  # only then must vLLM be installed
+            stack.enter_context(plain_weights())
         session = stack.enter_context(open_session(config))
         recorder = stack.enter_context(open_recorder(session, resume=False, overwrite=True))
         session.sync.push(0, session.probes(0))
