@@ -14,12 +14,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from megatron.core import dist_checkpointing
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint_gathered import load_gathered
+from megatron_opsft.model.checkpoint_read import read_tensors
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
     gather_weights,
@@ -40,9 +40,12 @@ from megatron_opsft.runtime.step_names import (
     step_in,
     step_name,
 )
+from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files
 
 log = logging.getLogger("megatron_opsft")
+
+_COMMON = "common.pt"  # what is no tensor, as Megatron names it
 
 
 class Checkpointer:
@@ -187,24 +190,25 @@ class Checkpointer:
         return manifest
 
     def _restore(self, path: Path) -> None:
-        common = dist_checkpointing.load_common_state_dict(str(path))
-        settings = common["optimizer"]
-        if "param_state_sharding_type" in settings:
-            if len(self._optimizer.chained_optimizers) > 1:
-                raise UserError(
-                    f"{path} is of an earlier version, which knew no expert parallelism: resume it "
-                    "with parallel.ep=1 until the next checkpoint, then with this layout"
-                )
-            load_gathered(self._models, self._optimizer, path)
-            return
-        load_settings(self._optimizer, settings)
-        share = own_share(describe_models(self._models), self._optimizer, is_loading=True)
-        wanted = {"share": share}
-        if self._reference is not None and common.get("has_reference"):
-            wanted["reference"] = self._reference.share(is_loading=True)
-            self._reference.is_replaced = True
-        dist_checkpointing.load(wanted, str(path), validate_access_integrity=False)
+        reasons: list[str] = []
+        try:
+            self._read(path)
+        except UserError as error:
+            reasons.append(str(error))
+        if reasons := gather_from_all(reasons):
+            raise UserError(f"{min(reasons)}; restore it, or resume from another checkpoint")
         gather_weights(self._optimizer)
+
+    def _read(self, path: Path) -> None:
+        """This rank's part. No collectives."""
+        with damage_named(path / _COMMON):
+            common = torch.load(path / _COMMON, map_location="cpu", weights_only=True)
+            load_settings(self._optimizer, common["optimizer"])
+        wanted = own_share(describe_models(self._models), self._optimizer, is_loading=True)
+        if self._reference is not None and common.get("has_reference"):
+            wanted += self._reference.share(is_loading=True)
+            self._reference.is_replaced = True
+        read_tensors(wanted, path)
 
     def load_newest(self) -> dict[str, Any] | None:
         """Restore the newest checkpoint that is whole; its manifest, or None if there is none.

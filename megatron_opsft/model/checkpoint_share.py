@@ -22,18 +22,10 @@ from torch import Tensor
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def describe_models(
-    models: Sequence[Any], metadata: dict[str, Any] | None = None
-) -> dict[str, dict[str, Any]]:
-    """`sharded_state_dict` of each model chunk, by the name that it has in a checkpoint.
-
-    metadata: of the format; Megatron adds its process groups to it.
-    """
-    metadata = {} if metadata is None else metadata
+def describe_models(models: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """`sharded_state_dict` of each model chunk, by the name that it has in a checkpoint."""
     return {
-        "model" if len(models) == 1 else f"model{number}": model.sharded_state_dict(
-            metadata=metadata
-        )
+        "model" if len(models) == 1 else f"model{number}": model.sharded_state_dict(metadata={})
         for number, model in enumerate(models)
     }
 

@@ -1,13 +1,15 @@
 """The `.metadata` file of torch's distributed checkpoints: what is stored where.
 
 It is a pickle. Only the classes that torch puts into it are let in, so a damaged or hostile file is
-an error and nothing else.
+an error and nothing else. Each class is listed: a pickle may name anything that a module imports.
 """
 
 import hashlib
 import io
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,29 +18,30 @@ from typing import IO, Any, cast
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.known_files import METADATA_NAME, RECORD_NAME
 from megatron_opsft.storage.regions import FileSlice, Region, data_offset, load_without_data, opened
 
-_MODULES = (
-    "torch.distributed.checkpoint.metadata",
-    "torch.distributed.checkpoint.planner",
-    "torch.distributed.checkpoint.filesystem",
-)
-_NAMES = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("collections", "OrderedDict"),
-    ("builtins", "set"),
-    ("builtins", "dict"),
-    ("builtins", "list"),
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": (
+        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex"),
+        *("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.planner": (
+        *("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "collections": ("OrderedDict",),
+    "builtins": ("set", "dict", "list"),
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if module in _MODULES or (module, name) in _NAMES or is_dtype:
+        if name in _CLASSES.get(module, ()) or is_dtype:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} has no business in a checkpoint's metadata")
 
@@ -70,13 +73,8 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
     Errors: `UserError` naming the file, and the tensor where there is one, for metadata that cannot
     be read, chunks that do not cover their tensor, or files that are missing or too short.
     """
-    path = directory / METADATA_NAME
-    content = path.read_bytes()
-    _check_digest(directory, content)
-    try:
-        metadata = _Unpickler(io.BytesIO(content)).load()
-        if not isinstance(metadata, Metadata):
-            raise TypeError(f"it holds a {type(metadata).__name__}")
+    metadata = unpickle_metadata(directory)
+    with damage_named(directory / METADATA_NAME):
         storage = {
             (str(index.fqn), tuple(index.offset or ())): info
             for index, info in metadata.storage_data.items()
@@ -86,13 +84,34 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
         ]
+    _check_files(tensors)
+    return {tensor.key: tensor for tensor in tensors}
+
+
+def unpickle_metadata(directory: Path) -> Metadata:
+    """Of torch's classes, and nothing else. Errors: `UserError` naming the file."""
+    path = directory / METADATA_NAME
+    with damage_named(path):
+        content = path.read_bytes()
+        _check_digest(directory, content)
+        metadata = _Unpickler(io.BytesIO(content)).load()
+        if not isinstance(metadata, Metadata):
+            raise TypeError(f"it holds a {type(metadata).__name__}")
+    return metadata
+
+
+@contextmanager
+def damage_named(path: Path) -> Iterator[None]:
+    """Errors: `UserError` naming the file for whatever goes wrong inside."""
+    try:
+        yield
     except UserError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        reason = (str(error).splitlines() or [""])[0][:200]
-        raise UserError(f"{path} is damaged: {type(error).__name__}: {reason}") from None
-    _check_files(tensors)
-    return {tensor.key: tensor for tensor in tensors}
+        reason = first_line(error)[:200]
+        if "Weights only" in reason:  # torch would go on with how to load it all the same
+            reason = "it holds more than tensors and plain values"
+        raise UserError(f"{path} is damaged: {reason}") from None
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:

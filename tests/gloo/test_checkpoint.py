@@ -1,6 +1,5 @@
 """Distributed checkpoints: the same run in another layout, and damage that is noticed."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from world import World
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_share import describe_models, own_share
-from megatron_opsft.model.checkpoint_write import CheckpointWrite
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import StepResult
 from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
@@ -171,40 +169,6 @@ def test_checkpoint_of_expert_parallel_ranks_goes_on_at_other_sizes(
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=1e-5)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
-
-
-def gather_and_save(case: Case, directory: Path) -> Outcome:
-    """Like `save_after_a_step`, in the format of earlier versions."""
-    built = build(case)
-    train_steps(built, case, range(1))
-    saved = as_arrays(exported(built))
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
-    }
-    (model,) = built.trainer.models
-    state = {"model": model.sharded_state_dict(metadata=metadata)}
-    optimizer = built.trainer.optimizer
-    state["optimizer"] = optimizer.sharded_state_dict(state, metadata=metadata)
-    path = directory / "step_000001"
-    files = CheckpointWrite(state, path, copy_cpu=False).finish()
-    if dist.get_rank() == 0:
-        manifest = {"step": 1, "config_hash": "abc", "files": files}
-        (path / COMPLETE).write_text(json.dumps(manifest))
-    results = train_steps(built, case, range(1, 3))
-    return results, saved, as_arrays(exported(built))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_checkpoint_in_the_earlier_format_goes_on(
-    world: World, dtype: str, tmp_path: Path
-) -> None:
-    case = Case(tp=2, dp=2, dtype=dtype)
-    results, saved, last = world.run(gather_and_save, 4, case, tmp_path)[0]
-    again, loaded, last_again = world.run(load_and_go_on, 4, case, tmp_path)[0]
-    assert same(loaded, saved)
-    assert again == results
-    assert same(last_again, last)
 
 
 def share_bytes(case: Case) -> int:

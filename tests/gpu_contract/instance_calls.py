@@ -17,6 +17,7 @@ _PART = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
 _STRATEGIES = "megatron.core.dist_checkpointing.strategies"
 _PLANNER = f"{_STRATEGIES}.torch.MCoreSavePlanner"
 _WRITER = f"{_STRATEGIES}.filesystem_async.FileSystemWriterAsync"
+_DCP = "torch.distributed.checkpoint"
 _ASYNC_REQUEST = "megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest"
 _MODULE = "torch.nn.Module"
 _LLM = "vllm.LLM"
@@ -63,14 +64,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._reference.share": f"{_PACKAGE}.model.reference.ReferenceModel.share",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
-    "model/checkpoint_gathered.py": {
-        "model.load_state_dict": f"{_GPT}.load_state_dict",
-        "optimizer.sharded_state_dict": f"{_OPTIMIZER}.sharded_state_dict",
-        "part.optimizer.state.values": "builtins.dict.values",
-        "part.load_parameter_state_from_fully_reshardable": (
-            f"{_PART}.load_parameter_state_from_fully_reshardable"
-        ),
-    },
     "model/checkpoint_plan.py": {
         "planner.set_up_planner": f"{_PLANNER}.set_up_planner",
         "planner.create_local_plan": f"{_PLANNER}.create_local_plan",
@@ -79,6 +72,13 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "writer.prepare_decentralized_global_plan": f"{_WRITER}.prepare_decentralized_global_plan",
         "writer.prepare_write_data": f"{_WRITER}.prepare_write_data",
         "writer.get_save_function_and_args": f"{_WRITER}.get_save_function_and_args",
+    },
+    "model/checkpoint_read.py": {
+        "planner.set_up_planner": f"{_DCP}.DefaultLoadPlanner.set_up_planner",
+        "planner.create_local_plan": f"{_DCP}.DefaultLoadPlanner.create_local_plan",
+        "reader.set_up_storage_reader": f"{_DCP}.FileSystemReader.set_up_storage_reader",
+        "reader.read_data": f"{_DCP}.FileSystemReader.read_data",
+        "reader.read_data(LoadPlan(items), planner).wait": "torch.futures.Future.wait",
     },
     "model/checkpoint_share.py": {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",

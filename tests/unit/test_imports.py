@@ -92,6 +92,7 @@ HOMES = {
         "model/checkpoint_write.py",
         "sync/export.py",
         "model/checkpoint_plan.py",
+        "model/checkpoint_read.py",
         "storage/dist_metadata.py",
         "storage/metadata_parts.py",
         "convert/megatron_layout.py",

@@ -1,0 +1,44 @@
+"""`.metadata` of distributed checkpoints: which classes it may name."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.storage.dist_metadata import METADATA_NAME, read_metadata
+
+
+def calling(module: str, name: str, argument: str) -> bytes:
+    """A pickle that calls a function, by its module and its dotted name in there."""
+    texts = [text.encode() for text in (module, name, argument)]
+    module_op, name_op, argument_op = (b"\x8c" + bytes([len(text)]) + text for text in texts)
+    call = pickle.STACK_GLOBAL + argument_op + pickle.TUPLE1 + pickle.REDUCE
+    return pickle.PROTO + b"\x04" + module_op + name_op + call + pickle.STOP
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("os", "mkdir"),
+        ("torch.distributed.checkpoint.filesystem", "os.mkdir"),
+        ("torch.distributed.checkpoint.filesystem", "FileSystemWriter"),
+        ("torch", "float32.__class__"),
+        ("builtins", "list.__subclasses__"),
+    ],
+)
+def test_metadata_that_calls_anything_is_refused(tmp_path: Path, module: str, name: str) -> None:
+    path, trace = tmp_path / METADATA_NAME, tmp_path / "it_ran"
+    path.write_bytes(calling(module, name, str(trace)))
+    with pytest.raises(UserError, match=rf"{path} is damaged: Unpic.*{name} has no business"):
+        read_metadata(tmp_path)
+    assert not trace.exists()
+
+
+def test_what_torch_saves_itself_is_read(tmp_path: Path) -> None:
+    """It notes the path that it was given."""
+    dcp.save({"a": torch.ones(3, 4), "b": {"c": 1}}, checkpoint_id=tmp_path, no_dist=True)
+    (tensor,) = read_metadata(tmp_path).values()
+    assert (tensor.key, tensor.shape, tensor.dtype) == ("a", (3, 4), torch.float32)
