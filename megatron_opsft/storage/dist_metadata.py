@@ -33,6 +33,8 @@ _CLASSES = {
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo", "_StoragePrefix"),
     "torch": ("Size",),
     "torch.serialization": ("_get_layout",),
+    "pathlib": ("PosixPath",),  # torch's own `save` notes where it wrote
+    "pathlib._local": ("PosixPath",),  # the same from Python 3.13 on
     "collections": ("OrderedDict",),
     "builtins": ("set", "dict", "list"),
 }
@@ -42,7 +44,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if name in _CLASSES.get(module, ()) or is_dtype:
-            return super().find_class(module, name)
+            return super().find_class(module.removesuffix("._local"), name)
         raise pickle.UnpicklingError(f"{module}.{name} has no business in a checkpoint's metadata")
 
 

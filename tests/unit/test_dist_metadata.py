@@ -42,3 +42,9 @@ def test_what_torch_saves_itself_is_read(tmp_path: Path) -> None:
     dcp.save({"a": torch.ones(3, 4), "b": {"c": 1}}, checkpoint_id=tmp_path, no_dist=True)
     (tensor,) = read_metadata(tmp_path).values()
     assert (tensor.key, tensor.shape, tensor.dtype) == ("a", (3, 4), torch.float32)
+    path = tmp_path / METADATA_NAME
+    content = path.read_bytes()
+    unframed = content[:2] + content[11:]  # a frame states its length
+    later = unframed.replace(b"\x07pathlib", b"\x0epathlib._local")  # Python 3.13's name
+    path.write_bytes(later)
+    assert later != unframed and read_metadata(tmp_path)["a"] == tensor
