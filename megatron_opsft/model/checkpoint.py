@@ -101,7 +101,7 @@ class Checkpointer:
         self.wait_for_deletion()
         if failure:
             raise UserError(f"{failure}; make room, then continue with --resume")
-        return self.directory / step_name(step)
+        return self._named(step)
 
     def start(self, step: int, about: dict[str, Any], *, in_background: bool = True) -> None:
         """Begin to `save`; `finish` must follow. In the background the state may change meanwhile.
@@ -113,7 +113,7 @@ class Checkpointer:
         on_cpu = next(self._models[0].parameters()).device.type == "cpu"
         write = CheckpointWrite(
             self._state(),
-            self.directory / step_name(step, PARTIAL),
+            self._named(step, PARTIAL),
             copy_cpu=in_background and on_cpu,
         )
         self._pending = (write, {"step": step, **about})
@@ -143,30 +143,37 @@ class Checkpointer:
                 self._publish(manifest, files)
             except (OSError, UserError) as error:
                 failure = str(error)
+                shutil.rmtree(self._named(manifest["step"], PARTIAL), ignore_errors=True)
         return broadcast_object(failure)
+
+    def _named(self, step: int, before: str = "step_") -> Path:
+        return self.directory / step_name(step, before)
 
     def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
         """On rank 0: give a whole checkpoint its name, and delete what is too old."""
         step = manifest["step"]
-        final = self.directory / step_name(step)
-        partial = self.directory / step_name(step, PARTIAL)
-        before = self.directory / step_name(step, REPLACED)
+        final, partial = self._named(step), self._named(step, PARTIAL)
         self._write_side_files(partial)
         write_bytes(partial / COMPLETE, json.dumps({**manifest, "files": files}, indent=1).encode())
         sync_path(partial)
-        if final.exists():
-            os.rename(final, before)
+        self.wait_for_deletion()
+        replaced = self._set_off([final] if final.exists() else [])
         os.rename(partial, final)
         sync_path(self.directory)
         self.published = (step, final)
-        shutil.rmtree(before, ignore_errors=True)
-        self.wait_for_deletion()
-        too_old = list_checkpoints(self.directory)[: -self._keep]
-        for old in too_old:
-            (old / COMPLETE).unlink()  # first: a half-deleted checkpoint must not look whole
+        replaced += self._set_off(list_checkpoints(self.directory)[: -self._keep])
         # Large files take as long to delete as to copy; the run does not wait for it.
-        self._deletion = threading.Thread(target=lambda: [*map(shutil.rmtree, too_old)])
+        self._deletion = threading.Thread(target=_delete, args=(replaced,))
         self._deletion.start()
+
+    def _set_off(self, old: list[Path]) -> list[Path]:
+        """Give checkpoints the name of what a killed run leaves, which its resume deletes."""
+        removed = []
+        for path in old:
+            removed.append(self._named(step_in(path.name) or 0, REPLACED))
+            shutil.rmtree(removed[-1], ignore_errors=True)
+            os.rename(path, removed[-1])
+        return removed
 
     def wait_for_deletion(self) -> None:
         """On return no old checkpoint is being deleted any more."""
@@ -251,6 +258,14 @@ class Checkpointer:
             [why for name in names if (why := _damage(path / name, manifest["files"][name]))]
         )
         return min(reasons) if reasons else manifest
+
+
+def _delete(old: list[Path]) -> None:
+    for path in old:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            log.warning("an old checkpoint, %s, cannot be deleted: %s", path, error.strerror)
 
 
 def free_name(path: Path) -> Path:

@@ -67,9 +67,9 @@ class RunDir:
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
 
-        Also drops a last line that a kill left unfinished, partial checkpoints, and exported models
-        of later steps. What has another name than a run gives stays. Errors: as of
-        `read_json_lines`; nothing is dropped then.
+        Also drops a last line that a kill left unfinished, half-written and half-deleted
+        checkpoints, and exported models of later steps. What has another name than a run gives
+        stays. Errors: as of `read_json_lines`; nothing is dropped then.
         """
         # The evaluation of step 0 belongs to a fresh start: it is made again.
         files = [self.path / name for name in ("metrics.jsonl", "evals.jsonl")]
@@ -87,7 +87,7 @@ class RunDir:
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
+                    shutil.rmtree(path, ignore_errors=True)
 
     def save_bad_rows(self, bad_rows: Sequence[BadRow]) -> None:
         """bad_rows.jsonl: every row of the data that is left out; no file where there is none."""

@@ -53,4 +53,4 @@ class ModelExports:
         saved = [step_in(path.name) or 0 for path in list_checkpoints(self._dir / "checkpoints")]
         settled = [path for step, path in there if finished or step <= min(saved, default=0)]
         for path in settled[:-1]:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # what is left of it is there the next time

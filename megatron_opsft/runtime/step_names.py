@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 COMPLETE = "complete.json"  # of a checkpoint: step, and every file with its size
-# Of checkpoints that are being written, and of one that is being replaced.
+# Of checkpoints that are being written, and of those that are being replaced or deleted.
 PARTIAL, REPLACED = ".partial_", ".partial_replaced_"
 
 

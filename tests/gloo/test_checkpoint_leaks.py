@@ -1,0 +1,92 @@
+"""What is left of a checkpoint when its end, or that of an older one, is disturbed: nothing."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Case, build
+from world import World
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.model import checkpoint
+from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.run.directory import RunDir
+from megatron_opsft.runtime.step_names import list_checkpoints
+
+EIO = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def fail(*unused: Any, ignore_errors: bool = False) -> None:
+    if not ignore_errors:
+        raise EIO
+
+
+def delete_one_file(old: list[Path]) -> None:
+    """As far as a killed run came."""
+    for path in old:
+        next(path.glob("*.distcp")).unlink()
+
+
+def save_twice(run_dir: Path, patch: Callable[[pytest.MonkeyPatch], None]) -> Any:
+    """Steps 1 and 2, one of which is kept, the second with a fault: what is there then, the
+    warnings, and the error if there is one.
+    """
+    built = build(Case())
+    directory = run_dir / "checkpoints"
+    saver = Checkpointer(directory, built.trainer.models, built.trainer.optimizer, keep=1)
+    saver.save(1, {})
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("megatron_opsft").addHandler(handler)
+    error = ""
+    with pytest.MonkeyPatch.context() as faults:
+        patch(faults)
+        try:
+            saver.save(2, {})
+        except UserError as caught:
+            error = str(caught)
+    logging.getLogger("megatron_opsft").removeHandler(handler)
+    there = sorted(path.name for path in directory.iterdir())
+    return there, [record.getMessage() for record in records], error
+
+
+def replaced(name: str, by: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """Patches the checkpoint module's name, such as `shutil.rmtree`."""
+    return partial(_replace, name, by)
+
+
+def _replace(name: str, by: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(f"{checkpoint.__name__}.{name}", by)
+
+
+def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
+    world: World, tmp_path: Path
+) -> None:
+    patch = replaced("_delete", delete_one_file)
+    ((there, _, error),) = world.run(save_twice, 1, tmp_path, patch)
+    assert (there, error) == ([".partial_replaced_000001", "step_000002"], "")
+    (tmp_path / "rollouts").mkdir()
+    RunDir(tmp_path).truncate(after_step=2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_path: Path) -> None:
+    ((there, _, error),) = world.run(save_twice, 1, tmp_path, replaced("sync_path", fail))
+    assert there == ["step_000001"]
+    assert "Input/output error" in error
+
+
+def test_an_old_one_that_cannot_be_deleted_is_a_warning(world: World, tmp_path: Path) -> None:
+    ((there, warnings, error),) = world.run(
+        save_twice, 1, tmp_path, replaced("shutil.rmtree", fail)
+    )
+    old = tmp_path / "checkpoints" / ".partial_replaced_000001"
+    assert warnings == [f"an old checkpoint, {old}, cannot be deleted: Input/output error"]
+    assert (there, error) == ([old.name, "step_000002"], "")
+    assert list_checkpoints(tmp_path / "checkpoints")[0].name == "step_000002"
