@@ -141,8 +141,11 @@ class Checkpointer:
         if dist.get_rank() == 0:
             try:
                 self._publish(manifest, files)
-            except (OSError, UserError) as error:
+            except UserError as error:
                 failure = str(error)
+            except OSError as error:
+                failure = f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+            if failure:
                 shutil.rmtree(self._named(manifest["step"], PARTIAL), ignore_errors=True)
         return broadcast_object(failure)
 

@@ -123,6 +123,9 @@ class CheckpointWrite:
         except Exception as error:  # it must reach the other ranks, which would wait for ever
             reason = full_disk_behind(error) or error
             self._error = describe_failed_write(self._directory, self._num_bytes, reason)
+            # At once: the run goes on, and what it writes meanwhile must fit.
+            for path in [self._directory / _RESERVE, *(bucket[0] for bucket in buckets)]:
+                Path(path).unlink(missing_ok=True)
 
     @property
     def is_writing(self) -> bool:

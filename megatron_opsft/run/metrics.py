@@ -20,12 +20,7 @@ from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.run.advice import describe_correct, describe_rejected
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import LiveView
-from megatron_opsft.runtime.durable import (
-    FullDiskError,
-    append_line,
-    explaining_full_disk,
-    write_text,
-)
+from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.heartbeat import is_live_terminal
 
 log = logging.getLogger("megatron_opsft")
@@ -110,15 +105,9 @@ class MetricsLog:
             self._let(writer, writer.close)
 
     def _let(self, writer: "_TensorBoard | _Wandb", act: Callable[[], None]) -> None:
-        """A writer that fails is left out from then on: the JSON lines have everything.
-
-        Errors: `FullDiskError`, as of the JSON lines.
-        """
+        """A writer that fails is left out from then on: the JSON lines have everything."""
         try:
-            with explaining_full_disk(self._directory, 0):
-                act()
-        except FullDiskError:
-            raise
+            act()
         except Exception as error:  # of a package that the run does not depend on
             self._writers.remove(writer)
             log.warning("%s is left out from here on: %s", writer.name, first_line(error))

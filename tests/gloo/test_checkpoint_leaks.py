@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import resource
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from jobs import Case, build
+from test_launch_local import wait_until
 from world import World
 
 from megatron_opsft.errors import UserError
@@ -79,7 +81,8 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
 def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_path: Path) -> None:
     ((there, _, error),) = world.run(save_twice, 1, tmp_path, replaced("sync_path", fail))
     assert there == ["step_000001"]
-    assert "Input/output error" in error
+    written = tmp_path / "checkpoints" / "step_000002"
+    assert error.startswith(f"cannot write {written}: Input/output error; make room")
 
 
 def test_an_old_one_that_cannot_be_deleted_is_a_warning(world: World, tmp_path: Path) -> None:
@@ -90,3 +93,27 @@ def test_an_old_one_that_cannot_be_deleted_is_a_warning(world: World, tmp_path: 
     assert warnings == [f"an old checkpoint, {old}, cannot be deleted: Input/output error"]
     assert (there, error) == ([old.name, "step_000002"], "")
     assert list_checkpoints(tmp_path / "checkpoints")[0].name == "step_000002"
+
+
+def fill_the_disk(directory: Path) -> tuple[list[str], list[str], str | None]:
+    """What is there of a checkpoint that does not fit, when its files have failed: before the run
+    asks for it and after; and what it says.
+    """
+    built = build(Case())
+    saver = Checkpointer(directory, built.trainer.models, built.trainer.optimizer, keep=1)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_100_000, hard))
+    saver.start(1, {})
+    wait_until(lambda: not saver.is_writing)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    before = sorted(path.name for path in (directory / ".partial_000001").iterdir())
+    failure = saver.finish()
+    return before, [path.name for path in directory.iterdir()], failure
+
+
+def test_one_that_does_not_fit_makes_room_at_once(world: World, tmp_path: Path) -> None:
+    """What the run itself writes before it asks for the checkpoint needs that room."""
+    ((before, after, failure),) = world.run(fill_the_disk, 1, tmp_path)
+    assert (before, after) == (["common.pt"], [])
+    assert failure is not None and "File too large" in failure
+    assert f"cannot write {tmp_path / '.partial_000001'} (" in failure and "(0 bytes" not in failure

@@ -113,13 +113,24 @@ def test_what_wandb_refuses_at_the_start_is_one_line(
         _open(tmp_path, tensorboard=False, wandb="online")
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionError("the service is gone\ntraceback"), "ConnectionError: the service is gone"),
+        (OSError(28, "No space left"), "OSError: [Errno 28] No space left"),
+    ],
+)
 def test_a_writer_that_fails_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    reason: str,
 ) -> None:
     """It is left out with one warning; the others have every step, and all are closed."""
 
     def refuse(*args: object, **named: object) -> None:
-        raise ConnectionError("the service is gone\ntraceback")
+        raise error
 
     run = SimpleNamespace(log=refuse, finish=refuse)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **settings: run))
@@ -129,9 +140,7 @@ def test_a_writer_that_fails_does_not_end_the_run(
             log.step(_step_metrics(step))
         log.close()
     (record,) = caplog.records
-    assert record.getMessage() == (
-        "Weights & Biases is left out from here on: ConnectionError: the service is gone"
-    )
+    assert record.getMessage() == f"Weights & Biases is left out from here on: {reason}"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
