@@ -1,12 +1,10 @@
 """Megatron's distributed checkpoint, made atomic, verified on load, the newest kept.
 
-A checkpoint is a directory `step_000042` with Megatron's files and `complete.json` (step, config
-hash, and size and checksum of every file). It is written under a temporary name and renamed when
-everything is on disk, so a directory with the final name is whole; `load` checks the files against
-it all the same, since disks and people damage files.
+A checkpoint is a directory `step_000042` with Megatron's files and `complete.json`. It is written
+under a temporary name and renamed when everything is on disk, so a directory with the final name is
+whole; `load` checks the files all the same, since disks and people damage files.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -19,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.optimizer import MegatronOptimizer
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.model.checkpoint_manifest import damage_of, read_manifest, sealed
 from megatron_opsft.model.checkpoint_read import read_tensors
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
@@ -26,7 +25,7 @@ from megatron_opsft.model.checkpoint_share import (
     objects_only,
     own_share,
 )
-from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums, checksum
+from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums
 from megatron_opsft.model.optimizer import load_settings, settings_of
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
@@ -157,7 +156,7 @@ class Checkpointer:
         step = manifest["step"]
         final, partial = self._named(step), self._named(step, PARTIAL)
         self._write_side_files(partial)
-        write_bytes(partial / COMPLETE, json.dumps({**manifest, "files": files}, indent=1).encode())
+        write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
         sync_path(partial)
         self.wait_for_deletion()
         replaced = self._set_off([final] if final.exists() else [])
@@ -253,12 +252,12 @@ class Checkpointer:
 
     def _read_whole(self, path: Path) -> dict[str, Any] | str:
         """A checkpoint's manifest if all its files are as they were written, else what is not."""
-        manifest = broadcast_object(_read_manifest(path) if dist.get_rank() == 0 else "")
+        manifest = broadcast_object(read_manifest(path) if dist.get_rank() == 0 else "")
         if isinstance(manifest, str):
             return manifest
         names = sorted(manifest["files"])[dist.get_rank() :: dist.get_world_size()]
         reasons = gather_from_all(
-            [why for name in names if (why := _damage(path / name, manifest["files"][name]))]
+            [why for name in names if (why := damage_of(path / name, manifest["files"][name]))]
         )
         return min(reasons) if reasons else manifest
 
@@ -279,28 +278,3 @@ def free_name(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}_{number}")
     return free
-
-
-def _read_manifest(path: Path) -> dict[str, Any] | str:
-    try:
-        manifest = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-        if manifest["step"] == step_in(path.name) and manifest["files"].items():
-            return manifest
-    except OSError as error:
-        what = "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
-        return f"checkpoint file {path / COMPLETE} {what}"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    return f"checkpoint file {path / COMPLETE} is damaged"
-
-
-def _damage(path: Path, expected: list[int]) -> str | None:
-    try:
-        found = checksum(path)
-    except FileNotFoundError:
-        return f"checkpoint file {path} is missing"
-    except OSError as error:
-        return f"checkpoint file {path} cannot be read: {error.strerror}"
-    if found[0] != expected[0]:
-        return f"checkpoint file {path} is damaged: {found[0]:,} bytes instead of {expected[0]:,}"
-    return None if found == expected else f"checkpoint file {path} is damaged: its checksum differs"

@@ -16,6 +16,7 @@ from world import World
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
+from megatron_opsft.model.checkpoint_manifest import sealed
 from megatron_opsft.model.checkpoint_write import checksum
 from megatron_opsft.runtime.step_names import COMPLETE
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
@@ -76,8 +77,9 @@ def load_changed(path: Path, change: Callable[[Path, Path], str], trace: Path) -
     if built.layout.is_main:
         names = [change(path, trace)]
         manifest = json.loads((path / COMPLETE).read_text())
+        del manifest["checksum"]
         manifest["files"] = {name: checksum(path / name) for name in manifest["files"]}
-        (path / COMPLETE).write_text(json.dumps(manifest))
+        (path / COMPLETE).write_bytes(sealed(manifest))
     dist.broadcast_object_list(names)
     with pytest.raises(UserError) as caught:
         saver.load_newest()
