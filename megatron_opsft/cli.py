@@ -115,7 +115,7 @@ def train(
     loaded = load_config(config, overrides or [])
     resuming, must_exist = resume is not None, resume is ResumeMode.YES
     with (
-        _advising_resume(),
+        _explaining_loss(loaded.run.dir),
         opened_run(
             loaded, resume=resuming, overwrite=overwrite, must_exist=must_exist
         ) as something_is_left,
@@ -221,8 +221,10 @@ class _ToStderr(logging.StreamHandler[Any]):
 
 
 @contextmanager
-def _advising_resume() -> Iterator[None]:
-    """Say how a training run continues when the disk was full; other commands do as they began."""
+def _explaining_loss(run_dir: Path) -> Iterator[None]:
+    """Say how a training run continues when the disk was full, or its directory is gone; other
+    commands do as they began.
+    """
     try:
         yield
     except FullDiskError as error:
@@ -230,6 +232,10 @@ def _advising_resume() -> Iterator[None]:
     except (UserError, NonFiniteError, SyncError, EnginesLost):
         raise
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and not run_dir.exists():
+            raise UserError(
+                f"run.dir={run_dir} was deleted while the run was writing to it"
+            ) from error
         if (full := full_disk_behind(error)) is None:
             raise
         reason = f"{describe_rank()}: {full}"

@@ -64,7 +64,8 @@ class CheckpointWrite:
             return None
         shutil.rmtree(self._directory, ignore_errors=True)
         try:
-            self._directory.mkdir(parents=True)
+            self._directory.parent.mkdir(exist_ok=True)  # but not a run's directory that is gone
+            self._directory.mkdir()
             self._reserve(1 << 16)
             (self._directory / _RESERVE).unlink()
         except OSError as error:

@@ -82,6 +82,7 @@ class RolloutLog:
 
     def _write(self, path: Path, rows: Rows) -> None:
         try:
+            self._directory.mkdir(exist_ok=True)  # somebody may have deleted it, to make room
             write_rollouts(path, rows)
         except Exception as error:  # for the thread that waits
             self._failure = error

@@ -27,6 +27,18 @@ def start_on_small_disk(self, step, *args, **kwargs):
 Checkpointer.start = start_on_small_disk
 """
 
+# After the second step somebody deletes a directory.
+DELETED = """
+import shutil
+from megatron_opsft.run.recorder import RunRecorder
+record = RunRecorder.record
+def record_and_lose(self, step, *args):
+    record(self, step, *args)
+    if step == 2:
+        shutil.rmtree({lost!r})
+RunRecorder.record = record_and_lose
+"""
+
 
 def ranks_of(launcher: int) -> dict[str, psutil.Process]:
     children = psutil.Process(launcher).children()
@@ -78,3 +90,23 @@ def test_full_disk_keeps_what_is_there_and_the_run_goes_on_later(
     assert [line["step"] for line in read_lines(run_dir / "metrics.jsonl")] == [1, 2, 3, 4]
     assert cli.run([*words, "--resume"]).exit_code == 0
     assert compare_runs(four_steps, run_dir) == []
+
+
+def test_deleted_rollouts_are_missed_by_nobody(cli: ForkedCli, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    lost = DELETED.format(lost=str(run_dir / "rollouts"))
+    ended = cli.run(["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"], lost)
+    assert ended.exit_code == 0, ended.stderr
+    found = sorted(path.name for path in (run_dir / "rollouts").iterdir())
+    assert found == ["step_000003.jsonl.gz", "step_000004.jsonl.gz"]
+
+
+def test_a_deleted_run_is_one_line(cli: ForkedCli, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    ended = cli.run(
+        ["train", QUICKSTART, *SMALL, f"run.dir={run_dir}"], DELETED.format(lost=str(run_dir))
+    )
+    assert ended.exit_code == 2 and "Traceback" not in ended.stderr
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert error == f"error: run.dir={run_dir} was deleted while the run was writing to it"
+    assert not run_dir.exists()
