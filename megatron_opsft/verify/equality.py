@@ -15,7 +15,7 @@ from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from megatron_opsft.verify.reading import Numeral, numeral
+from megatron_opsft.verify.numerals import Numeral, as_numeral
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
@@ -177,7 +177,7 @@ def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
 def _numeral(value: sympy.Expr) -> Numeral | None:
     if isinstance(value, sympy.Float):
         mantissa, _, power = str(value).partition("e")
-        return numeral(mantissa, int(power or 0))
+        return as_numeral(mantissa, int(power or 0))
     value = value.doit()
     if isinstance(value, sympy.Rational):
         return Numeral(Fraction(value.p, value.q))

@@ -30,7 +30,9 @@ from megatron_opsft.verify.answer import (
     stated_answer,
 )
 from megatron_opsft.verify.equality import same_number, same_value
-from megatron_opsft.verify.reading import Answer, Numeral
+from megatron_opsft.verify.numerals import Numeral, read_base, read_clock, read_number
+from megatron_opsft.verify.reading import Answer
+from megatron_opsft.verify.units import units_agree
 
 _BRACKETED = re.compile(r"\[([^\[\]\n]+)\](?!\()")
 _ALTERNATIVES = re.compile(r"\\text\s*\{\s*OR\s*\}")
@@ -142,7 +144,7 @@ def _is_understood(answer: Answer) -> bool:
         return False
     body = answer.body
     return bool(
-        answer.option or reading.read_clock(body) or reading.read_base(body)
+        answer.option or read_clock(body) or read_base(body)
         or reading.is_words(body) or _values(body)
     )  # fmt: skip
 
@@ -156,7 +158,7 @@ def _equal(gold: Answer, answer: Answer) -> bool:
             return gold.option == answer.option and answer.readable
     elif (gold.option and not gold.body) or (answer.option and not answer.body):
         return False
-    if not (gold.readable and answer.readable and reading.units_agree(gold, answer)):
+    if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
         return False
     if reading.is_words(gold.body) or reading.is_words(answer.body):
         return reading.same_words(gold.body, answer.body)
@@ -166,7 +168,7 @@ def _equal(gold: Answer, answer: Answer) -> bool:
         if left.unit == ("%",) and not right.unit and _same_percent(left.body, right.body):
             return True
         lone = reading.with_letter_as_unit(left)
-        if lone and reading.units_agree(lone, right) and _same_bodies(lone.body, right.body):
+        if lone and units_agree(lone.unit, right.unit) and _same_bodies(lone.body, right.body):
             return True
     return False
 
@@ -174,10 +176,10 @@ def _equal(gold: Answer, answer: Answer) -> bool:
 def _same_bodies(gold: str, answer: str) -> bool:
     if reading.plain(gold) == reading.plain(answer):
         return True
-    clocks = reading.read_clock(gold), reading.read_clock(answer)
+    clocks = read_clock(gold), read_clock(answer)
     if all(clocks):
         return _same_time(*clocks)
-    bases = reading.read_base(gold), reading.read_base(answer)
+    bases = read_base(gold), read_base(answer)
     if any(bases):
         return _same_in_base(bases, gold, answer)
     if ":" in gold or ":" in answer:
@@ -190,7 +192,7 @@ def _same_bodies(gold: str, answer: str) -> bool:
             halves[0] and halves[1] and halves[0][2] == halves[1][2]
             and _same_bodies(halves[0][3], halves[1][3])
         )  # fmt: skip
-    if (left := reading.read_number(gold)) and (right := reading.read_number(answer)):
+    if (left := read_number(gold)) and (right := read_number(answer)):
         return same_number(left, right)
     return any(same_value(g, a) for g in _values(gold) for a in _values(answer))
 
@@ -260,7 +262,7 @@ def _same_percent(percent: str, other: str) -> bool:
 @lru_cache(maxsize=4096)
 def _values(body: str) -> tuple[Any, ...]:
     """What math-verify makes of the whole of it; () where it cannot."""
-    number = reading.read_number(body)
+    number = read_number(body)
     if number:
         return (_as_sympy(number),)
     if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
