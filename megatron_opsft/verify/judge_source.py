@@ -9,17 +9,33 @@ from pathlib import Path
 
 from megatron_opsft.config import VerifyConfig
 
+# What decides a verdict of the shipped judges.
+_RULES = (
+    *("answer", "equality", "math_verifier", "numerals", "reading", "spelling"),
+    *("text_judges", "units"),
+)
+
 
 def describe_judge(config: VerifyConfig, math: str) -> str:
-    """math: the version of the default judge, which alone is what is said of it. Of a user's
-    function a hash of its file is part: another code, another judge.
+    """math: the version of math-verify. Of the rules in front of it, and of a user's function, a
+    hash of the files is part: another code, another judge.
     """
-    parts = [math if config.judge == "math" else config.judge]
-    if config.own_judge and (file := _find_file(config.judge.partition(":")[0])):
-        parts.append(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}")
+    rules = f"rules {_hash_of_rules()}"
+    if config.own_judge:
+        parts = [config.judge]
+        if file := _find_file(config.judge.partition(":")[0]):
+            parts.append(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}")
+    else:
+        parts = [math if config.judge == "math" else config.judge, rules]
     if config.judge_field is not None:
-        parts.append(f"by {config.judge_field}, {math}")
+        parts.append(f"by {config.judge_field}, {math}, {rules}")
     return ", ".join(parts)
+
+
+def _hash_of_rules() -> str:
+    folder = Path(__file__).parent
+    files = [folder / f"{name}.py" for name in _RULES]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def _find_file(module_name: str) -> Path | None:

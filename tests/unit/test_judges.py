@@ -5,6 +5,7 @@ of mistakes.
 import gzip
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def own_answer(text: str, gold: str, fields: dict[str, Any]) -> Any:
         ("Option A is wrong. I choose option C", "C", CORRECT),
         ("It cannot be (A), so it is (E).", "E", CORRECT),
         ("Because of this:\nD.", "D", CORRECT),
+        ("The answer is (B), although option D looks right.", "B", CORRECT),
+        ("The answer is (B), although option D looks right.", "D", WRONG),
+        ("Option D looks right, but the correct choice is B.", "B", CORRECT),
+        (r"First \boxed{B}; so \boxed{C", "B", NO_ANSWER),
+        (r"So \fbox{C}", "C", CORRECT),
         ("A dog is an animal", "A", NO_ANSWER),
         ("", "A", NO_ANSWER),
         ("B", "42", Outcome.ERROR),
@@ -61,6 +67,7 @@ def test_choice(text: str, gold: str, outcome: Outcome) -> None:
         (r"in \boxed{New York}.", "New York", CORRECT),
         ("new york", "New York", WRONG),
         ("<think>New York</think>", "New York", NO_ANSWER),
+        (r"\boxed{New York}, no: \boxed{Boston", "New York", NO_ANSWER),
     ],
 )
 def test_exact(text: str, gold: str, outcome: Outcome) -> None:
@@ -239,9 +246,10 @@ def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch:
         given = EvalSettings(model="m", out=tmp_path, **settings)
         return describe_judge(given.verify, "math-verify 0")
 
-    assert described() == "math-verify 0"
-    assert described(judge="choice") == "choice"
-    assert described(judge_field="kind") == "math-verify 0, by kind, math-verify 0"
+    math = described()
+    assert re.fullmatch("math-verify 0, rules [0-9a-f]{16}", math)
+    assert described(judge="choice") == math.replace("math-verify 0", "choice")
+    assert described(judge_field="kind") == f"{math}, by kind, {math}"
     code = tmp_path / "mine" / "judges.py"
     code.parent.mkdir()
     said = set()

@@ -49,6 +49,26 @@ def test_deepscaler_gsm8k_and_math_fields_are_found(tmp_path: Path) -> None:
         assert read.bad_rows == ()
 
 
+def test_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
+    values: list[Any] = [
+        0.000025,
+        1.5e-7,
+        "So \\boxed{42}.\n\n#### Check\n",
+        "#### Step 1\n2 + 2 = 4\n#### 4",
+        "$x = \\boxed{1}$ or $x = \\boxed{-2}$",
+        "So \\fbox{7}.",
+        "First \\boxed{3}, then \\boxed{12",
+        "#### Check\nIt fits.\n",
+    ]
+    rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
+    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+    assert answers_of(read) == ["0.000025", "0.00000015", "42", "4", "1, -2", "7"]
+    assert [bad.reason for bad in read.bad_rows] == [
+        "answer has a last \\boxed{ that is never closed",
+        "answer has no answer behind its last ####, on the last line",
+    ]
+
+
 def test_numbers_become_text_and_other_types_are_bad_rows(tmp_path: Path) -> None:
     values: list[Any] = [7, 2.0, 0.5, -3, True, None, ["1"], "  ", {"a": 1}, "1,234.5", "(1,234)"]
     rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
