@@ -26,6 +26,7 @@ from megatron_opsft.command_line import (
     RunCommand,
     check_start,
     examples,
+    invoke,
 )
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
@@ -152,7 +153,10 @@ def show_config(
     if reference:
         typer.echo(reference_table())
     elif config is None:
-        raise UserError("config: name a YAML file, or ask for --reference")
+        raise UserError(
+            "config: name a YAML file, such as examples/configs/quickstart.yaml, or ask for "
+            "--reference"
+        )
     else:
         typer.echo(to_yaml(load_config(config, overrides or [])), nl=False)
 
@@ -188,7 +192,7 @@ def run(commands: typer.Typer) -> None:
     )
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
-        commands()
+        code = invoke(commands)
     except FullDiskError as error:
         _exit(f"error: {error}; make room, then give the same command again", 2)
     except UserError as error:
@@ -209,6 +213,7 @@ def run(commands: typer.Typer) -> None:
             raise
         lines = str(error).splitlines() or [""]
         _exit(f"error: {describe_rank()}: {type(error).__name__}: {lines[0]}", 1, error)
+    sys.exit(code)
 
 
 class _ToStderr(logging.StreamHandler[Any]):

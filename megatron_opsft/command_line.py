@@ -1,6 +1,7 @@
 """What the commands have in common: arguments, a group's default command, help with examples."""
 
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from megatron_opsft.errors import UserError
+
+_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
 
 ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
 Overrides = Annotated[
@@ -48,7 +51,7 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Errors: `UserError` for a key with dashes."""
-        for word, behind in zip(args, [*args[1:], ""], strict=True):
+        for word, behind in pairwise([*args, ""]):
             key, equals, value = word.partition("=")
             if key.startswith("--") and "." in key:
                 raise UserError(
@@ -73,3 +76,23 @@ class RunByDefault(TyperGroup):
 def examples(*commands: str) -> str:
     """The end of a command's help; its lines stay as they are."""
     return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
+
+
+def invoke(commands: typer.Typer) -> int | None:
+    """Call the commands; the exit code. Errors: `UserError` for words that a command does not take,
+    in one line with an example of the command.
+    """
+    try:
+        return commands(standalone_mode=False)  # type: ignore[no-any-return]
+    except typer.Abort:
+        return 130  # as a shell reports a Ctrl-C
+    except _UsageError as error:
+        message = error.format_message()
+        if message.startswith("Usage:"):  # a group without arguments: the whole help
+            typer.echo(message, err=True)
+            return 2
+        name = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
+        epilog = (error.ctx.command.epilog or "").splitlines()
+        example = "".join(f"; for example: {line.strip()}" for line in epilog[2:3])
+        words = " ".join(message.split()).rstrip(".")
+        raise UserError(f"{name}: {words}{example}" if name else words + example) from None

@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,7 @@ class ReportCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fills in the seconds."""
         words = []
-        for word, behind in zip(args, [*args[1:], ""], strict=True):
+        for word, behind in pairwise([*args, ""]):
             alone = word == "--watch" and not _is_number(behind)
             words.append(f"--watch={WATCH_SECONDS:g}" if alone else word)
         return super().parse_args(ctx, words)

@@ -1,6 +1,7 @@
 """Words of a response, as stretches of its tokens."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def words_of(texts: Sequence[str]) -> list[range]:
@@ -10,4 +11,4 @@ def words_of(texts: Sequence[str]) -> list[range]:
         for number, text in enumerate(texts)
         if number == 0 or text[:1].isspace() or texts[number - 1][-1:].isspace()
     ]
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(texts)], strict=True)]
+    return [range(a, b) for a, b in pairwise([*starts, len(texts)])]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from commands import all_commands, command_of
 from forked_cli import ROOT, Finished, ForkedCli
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
@@ -34,6 +35,39 @@ def model(tmp_path: Path) -> Path:
 def edit_config(model: Path, **changes: object) -> None:
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
+def test_a_command_without_arguments_says_what_is_missing(
+    cli: ForkedCli, path: tuple[str, ...]
+) -> None:
+    ended = cli.run(path)
+    if hasattr(command_of(path)[0], "commands"):  # a group
+        assert "Examples:" in ended.stdout + ended.stderr
+    elif path == ("methods",):
+        assert ended.exit_code == 0
+    else:
+        line = error_of(ended)
+        assert "issing" in line or "name a YAML file" in line
+        assert "for example: megatron-opsft " in line or "as model=" in line or "such as" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report", "report: Missing argument 'paths'; for example: megatron-opsft report runs/"),
+        ("plan run", "plan run: Missing argument 'config'; for example: megatron-opsft plan exa"),
+        ("train --bogus", "train: No such option: --bogus; for example: megatron-opsft train exa"),
+        ("report x --max-mb y", "report: Invalid value for '--max-mb': "),
+        ("methods x", "methods: Got unexpected extra argument(s) (x); for example: megatron-"),
+        ("convert bogus", "convert: No such command 'bogus'; for example: megatron-opsft conv"),
+        ("bogus", "No such command 'bogus'; for example: megatron-opsft train examples/"),
+    ],
+)
+def test_wrong_words_are_one_line_with_an_example(cli: ForkedCli, words: str, said: str) -> None:
+    ended = cli.run(words.split())
+    assert error_of(ended).startswith(f"error: {said}")
+    assert ended.stdout == ""
 
 
 def test_unknown_key_names_the_nearest(cli: ForkedCli, tmp_path: Path) -> None:
