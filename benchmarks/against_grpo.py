@@ -10,9 +10,10 @@ never accepted) and scaled down. Equal for all: weights, dtype (bfloat16: GRPO's
 under autocast, as our optimizer keeps main weights), AdamW, clipping, threads, no recomputation,
 and the tokens of a micro-batch: ours packs as many as `--rows` padded samples have.
 
-Prints one JSON line. `seconds`: median of the steps after the first. `peak_bytes`: highest while
-training, over what was resident before the model was built. `activation_bytes`: that less weights,
-gradients, moments and reference model. `tokens`, prompts included: of all and of accepted samples;
+Prints a JSON line for each contender and round as soon as it is measured, and one of all at the
+end. `seconds`: median of the steps after the first. `peak_bytes`: highest while training, over what
+was resident before the model was built. `activation_bytes`: that less weights, gradients, moments
+and reference model. `tokens`, prompts included: of all and of accepted samples;
 `padded`: of all, each micro-batch as wide as its own longest sample (TRL: as the longest of all);
 of `microbatch` at most, and in ours' fullest, `packed_microbatch`.
 """
@@ -35,6 +36,7 @@ from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.batching.packing import each_in_turn
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.load import build_trainer
@@ -114,7 +116,7 @@ def plan_work(args: argparse.Namespace, model_dir: Path) -> Work:
 
 
 def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
-    """As `step.batch.pack_update` on one rank."""
+    """As `step.batch.pack_update` on one rank; needs no process group."""
     lengths = [len(sample.response_ids) for sample in work.samples]
     token_weights, factor = aggregate("max_accepted", lengths, work.accepted, limit=0)
     kept = [number for number, accepted in enumerate(work.accepted) if accepted]
@@ -127,6 +129,7 @@ def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
         dp_rank=0,
         dp_size=1,
         device=work.device.torch_device,
+        share=each_in_turn,
     )
     return batches, factor
 
@@ -176,7 +179,8 @@ def measure_apart(name: str, args: argparse.Namespace, model_dir: Path) -> dict[
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ended.returncode:
         raise RuntimeError(f"{name} ended with code {ended.returncode}:\n{ended.stderr[-4000:]}")
-    print(name, found := json.loads(ended.stdout.splitlines()[-1]), file=sys.stderr)
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    print(json.dumps({"contender": name, **found}), flush=True)
     return found
 
 
@@ -215,8 +219,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         model_dir = Path(directory) / "model"
         parameters = make_model(args, model_dir)
-        turns = [(name, measure_apart(name, args, model_dir)) for name in names * args.rounds]
         work = plan_work(args, model_dir)
+        tokens = num_tokens(work)
+        turns = [(name, measure_apart(name, args, model_dir)) for name in names * args.rounds]
     found = {}
     for name in names:
         rounds = [figures for turn, figures in turns if turn == name]
@@ -230,7 +235,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         "parameters": parameters,
         "samples": len(work.samples),
         "accepted": sum(work.accepted),
-        "tokens": num_tokens(work),
+        "tokens": tokens,
         "beta": args.beta,
         "trl": version("trl") if "trl_beta" in names else None,
         **found,
