@@ -117,6 +117,19 @@ def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
 
+def test_problems_whose_ids_have_quotes_are_told_apart(tmp_path: Path) -> None:
+    """Ids as they may be, and room for all: every response, with its problem's own text."""
+    (tmp_path / "rollouts").mkdir()
+    ids = ['a"0', 'a"1', "a\\", 'a\\"', 'b", "problem_id": "c', "c", "", "\u2028\udc9f", "é"]
+    rows = [response(1, problem_id, sample) for problem_id in ids for sample in range(2)]
+    write_responses(tmp_path / "rollouts/step_000001.jsonl.gz", rows)
+    found = sample_responses(rollouts_of(tmp_path), 1_000_000)
+    assert [row[1:3] for row in found["rows"]] == [[i, n] for i in sorted(ids) for n in range(2)]
+    assert {i: text for i, (text, _) in found["problems"].items()} == {
+        problem_id: f"What is {problem_id}? {HARM}" for problem_id in ids
+    }
+
+
 def test_a_crashed_run_opens(tmp_path: Path) -> None:
     """Metrics torn in a line, a torn file of responses, no evaluation, no summary."""
     run = make_run(tmp_path / "run", finished=False)

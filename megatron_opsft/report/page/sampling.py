@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import logging
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ FIELDS = (
 )
 _SCORES = ("log_probs", "piece_lengths")  # where `run.save_logprobs` has saved them
 # Cannot be part of a text: its quotes would have backslashes there.
-_TOKENS, _PROBLEM = b', "response_ids": [', b'"problem_id": "'
+_TOKENS = b', "response_ids": ['
+_PROBLEM = re.compile(rb'"problem_id": ("(?:[^"\\]|\\.)*")')
 
 
 @dataclass(slots=True)
@@ -126,10 +128,18 @@ def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
         try:
             with gzip.open(path) as file:
                 for line in file:
-                    start = line.find(_PROBLEM) + len(_PROBLEM)
-                    yield line[start : line.find(b'"', start)].decode("utf-8", "replace"), line
+                    yield _problem_of(line), line
         except (OSError, EOFError, zlib.error) as error:
             log.warning("%s: %s; its other responses are left out", path, error)
+
+
+def _problem_of(line: bytes) -> str:
+    """The problem's id, without parsing the line; "" where it has none."""
+    found = _PROBLEM.search(line)
+    try:
+        return str(json.loads(found[1])) if found else ""
+    except ValueError:
+        return ""
 
 
 def _parse(line: bytes, step: Any) -> dict[str, Any] | None:
@@ -146,7 +156,9 @@ def _parse(line: bytes, step: Any) -> dict[str, Any] | None:
 
 
 def _hash(problem_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(problem_id.encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(problem_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
 
 
 def _spread(steps: Sequence[Any]) -> list[Any]:
