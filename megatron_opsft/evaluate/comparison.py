@@ -6,9 +6,9 @@ values are then computed again from these, without intervals, which need the sam
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from pydantic import JsonValue
@@ -30,6 +30,7 @@ from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.evaluation import BudgetCurve, ScatterPoint
 
 NOT_SET = "(not set)"
+_RATIO = "compression_ratio"
 _Blocks = dict[str, Mapping[str, Estimate]]
 _LEGEND = (
     "Acc: share of correct samples in %; P@N: share of problems with a correct one of N in %;"
@@ -163,12 +164,15 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     labels, own_baselines = row_labels(results), own_references(results)
     rows = []
     for place, (result, reference) in enumerate(zip(results, references, strict=True)):
-        base = None if reference is None or reference.row is None else blocks[reference.row]
-        stored = reference is not None and reference == own_baselines[place]
+        if reference is not None and reference == own_baselines[place]:
+            with_ratio = _with_stored_ratio(blocks[place])
+        else:
+            row = None if reference is None else reference.row
+            with_ratio = _with_ratio(blocks[place], None if row is None else blocks[row])
         rows.append(
             TableRow(
                 label=labels[place],
-                blocks=_with_ratio(blocks[place], base, stored=stored),
+                blocks=with_ratio,
                 budgets=_budgets(result, shared),
                 reference=None if reference is None else reference.label,
             )
@@ -220,21 +224,27 @@ def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
     return {name: Estimate(value=float(value[0])) for name, value in combine(arrays).items()}
 
 
-def _with_ratio(own: _Blocks, reference: _Blocks | None, *, stored: bool) -> _Blocks:
-    """The blocks with CR against the blocks of `reference`, None where it has no row.
-
-    stored: whether the stored estimates are of that baseline. Such a one is taken, with its
-    interval, if it agrees with the tokens of the row; without a row it is all there is.
+def _with_stored_ratio(own: _Blocks) -> _Blocks:
+    """The blocks with the CR of their result, which is to the baseline that it was made with,
+    whether or not that one has a row. Overall values of some benchmarks have none: it is that of
+    the mean tokens, which the benchmarks' ratios give.
     """
+    ratios = {b: metrics[_RATIO] for b, metrics in own.items() if _RATIO in metrics}
+    if OVERALL in ratios or len(ratios) < len(own) - 1:
+        return own
+    tokens = {name: own[name]["mean_tokens"].value for name in ratios}
+    base = fmean(tokens[name] / ratio.value for name, ratio in ratios.items())
+    return own | {OVERALL: {**own[OVERALL], _RATIO: Estimate(value=fmean(tokens.values()) / base)}}
+
+
+def _with_ratio(own: _Blocks, reference: _Blocks | None) -> _Blocks:
+    """The blocks with CR against the blocks of `reference`, without any where it has no row."""
     blocks: _Blocks = {}
     for block, metrics in own.items():
-        ratio = metrics.get("compression_ratio") if stored else None
+        blocks[block] = {name: value for name, value in metrics.items() if name != _RATIO}
         if reference is not None:
-            fresh = metrics["mean_tokens"].value / reference[block]["mean_tokens"].value
-            if ratio is None or not math.isclose(ratio.value, fresh, rel_tol=1e-6):
-                ratio = Estimate(value=fresh)
-        rest = {name: value for name, value in metrics.items() if name != "compression_ratio"}
-        blocks[block] = rest | ({} if ratio is None else {"compression_ratio": ratio})
+            ratio = metrics["mean_tokens"].value / reference[block]["mean_tokens"].value
+            blocks[block] = {**blocks[block], _RATIO: Estimate(value=ratio)}
     return blocks
 
 

@@ -75,14 +75,12 @@ def chosen_references(results: Sequence[Results], baseline: str | None) -> list[
 
 
 def _row_of_baseline(place: int, results: Sequence[Results]) -> int | None:
-    """The row of the baseline's name whose tokens give the stored CR; else the first of the name,
-    as evaluated again. Never the result itself, nor a row that has a baseline of its own label.
+    """The row of the baseline's name whose tokens give the stored CR: another evaluation of the
+    same name is not what the result was compared with. Never the result itself.
     """
     result = results[place]
     rows = [n for n, other in enumerate(results) if n != place and other.model == result.baseline]
-    agreeing = [row for row in rows if _agree(result, results[row])]
-    again = [row for row in rows if results[row].baseline != result.baseline]
-    return next(iter((*agreeing, *again)), None)
+    return next((row for row in rows if _agree(result, results[row])), None)
 
 
 def _agree(result: Results, base: Results) -> bool:

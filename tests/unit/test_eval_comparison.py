@@ -115,12 +115,27 @@ def test_two_models_keep_their_own_baselines() -> None:
     assert ratios(results) == [1, round(301.5 / 1501.5, 3), 1, round(601.5 / 1201.5, 3)]
 
 
-def test_a_ratio_to_other_samples_of_the_baseline_is_computed_again() -> None:
-    rerun = build(model("old", 1100, 6))
-    row = compare([rerun, build(NEW, OLD)]).rows[1]
-    ratio = row.blocks[OVERALL]["compression_ratio"]
-    assert ratio.value == pytest.approx(301.5 / 1651.5)
-    assert ratio.low is None
+@pytest.mark.parametrize("listed", ["nothing", "the baseline", "the baseline evaluated again"])
+def test_a_row_has_the_same_ratio_whatever_else_is_listed(listed: str) -> None:
+    """It is to the samples that it was evaluated against, also where another evaluation of the
+    same name has a row; --baseline chooses that one.
+    """
+    again = build(model("old", 1100, 6))
+    more = {"nothing": [], "the baseline": [build(OLD)], "the baseline evaluated again": [again]}
+    new = build(NEW, OLD)
+    row = compare([*more[listed], new]).rows[-1]
+    assert row.blocks[OVERALL]["compression_ratio"] == new.overall.metrics["compression_ratio"]
+    assert row.reference == ("old (not a row)" if more[listed] == [again] else "old")
+    assert ratios([again, new], "old") == [1, round(301.5 / 1651.5, 3)]
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_the_ratio_over_some_benchmarks_is_that_of_their_mean_tokens(is_listed: bool) -> None:
+    names = ("gsm8k", "aime24", "math500")
+    old, few = model("old", 1000, 6, names), build(model("few", 300, 5))
+    results = [*([build(old)] if is_listed else []), few, build(model("new", 200, 7, names), old)]
+    row = compare(results).rows[-1]
+    assert row.blocks[OVERALL]["compression_ratio"].value == pytest.approx(301.5 / 1501.5)
 
 
 def test_shared_benchmarks_alone_are_compared() -> None:
