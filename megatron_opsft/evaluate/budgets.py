@@ -20,7 +20,7 @@ from megatron_opsft.evaluate.metrics import (
     problem_values,
 )
 
-BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
+BUDGET_METRICS = ("accuracy", "mean_tokens", "truncated_share")
 
 
 def cut_is_exact(method: object) -> bool:
@@ -61,8 +61,11 @@ def cut_at(grid: SampleGrid, budget: int) -> SampleGrid:
 
 
 def measure_at(grid: SampleGrid, budget: int, counts_DP: Counts) -> dict[str, Floats]:
-    """Metric -> [D] of the samples cut at `budget`: BUDGET_METRICS and efficiency."""
+    """Metric -> [D] of the samples cut at `budget`: BUDGET_METRICS, NormStd if there is any, and
+    efficiency.
+    """
     values = problem_values(cut_at(grid, budget))
-    metrics = mean_over_problems({name: values[name] for name in BUDGET_METRICS}, counts_DP)
+    names = [name for name in values if name in (*BUDGET_METRICS, "norm_std")]
+    metrics = mean_over_problems({name: values[name] for name in names}, counts_DP)
     metrics["efficiency"] = efficiency(metrics["accuracy"], metrics["mean_tokens"])
     return metrics

@@ -139,7 +139,7 @@ class Comparison:
                 budgets=[point.budget for point in points],
                 accuracy=[point.metrics["accuracy"] for point in points],
                 tokens=[point.metrics["mean_tokens"] for point in points],
-                norm_std=[point.metrics["norm_std"] for point in points],
+                norm_std=[point.metrics.get("norm_std") for point in points],
             )
             for row in self.rows
             if (points := row.budgets[block])

@@ -117,7 +117,8 @@ def problem_values(grid: SampleGrid) -> dict[str, Floats]:
     for k in pass_ks(grid.samples_per_problem):
         values[f"pass_at_{k}"] = pass_at_k(correct_P, grid.samples_per_problem, k)
     values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
-    values["norm_std"] = norm_std(grid.tokens_PN)
+    if grid.samples_per_problem > 1:  # one length has no spread
+        values["norm_std"] = norm_std(grid.tokens_PN)
     values["truncated_share"] = 1.0 - grid.finished_PN.mean(axis=1)
     values["no_answer_share"] = 1.0 - grid.answered_PN.mean(axis=1)
     return values

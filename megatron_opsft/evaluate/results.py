@@ -37,7 +37,6 @@ _NEEDED = (
     "median_tokens",
     "p95_tokens",
     "efficiency",
-    "norm_std",
     "truncated_share",
     "no_answer_share",
 )
@@ -76,7 +75,8 @@ class BudgetPoint(_Record):
 
 
 class BlockResults(_Record):
-    """metrics: as in `metrics`, and compression_ratio where there is a baseline.
+    """metrics: as in `metrics`, and compression_ratio where there is a baseline; no norm_std of a
+    single sample.
 
     differences: metric -> this model minus the baseline, by paired bootstrap; empty without one.
     """

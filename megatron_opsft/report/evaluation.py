@@ -6,6 +6,7 @@ model has a marker of its own too. The same input gives the same bytes.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ class ScatterPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetCurve:
-    """One model: estimates at each of its budgets, ascending."""
+    """One model: estimates at each of its budgets, ascending; no NormStd of a single sample."""
 
     label: str
     budgets: Sequence[int]
     accuracy: Sequence[Estimate]
     tokens: Sequence[Estimate]
-    norm_std: Sequence[Estimate]
+    norm_std: Sequence[Estimate | None]
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
@@ -86,16 +87,15 @@ def plot_budgets(
     Shaded: intervals. `UserError` as in `plot_accuracy_length`.
     """
     _check(curves, out_paths)
-    with figure_saved_as(out_paths, (9.6, 3.6)) as figure:
-        panels = figure.subplots(1, 3)
+    headings = ["accuracy (%)", "mean response tokens"]
+    if any(estimate is not None for curve in curves for estimate in curve.norm_std):
+        headings.append("NormStd of lengths")
+    with figure_saved_as(out_paths, (3.2 * len(headings), 3.6)) as figure:
+        panels = figure.subplots(1, len(headings))
         for place, curve in enumerate(curves):
-            for axes, estimates, scale in (
-                (panels[0], curve.accuracy, 100),
-                (panels[1], curve.tokens, 1),
-                (panels[2], curve.norm_std, 1),
-            ):
+            drawn = (curve.accuracy, curve.tokens, curve.norm_std)
+            for axes, estimates, scale in zip(panels, drawn, (100, 1, 1), strict=False):
                 _draw_curve(axes, curve, estimates, scale, place)
-        headings = ("accuracy (%)", "mean response tokens", "NormStd of lengths")
         budgets = _ticks({budget for curve in curves for budget in curve.budgets})
         for axes, heading in zip(panels, headings, strict=True):
             axes.set_title(heading, fontsize=10)
@@ -115,11 +115,11 @@ def plot_budgets(
 
 
 def _draw_curve(
-    axes: Any, curve: BudgetCurve, estimates: Sequence[Estimate], scale: float, place: int
+    axes: Any, curve: BudgetCurve, estimates: Sequence[Estimate | None], scale: float, place: int
 ) -> None:
     axes.plot(
         curve.budgets,
-        [scale * estimate.value for estimate in estimates],
+        [nan if estimate is None else scale * estimate.value for estimate in estimates],
         linewidth=1.5,
         markersize=6,
         markeredgecolor="white",
@@ -131,7 +131,7 @@ def _draw_curve(
     known = [
         (budget, scale * estimate.low, scale * estimate.high)
         for budget, estimate in zip(curve.budgets, estimates, strict=True)
-        if estimate.low is not None and estimate.high is not None
+        if estimate is not None and estimate.low is not None and estimate.high is not None
     ]
     if known:
         budgets, low, high = zip(*known, strict=True)

@@ -46,7 +46,7 @@ class AtBudget:
     budget: int
     accuracy: float
     tokens: float
-    norm_std: float
+    norm_std: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
         return Row(**facts, error=_last_words(files))
     overall = read_results(files.evaluation).overall
     found = overall.metrics
-    accuracy, tokens, norm_std = found["accuracy"], found["mean_tokens"], found["norm_std"]
+    accuracy, tokens, norm_std = found["accuracy"], found["mean_tokens"], found.get("norm_std")
     return Row(
         **facts,
         accuracy=accuracy.value,
@@ -131,8 +131,8 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
         tokens_interval=_interval(tokens),
         compression_ratio=tokens.value / base if base else None,
         efficiency=found["efficiency"].value,
-        norm_std=norm_std.value,
-        norm_std_interval=_interval(norm_std),
+        norm_std=None if norm_std is None else norm_std.value,
+        norm_std_interval=None if norm_std is None else _interval(norm_std),
         budgets=tuple(map(_at_budget, overall.budgets)),
     )
 
@@ -143,7 +143,7 @@ def _at_budget(point: BudgetPoint) -> AtBudget:
         budget=point.budget,
         accuracy=values["accuracy"],
         tokens=values["mean_tokens"],
-        norm_std=values["norm_std"],
+        norm_std=values.get("norm_std"),
     )
 
 

@@ -214,6 +214,19 @@ def test_points_and_curves() -> None:
     assert curve.norm_std[0].value == 0
 
 
+def test_no_spread_of_lengths_is_shown_of_one_sample(tmp_path: Path) -> None:
+    one = build(model("one", 300, 6, samples=1))
+    comparison = compare([build(OLD), one])
+    (of_old, *_), (of_one, *_) = comparison.curves()[0].norm_std, comparison.curves()[1].norm_std
+    assert of_old is not None and of_one is None
+    _, *lines = compare([one]).text().splitlines()
+    assert [line.split()[-3:] for line in lines] == [["-", "0.0%", "0.0%"]] * 3
+    write_comparison(comparison, tmp_path / "both")
+    assert "<!-- NormStd of lengths -->" in (tmp_path / "both/budgets.svg").read_text()
+    write_comparison(compare([one]), tmp_path / "one")
+    assert "<!-- NormStd of lengths -->" not in (tmp_path / "one/budgets.svg").read_text()
+
+
 @pytest.mark.parametrize("stored_by_an_earlier_version", [False, True])
 def test_early_exit_has_no_budget_curve(tmp_path: Path, stored_by_an_earlier_version: bool) -> None:
     """It tries answers by the room left: its samples, cut, are not those of a smaller limit."""

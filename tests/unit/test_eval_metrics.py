@@ -54,12 +54,13 @@ def by_definition(samples: list[ScoredSample]) -> dict[str, float]:
         "median_tokens": statistics.median(lengths),
         "truncated_share": sum(not one.finished for one in samples) / num,
         "no_answer_share": sum(not one.has_answer for one in samples) / num,
-        "norm_std": statistics.fmean(
+    }
+    if n > 1:  # of one length there is no spread
+        expected["norm_std"] = statistics.fmean(
             statistics.pstdev(one.num_tokens for one in row)
             / statistics.fmean(one.num_tokens for one in row)
             for row in problems.values()
-        ),
-    }
+        )
     place = 0.95 * (num - 1)
     low, high = lengths[math.floor(place)], lengths[math.ceil(place)]
     expected["p95_tokens"] = low + (place - math.floor(place)) * (high - low)

@@ -195,9 +195,9 @@ def test_a_missing_metric_and_no_json_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"results\.json: not JSON"):
         read_results(file)
     tree = json.loads(to_json(build_results(model(), budgets=BUDGETS, bootstrap=FAST)))
-    del tree["benchmarks"]["zebra"]["metrics"]["norm_std"]
+    del tree["benchmarks"]["zebra"]["metrics"]["p95_tokens"]
     file.write_text(json.dumps(tree))
-    with pytest.raises(UserError, match=r"benchmarks\.zebra\.metrics: .*norm_std is missing"):
+    with pytest.raises(UserError, match=r"benchmarks\.zebra\.metrics: .*p95_tokens is missing"):
         read_results(file)
 
 

@@ -56,7 +56,8 @@ function scatterPlot(zoom, block) {
 
 function budgetPlots(zoom, block) {
   const found = page.evaluations.map((one, place) => ({ one, place })).filter(({ one }) => one.blocks[block]?.budgets.length);
-  return (found.length ? METRICS.filter(([key]) => ["accuracy", "mean_tokens", "norm_std"].includes(key)) : []).map(([key, heading, show]) => {
+  const measured = (key) => found.some(({ one }) => one.blocks[block].budgets.some(([, metrics]) => metrics[key]));
+  return METRICS.filter(([key]) => ["accuracy", "mean_tokens", "norm_std"].includes(key) && measured(key)).map(([key, heading, show]) => {
     const series = found.map(({ one, place }) => {
       const points = one.blocks[block].budgets;
       const values = points.map(([, metrics]) => metrics[key] ?? [null, null, null]);
