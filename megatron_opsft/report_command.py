@@ -101,7 +101,8 @@ def report(
         table = _evaluation_table(path)
         typer.echo(f"{path}:\n{table}" if len(parts.runs + parts.evaluations) > 1 else table)
     runs = [path for path in parts.runs if path not in unread]
-    write_page(page, runs, parts.evaluations, max_mb=max_mb)
+    evaluations = _with_baselines(parts.evaluations) if parts.evaluations else []
+    write_page(page, runs, evaluations, max_mb=max_mb)
     typer.echo(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
@@ -156,6 +157,12 @@ def _progress(line: str) -> None:
     columns = shutil.get_terminal_size().columns
     sys.stdout.write(f"\r\x1b[K{line[: columns - 1]}")
     sys.stdout.flush()
+
+
+def _with_baselines(evaluations: Sequence[Path]) -> list[Path]:
+    from megatron_opsft.evaluate.outputs import with_baselines  # heavy
+
+    return with_baselines(evaluations)
 
 
 def _evaluation_table(path: Path) -> str:

@@ -83,6 +83,9 @@ class Comparison:
     def text(self) -> str:
         """For a terminal: the table, and the settings that differ."""
         lines = [text_table(self.rows, self.blocks)]
+        shown = [row.label for row in self.rows]
+        hidden = dict.fromkeys(row.reference for row in self.rows if row.reference not in shown)
+        lines += [f"CR: to the tokens of {name}, which has no row\n" for name in hidden if name]
         lines += [f"{self.describe_curves()}\n"] if self.without_curve else []
         lines += [f"differs: {line}\n" for line in self.describe_differences()]
         return "".join(lines)

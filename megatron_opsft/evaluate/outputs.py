@@ -5,8 +5,10 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.comparison import Comparison, compare
+from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.evaluate.identity import comparable_settings
 from megatron_opsft.evaluate.inputs import Earlier, Inputs, Subject
+from megatron_opsft.evaluate.references import own_references
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     Results,
@@ -42,8 +44,30 @@ def write_outputs(inputs: Inputs) -> str:
 
 
 def table_of(directory: Path) -> str:
-    """The table of one evaluation, for a terminal. Errors: `UserError` where there is none."""
-    return compare([read_results(directory)]).text().rstrip()
+    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` where there
+    is no evaluation.
+    """
+    return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
+
+
+def with_baselines(directories: Sequence[Path]) -> list[Path]:
+    """The evaluations, each behind its baseline's where that is still there, with the samples that
+    it was compared with. Errors: `UserError` where one is none.
+    """
+    found: dict[Path, Path] = {}
+    for directory in directories:
+        results = read_results(directory)
+        places = [directory / "baseline"]
+        if results.baseline is not None and (directory / MANIFEST).is_file():
+            settings = read_manifest(directory).get("settings", {})
+            places.append(Path(settings.get("baseline") or places[0]).expanduser())
+        for place in places:
+            if results.baseline is not None and (place / "results.json").is_file():
+                _, reference = own_references([read_results(place), results])
+                if reference is not None and reference.row is not None:
+                    found.setdefault(place.resolve(), place)
+        found.setdefault(directory.resolve(), directory)
+    return list(found.values())
 
 
 def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:

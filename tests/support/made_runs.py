@@ -93,21 +93,17 @@ def write_responses(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_bytes(gzip.compress(lines.encode(), compresslevel=1, mtime=0))
 
 
-def make_evaluation(out: Path, name: str, tokens: int, correct: int) -> Path:
+def make_evaluation(
+    out: Path,
+    name: str,
+    tokens: int,
+    correct: int,
+    *,
+    benchmark: str = "gsm8k",
+    baseline: ModelSamples | None = None,
+) -> Path:
     """10 problems, 2 samples each."""
-    samples = [
-        ScoredSample(
-            problem_id=f"p{p}",
-            sample_index=n,
-            num_tokens=tokens + p,
-            correct=p < correct,
-            finished=True,
-            has_answer=True,
-        )
-        for p in range(10)
-        for n in range(2)
-    ]
-    model = ModelSamples(name=name, samples={"gsm8k": samples}, settings={"temperature": 0.6})
+    model = made_samples(name, tokens, correct, benchmark)
     stored = [
         StoredSample(
             problem_id=sample.problem_id,
@@ -120,15 +116,31 @@ def make_evaluation(out: Path, name: str, tokens: int, correct: int) -> Path:
             extra_tokens=0,
             text=f"{name} says 7",
         )
-        for sample in samples
+        for sample in model.samples[benchmark]
     ]
-    SampleFiles(out).append("gsm8k", stored)
-    SampleFiles(out).combine("gsm8k")
-    write_results(
-        out / "results.json",
-        build_results(model, budgets=(64, 128), bootstrap=Bootstrap(num_resamples=50)),
-    )
+    SampleFiles(out).append(benchmark, stored)
+    SampleFiles(out).combine(benchmark)
+    fast = Bootstrap(num_resamples=50)
+    results = build_results(model, baseline=baseline, budgets=(64, 128), bootstrap=fast)
+    write_results(out / "results.json", results)
     return out
+
+
+def made_samples(name: str, tokens: int, correct: int, benchmark: str = "gsm8k") -> ModelSamples:
+    """Of `make_evaluation`."""
+    samples = [
+        ScoredSample(
+            problem_id=f"p{p}",
+            sample_index=n,
+            num_tokens=tokens + p,
+            correct=p < correct,
+            finished=True,
+            has_answer=True,
+        )
+        for p in range(10)
+        for n in range(2)
+    ]
+    return ModelSamples(name=name, samples={benchmark: samples}, settings={"temperature": 0.6})
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

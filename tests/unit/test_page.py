@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from forked_cli import ForkedCli
-from made_runs import HARM, make_evaluation, make_run, response, write_responses
+from made_runs import HARM, made_samples, make_evaluation, make_run, response, write_responses
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenScores, Verdict
@@ -192,6 +192,38 @@ def test_report_writes_the_page(cli: ForkedCli, tmp_path: Path) -> None:
     data = data_of(page)
     assert [shown["name"] for shown in data["evaluations"]] == ["model"]
     assert 0 < len(data["runs"][0]["rollouts"]["rows"]) < 36
+
+
+def test_an_evaluation_is_reported_with_its_baseline(cli: ForkedCli, tmp_path: Path) -> None:
+    """Where the samples are that it was compared with: a row, a point; else it is named."""
+    old = made_samples("old", 200, 6)
+    out = make_evaluation(tmp_path / "eval", "new", 100, 7, baseline=old)
+    make_evaluation(out / "baseline", "old", 200, 6)
+    said = cli.run(["report", out]).stdout
+    assert [line.split()[:2] for line in said.splitlines()[1:3]] == [
+        ["GSM8K", "old"],
+        ["new", "70.0"],
+    ]
+    assert [one["name"] for one in data_of(out / "report.html")["evaluations"]] == ["old", "new"]
+    assert "which has no row" not in said
+    make_evaluation(out / "baseline", "old", 300, 6)  # evaluated again
+    said = cli.run(["report", out]).stdout
+    assert "CR: to the tokens of old, which has no row" in said
+    (only,) = data_of(out / "report.html")["evaluations"]
+    assert (only["name"], only["baseline"]) == ("new", "old")
+
+
+def test_overall_values_of_other_benchmarks_are_not_drawn_together(tmp_path: Path) -> None:
+    evaluations = [
+        make_evaluation(tmp_path / name, name, 100, 7, benchmark=name)
+        for name in ("gsm8k", "amc23")
+    ]
+    write_page(tmp_path / "p", [], evaluations)
+    blocks = [list(one["blocks"]) for one in data_of(tmp_path / "p")["evaluations"]]
+    assert blocks == [["gsm8k", "overall of gsm8k"], ["amc23", "overall of amc23"]]
+    write_page(tmp_path / "p", [], evaluations[:1] * 2)
+    blocks = [list(one["blocks"]) for one in data_of(tmp_path / "p")["evaluations"]]
+    assert blocks == [["gsm8k", "overall"]] * 2
 
 
 def test_names_tell_directories_apart(tmp_path: Path) -> None:

@@ -58,6 +58,10 @@ def write_page(
     if len({shown["name"] for shown in shown_evaluations}) < len(evaluations):
         for shown, name in zip(shown_evaluations, distinct(evaluations), strict=True):
             shown["name"] += f" ({name})"
+    if len({tuple(shown["blocks"]) for shown in shown_evaluations}) > 1:
+        for shown in shown_evaluations:  # overall of other benchmarks is another quantity
+            *names, overall = shown["blocks"]
+            shown["blocks"][f"{overall} of {', '.join(names)}"] = shown["blocks"].pop(overall)
     data = {
         "title": title or ", ".join(shown["name"] for shown in shown_runs or shown_evaluations),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

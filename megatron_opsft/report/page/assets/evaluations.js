@@ -13,21 +13,27 @@ function evaluationTable(block) {
     const [value, low, high] = estimate;
     return [value, low === null ? show(value) : `${show(value)} [${show(low)}, ${show(high)}]`];
   };
-  return sortableTable(["model", ...used.map(([, heading]) => heading)],
-    found.map((one) => [one.name, ...used.map(([key, , show]) => cell(one.blocks[block].metrics[key], show))]), block);
+  return h("div", {}, sortableTable(["model", ...used.map(([, heading]) => heading)],
+    found.map((one) => [one.name, ...used.map(([key, , show]) => cell(one.blocks[block].metrics[key], show))]), block),
+    found.filter((one) => one.baseline).map((one) => h("p", { class: "faint" }, `CR of ${one.name}: to the tokens of ${one.baseline}.`)));
+}
+
+function evaluationBlocks() {
+  return [...new Set(page.evaluations.flatMap((one) => Object.keys(one.blocks)))];
 }
 
 function evaluationsTab() {
   if (!page.evaluations.length) return null;
-  const blocks = [...new Set(page.evaluations.flatMap((one) => Object.keys(one.blocks)))];
+  const blocks = evaluationBlocks();
   const zooms = [];
   const parts = blocks.map((block) => {
-    const size = page.evaluations.map((one) => one.blocks[block]).find((one) => one?.num_problems);
+    const sizes = page.evaluations.map((one) => one.blocks[block]).filter((one) => one?.num_problems)
+      .map((one) => `${one.num_problems} problems, ${one.samples_per_problem} samples each`);
     const scatter = new Zoom();
     const budgets = new Zoom();
     zooms.push(scatter, budgets);
     const plots = [scatterPlot(scatter, block), ...budgetPlots(budgets, block)];
-    return [h("h2", {}, block), size ? h("p", { class: "faint" }, `${size.num_problems} problems, ${size.samples_per_problem} samples each`) : null,
+    return [h("h2", {}, block), sizes.length ? h("p", { class: "faint" }, [...new Set(sizes)].join(" / ")) : null,
       evaluationTable(block), scatter.buttons(), h("div", { class: "plots" }, plots.map((plot) => plot.element))];
   });
   return {
@@ -51,7 +57,7 @@ function scatterPlot(zoom, block) {
     best.push([Math.max(...points.map(([x]) => x)), last(best)[1]]);
     series.push({ label: "", place: 6, kind: "front", xs: best.map(([x]) => x), ys: best.map(([, y]) => y) });
   }
-  return new Plot(zoom, { title: "Accuracy against mean response tokens, with the Pareto front", x: "tokens", series, show: percent, ends: [0, 1] });
+  return new Plot(zoom, { title: `Accuracy against mean response tokens${points.length > 1 ? ", with the Pareto front" : ""}`, x: "tokens", series, show: percent, ends: [0, 1] });
 }
 
 function budgetPlots(zoom, block) {

@@ -22,7 +22,7 @@ function summaryTab() {
     name: "Summary",
     element: h("div", {},
       page.runs.length ? [h("h2", {}, "Runs, on their held-out problems"), sortableTable(headings, rows, "runs"), h("h2", {}, "About them"), facts.flat()] : null,
-      page.evaluations.length ? [h("h2", {}, "Evaluations"), evaluationTable("overall")] : null,
+      evaluationBlocks().filter((block) => block.startsWith("overall")).map((block) => [h("h2", {}, `Evaluations, ${block}`), evaluationTable(block)]),
       h("p", { class: "faint" }, `Made ${page.made}.`)),
   };
 }
