@@ -72,7 +72,11 @@ def explain_empty_step(
     step found them.
     """
     key, _ = max(REASONS, key=lambda reason: counts.get(reason[0], 0))
-    remedy = _lengths_remedy(limit, correct) if key == "num_unfinished" else _REMEDIES[key]
+    remedy = (
+        _lengths_remedy(limit, correct, base_accuracy)
+        if key == "num_unfinished"
+        else _REMEDIES[key]
+    )
     if base_accuracy is not None and base_accuracy < _HARD:
         remedy += (
             f"; the base model solves only {100 * base_accuracy:.0f} % of the held-out problems: "
@@ -84,18 +88,27 @@ def explain_empty_step(
     )
 
 
-def _lengths_remedy(limit: int, correct: CorrectLengths | None) -> str:
+def _lengths_remedy(limit: int, correct: CorrectLengths | None, base_accuracy: float | None) -> str:
     key = "rollout.max_response_tokens"
     if correct is None:
+        how = "eval.max_response_tokens"
+        if base_accuracy is None:  # nothing is evaluated
+            how = f"evaluate, with eval.holdout or eval.data and a larger {how},"
+        else:
+            how = f"raise {how} further,"
         return (
-            f"how much longer they would be is not known ({key}={limit}): raise it, and set "
-            "eval.data with a larger eval.max_response_tokens to see the lengths of correct answers"
+            f"how much longer they would be is not known ({key}={limit}): raise it, and {how} to "
+            "see the lengths of correct answers"
         )
     if correct.tenth <= limit:
+        share, within = ("a tenth", correct.tenth)
+        further = f"; {key}={correct.half} would take half of them"
+        if correct.half <= limit:
+            share, within, further = "half", correct.half, ""
         return (
-            f"a tenth of the base model's correct answers end within {correct.tenth} tokens, which "
+            f"{share} of the base model's correct answers end within {within} tokens, which "
             f"{key}={limit} allows: more of data.prompts_per_step x rollout.group_size would find "
-            f"some; {key}={correct.half} would take half of them"
+            f"some{further}"
         )
     return (
         f"{key}={limit} is less than the base model needs: {key}={correct.tenth} would have taken "

@@ -43,7 +43,22 @@ def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
         "model, come first"
     )
     assert explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), 0.5) == said
-    assert "set eval.data" in explain_empty_step(counts, 64, None)
+    half = explain_empty_step(counts, 64, CorrectLengths(tenth=13, half=31))
+    assert half.endswith(
+        "half of the base model's correct answers end within 31 tokens, which "
+        "rollout.max_response_tokens=64 allows: more of data.prompts_per_step x "
+        "rollout.group_size would find some"
+    )
+
+
+def test_the_remedy_without_lengths_is_an_evaluation_or_a_longer_one() -> None:
+    """base_accuracy: there is one, where it was measured."""
+    counts = step_of(num_unfinished=30, num_wrong=2)
+    never = explain_empty_step(counts, 64, None)
+    assert "raise it, and evaluate, with eval.holdout or eval.data and a larger eval.max" in never
+    before = explain_empty_step(counts, 64, None, 0.0)
+    assert "raise it, and raise eval.max_response_tokens further, to see" in before
+    assert "eval.holdout" not in before and "eval.data" not in before
 
 
 @pytest.mark.parametrize(
