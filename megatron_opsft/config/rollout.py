@@ -45,7 +45,7 @@ class RolloutConfig(Section):
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
         1.0,
-        gt=0,
+        ge=0,
         description="Sampling temperature; anything but 1 is off-policy and gets a warning.",
     )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
@@ -73,6 +73,16 @@ class RolloutConfig(Section):
     draft_tokens: int = Field(
         3, ge=1, description="Tokens that the draft model drafts for one forward pass."
     )
+
+    @model_validator(mode="after")
+    def _responses_differ(self) -> Self:
+        """Errors: `UserError` for greedy decoding."""
+        if self.temperature == 0:
+            raise UserError(
+                "rollout.temperature=0: all responses to a problem would be the same, and a group of "
+                "equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates greedily)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _drafts_have_one_source(self) -> Self:

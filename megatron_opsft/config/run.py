@@ -1,11 +1,12 @@
 """How a run goes: its directory and length, evaluations on the way, checkpoints."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+from megatron_opsft.errors import UserError
 
 
 class RunConfig(Section):
@@ -133,7 +134,11 @@ class EvalConfig(Section):
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."
     )
     samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
-    temperature: float = Field(0.6, gt=0, description="Sampling temperature in evaluation.")
+    temperature: float = Field(
+        0.6,
+        ge=0,
+        description="Sampling temperature in evaluation; 0: greedy, with eval.samples_per_problem=1.",
+    )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
     max_response_tokens: int | None = Field(
         None, ge=1, description="By default rollout.max_response_tokens."
@@ -157,3 +162,14 @@ class EvalConfig(Section):
         ge=0,
         description="Finish the run when so many evaluations in a row were not the best so far; 0: never.",
     )
+
+    @model_validator(mode="after")
+    def _greedy_samples_are_one(self) -> Self:
+        """Errors: `UserError` where equal responses would be made."""
+        samples = [self.samples_per_problem, *(each.samples_per_problem or 1 for each in self.more)]
+        if self.temperature == 0 and max(samples) > 1:
+            raise UserError(
+                "eval.temperature=0: all responses to a problem are the same; set "
+                "eval.samples_per_problem=1"
+            )
+        return self

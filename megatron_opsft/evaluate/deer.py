@@ -45,7 +45,6 @@ from megatron_opsft.rollout.sampling import response_seed
 
 # A nucleus of one token wherever the most probable one has more than this; a trial with any other
 # token is confident of nothing. Smaller numbers drown in the rounding that exact engines allow for.
-_GREEDY_TOP_P = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +195,8 @@ class Deer:
         if not responses:
             return
         greedy = SamplingSettings(
-            temperature=1.0,
-            top_p=_GREEDY_TOP_P,
+            temperature=0.0,
+            top_p=1.0,
             max_response_tokens=self._settings.max_trial_tokens,
             end_token_ids=(*sampling.end_token_ids, self._tokens.think_end_id),
         )

@@ -1,4 +1,4 @@
-"""Accuracy and length on held-out problems during a run, by sampling (never greedy)."""
+"""Accuracy and length on held-out problems during a run, by sampling."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ def read_inputs(settings: EvalSettings, device: Device) -> Inputs:
         load_benchmark(
             name,
             settings.data,
-            samples=settings.samples,
+            samples=1 if settings.temperature == 0 else settings.samples,
             limit=settings.limit,
             problem_field=settings.problem_field,
             answer_field=settings.answer_field,

@@ -56,7 +56,9 @@ class EvalSettings(Section):
         description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file, as in a run.",
     )
     system_prompt: str = Field("", description="What the model is told before each problem.")
-    temperature: float = Field(0.6, gt=0, description="Sampling temperature.")
+    temperature: float = Field(
+        0.6, ge=0, description="Sampling temperature; 0: greedy, one sample of each problem."
+    )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
     max_tokens: int | None = Field(
         None,
@@ -111,6 +113,16 @@ class EvalSettings(Section):
                 "budgets: early exit tries answers by the room left, so its samples do not tell "
                 "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
                 "max_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _greedy_samples_are_one(self) -> Self:
+        """Errors: `UserError` where equal samples would be made."""
+        if self.temperature == 0 and (self.samples or 1) > 1:
+            raise UserError(
+                f"samples={self.samples} with temperature=0: all samples of a problem are the "
+                "same; leave samples out, or set temperature above 0"
             )
         return self
 

@@ -17,7 +17,10 @@ from megatron_opsft.weights.rectangles import Parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingSettings:
-    """How to sample; max_response_tokens counts the end token. Several end tokens may be given."""
+    """How to sample; max_response_tokens counts the end token. Several end tokens may be given.
+
+    temperature: 0 takes the most probable token each time, and leaves top_p out.
+    """
 
     temperature: float
     top_p: float
@@ -123,7 +126,8 @@ class Checksums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of response tokens under the engine's current weights and temperature 1.
+    """Log-probabilities of response tokens under the engine's current weights and temperature 1,
+    whatever they were sampled at.
 
     stale_tokens: tokens of the first sample for which the engine would have used keys and values
     that it had cached before; right after a push there must be none.

@@ -64,9 +64,14 @@ def sample_with_margins(
 ) -> tuple[Tensor, Tensor]:
     """`sample_tokens`, and per row whether the token is the same for all logits close to these.
 
-    noise: how far rounding may move a cumulative probability; at 0 every row is sure.
+    Temperature 0 takes the most probable token; of equal ones the lowest id. noise: how far
+    rounding may move a cumulative probability; at 0 every row is sure.
     """
     scaled_NV = _scale(logits_NV, temperature)
+    if temperature == 0:
+        best_N2 = scaled_NV.topk(2, dim=-1).values
+        sure_N = torch.exp(best_N2[:, 1] - best_N2[:, 0]) <= 1 - 2 * noise
+        return scaled_NV.argmax(dim=-1), sure_N
     if top_p < 1.0:
         return _sample_nucleus(scaled_NV, uniforms_N, top_p, noise, _FIRST_CANDIDATES)
     weights_NV = torch.exp(scaled_NV - scaled_NV.amax(dim=-1, keepdim=True))
@@ -76,7 +81,7 @@ def sample_with_margins(
 
 def largest_move(logits_V: Tensor, others_V: Tensor, temperature: float) -> float:
     """How far two versions of the same logits are apart: the largest difference of a cumulative
-    probability.
+    probability, at temperature 0 of those that the logits themselves give.
     """
     one_V, other_V = (
         torch.softmax(_scale(values_V.double(), temperature), dim=-1).cumsum(dim=-1)
@@ -86,12 +91,12 @@ def largest_move(logits_V: Tensor, others_V: Tensor, temperature: float) -> floa
 
 
 def _scale(logits_NV: Tensor, temperature: float) -> Tensor:
-    """Logits over temperature in at least float32, [N, V] or [V]; but for temperature 1 less the
-    largest, so that however small the temperature is, the most probable token has a finite value.
+    """Logits over temperature in at least float32, [N, V] or [V]; but for 0 and 1 less the largest,
+    so that however small the temperature is, the most probable token has a finite value.
     """
     if logits_NV.dtype != torch.float64:
         logits_NV = logits_NV.float()
-    if temperature == 1.0:
+    if temperature in (0.0, 1.0):
         return logits_NV
     smallest = torch.finfo(logits_NV.dtype).tiny  # below it, a divisor may be taken for 0
     return (logits_NV - logits_NV.amax(dim=-1, keepdim=True)) / max(temperature, smallest)

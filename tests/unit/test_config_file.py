@@ -167,6 +167,19 @@ def test_neither_a_truth_value_nor_infinity_is_a_number(path: Path, override: st
         load_config(path, [override])
 
 
+def test_greedy_decoding_is_for_evaluations_with_one_sample(path: Path) -> None:
+    """Of a group of equal responses nothing is learned, and of equal samples one is enough."""
+    with pytest.raises(UserError, match="rollout.temperature=0: all responses to a problem"):
+        load_config(path, ["rollout.temperature=0"])
+    with pytest.raises(UserError, match="eval.temperature=0: .* set eval.samples_per_problem=1"):
+        load_config(path, ["eval.temperature=0"])
+    greedy = ["eval.temperature=0", "eval.samples_per_problem=1"]
+    assert load_config(path, greedy).eval.temperature == 0
+    more = "eval.more={hard: {data: hard.jsonl, samples_per_problem: 2}}"
+    with pytest.raises(UserError, match="eval.temperature=0"):
+        load_config(path, [*greedy, more])
+
+
 def test_truth_values_and_numbers_that_are_meant_stay(path: Path) -> None:
     loaded = load_config(
         path, ["run.deterministic=yes", "run.steps=1", "optimizer.lr=1e-6", "parallel.vpp=null"]

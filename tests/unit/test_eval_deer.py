@@ -56,7 +56,7 @@ class FakeEngine:
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        greedy = sampling.top_p < 0.01
+        greedy = sampling.temperature == 0
         limit = sampling.max_response_tokens
         assert limit >= 1
         assert prompts

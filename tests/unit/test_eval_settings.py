@@ -6,6 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from megatron_opsft.config_file import load
+from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import commands, early_checks, run
 from megatron_opsft.evaluate.settings import EvalSettings
 
@@ -63,3 +65,11 @@ def test_shorthands_win_over_the_file_and_are_taken_as_they_are(
     assert (settings.model, settings.name, settings.out) == ("m", "7", Path("o"))
     assert settings.data == {"b": "h"}
     assert settings.budgets == (8,)
+
+
+def test_temperature_zero_has_one_sample_of_each_problem() -> None:
+    words = ["model=m", "out=o", "temperature=0"]
+    assert load(EvalSettings, None, words).samples is None  # and not the benchmark's 16 or 64
+    assert load(EvalSettings, None, [*words, "samples=1"]).samples == 1
+    with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
+        load(EvalSettings, None, [*words, "samples=4"])

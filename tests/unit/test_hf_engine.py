@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.decoding import ROUNDING
@@ -99,17 +99,37 @@ def _settings(**changes: object) -> SamplingSettings:
     return SamplingSettings(**(values | changes))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
 @pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])
-def test_greedy_limit_matches_hf_generate(kind: str) -> None:
+def test_greedy_matches_hf_generate(kind: str, temperature: float) -> None:
     model = _model(kind)
     requests = _requests(group_size=2)
-    rollouts = _engine(model).generate(requests, _settings(temperature=1e-6, top_p=1.0))
+    rollouts = _engine(model).generate(requests, _settings(temperature=temperature, top_p=1.0))
     for rollout in rollouts:
         prompt = torch.tensor([rollout.prompt_ids])
         expected = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24
         )[0, prompt.shape[1] :]
         assert rollout.response_ids == tuple(expected.tolist())
+
+
+def test_log_probs_of_greedy_responses_are_those_of_the_plain_distribution() -> None:
+    """Temperature 1: not 0, which the chosen token has for certain at temperature 0."""
+    model = _model("llama")
+    engine = _engine(model)
+    (rollout, *_) = engine.generate(_requests(), _settings(temperature=0.0))
+    sample = Sample(
+        problem_id=rollout.problem_id,
+        sample_index=0,
+        prompt_ids=rollout.prompt_ids,
+        response_ids=rollout.response_ids,
+    )
+    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
+    logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
+    expected = logits.log_softmax(-1).amax(-1)  # of the most probable token, which was taken
+    (found,) = engine.score([sample]).log_probs
+    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+    assert max(found) < -0.01
 
 
 @pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])

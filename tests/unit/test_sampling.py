@@ -113,7 +113,7 @@ def test_extreme_uniforms_stay_inside(top_p: float) -> None:
     assert (first, last) == ((2, 2) if top_p == 0.5 else (1, 2))
 
 
-@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-320])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45, 1e-320, 0.0])
 @pytest.mark.parametrize("top_p", [0.95, 1.0])
 @pytest.mark.parametrize("vocab_size", [40, 600])
 def test_a_temperature_near_zero_takes_the_most_probable_token(
@@ -127,6 +127,16 @@ def test_a_temperature_near_zero_takes_the_most_probable_token(
         )
         assert tokens.tolist() == logits.argmax(dim=-1).tolist()
     assert sampling.largest_move(logits[0], logits[0], temperature) == 0
+
+
+def test_greedy_takes_the_lower_of_equals_and_is_unsure_of_near_ones() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, -torch.inf], [0.0, 3.0, 3.0 + 5e-5, 1.0]])
+    logits = torch.cat([logits, torch.tensor([[0.0, 3.0, 3.0 + 5e-4, 1.0]])])
+    numbers = torch.rand(3, dtype=torch.float64)
+    tokens, sure = sample_with_margins(logits, numbers, 0.0, 0.1, noise=5e-5)
+    assert tokens.tolist() == [1, 2, 2]
+    assert sure.tolist() == [False, False, True]
+    assert sample_with_margins(logits, numbers, 0.0, 0.1)[1].all()
 
 
 def test_tiny_logit_noise_rarely_moves_a_token() -> None:

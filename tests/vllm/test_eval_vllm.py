@@ -74,3 +74,17 @@ def test_lost_samples_are_made_again(alone: tuple[Path, Samples], vllm_world: Wo
     assert num_equal(samples_of(out), before) >= 28
     starts = json.loads((out / "manifest.json").read_text())["starts"]
     assert [start["num_samples"] for start in starts] == [32, 9]
+
+
+def test_greedy_responses_are_those_of_the_other_engine(
+    alone: tuple[Path, Samples], vllm_world: World, tmp_path: Path
+) -> None:
+    """Temperature 0: the most probable token each time, of the same weights in float32."""
+    greedy = ["temperature=0", "max_tokens=120", "limit=16", "device=cpu", "dtype=float32"]
+    found = []
+    for engine in ("hf", "vllm"):
+        out = tmp_path / engine
+        words = [f"engine={engine}", "model=tiny_reasoner", f"out={out}", *greedy]
+        vllm_world.run(evaluate_here, 1, words)
+        found.append(samples_of(out))
+    assert len(found[0]) == 16 and num_equal(*found) == 16
