@@ -1,4 +1,6 @@
-"""`data METHOD`: problems sampled in chunks, responses chosen from each, one file at the end."""
+"""`data METHOD`: problems sampled in chunks, responses chosen from each and kept at once, one file
+at the end.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
+from megatron_opsft.config_identity import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
@@ -17,6 +20,7 @@ from megatron_opsft.make_data.chosen import (
     with_z_scores,
 )
 from megatron_opsft.make_data.draw import Draw, draw_responses
+from megatron_opsft.make_data.partial_rows import PartialRows
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import tokenskip_rows
 from megatron_opsft.make_data.word_scores import load_scorer
@@ -29,7 +33,7 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.runtime.distributed import any_over_world
+from megatron_opsft.runtime.distributed import any_over_world, broadcast_object
 from megatron_opsft.session import Session, open_session
 
 log = logging.getLogger("megatron_opsft")
@@ -85,8 +89,9 @@ def recipe_of(method: MethodSettings, temperature: float, session: Session) -> R
 def make_data(config: Config, out: Path, limit: int | None = None) -> None:
     """Write a method's fixed data. Called by every rank.
 
-    limit: how many problems at most, the first of a shuffle by run.seed. Errors: `UserError` before
-    anything is sampled, and where no response was chosen.
+    limit: how many problems at most, the first of a shuffle by run.seed. Continues what a start
+    that was killed has left. Errors: `UserError` before anything is sampled, and where no response
+    was chosen.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     with open_session(_sampling_alone(config, out)) as opened:
@@ -97,21 +102,37 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
         all_problems = s.problems.problems
         problems = shuffled_subset(all_problems, limit or len(all_problems), config.run.seed)
         size = chunk_size(config.rollout.batch_size, s.layout.world_size, recipe.samples)
-        rows: list[StoredResponse] = []
-        for first in range(0, len(problems), size):
+        partial = PartialRows(out, _identity(config, s, limit)) if s.layout.is_main else None
+        done = broadcast_object(0 if partial is None else partial.num_problems)
+        for first in range(done, len(problems), size):
             chunk = problems[first : first + size]
             drawn = draw_responses(s, chunk, recipe.samples, settings.max_response_tokens)
             found = recipe.rows(drawn)
-            rows += found
-            if s.layout.is_main:
+            if partial is not None:
+                partial.add(len(chunk), found)
                 done = first + len(chunk)
-                log.info("%d of %d problems, %d responses", done, len(problems), len(rows))
-        if not rows:
-            raise UserError(_why_none(config, len(problems)))
-        if s.layout.is_main:
+                log.info("%d of %d problems, %d more responses", done, len(problems), len(found))
+        rows = [] if partial is None else partial.read()
+        any_rows = broadcast_object(bool(rows))
+        if partial is not None and any_rows:
             manifest = manifest_of(config, recipe, len(problems))
             write_stored_responses(out, recipe.whole(rows), manifest)
             log.info("%d responses: %s", len(rows), out)
+        if partial is not None:
+            partial.path.unlink()
+        if not any_rows:
+            raise UserError(_why_none(config, len(problems)))
+
+
+def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
+    """What rows of an earlier start must have in common with those of this one."""
+    files = sorted(s.model_dir.glob("*.safetensors"))
+    return {
+        "config_hash": config_hash(config),
+        "data_sha256": s.problems.sha256,
+        "limit": limit,
+        "weights": [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files],
+    }
 
 
 def chunk_size(batch_size: int, world_size: int, num_samples: int) -> int:

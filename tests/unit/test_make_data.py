@@ -259,6 +259,35 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
     assert metrics["trained_tokens"] == sum(map(len, shortest.values()))
 
 
+def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> None:
+    """Killed before the third of six chunks; continued, the file is that of an unbroken start."""
+    given = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128", "method.samples=4"]
+    given += ["rollout.batch_size=1", "--limit", "6"]  # a problem a chunk
+    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
+    assert cli.run(["data", "crst", *given, "--out", whole]).exit_code == 0
+    assert not list(tmp_path.glob("whole.parquet.*"))
+    killed = (
+        "import os\n"
+        "import megatron_opsft.make_data.run as run\n"
+        "chosen = []\n"
+        "rows = run.crst_rows\n"
+        "def die(drawn):\n"
+        "    chosen.append(drawn)\n"
+        "    return os._exit(9) if len(chosen) == 3 else rows(drawn)\n"
+        "run.crst_rows = die\n"
+    )
+    assert cli.run(["data", "crst", *given, "--out", out], prelude=killed).exit_code == 9
+    partial = tmp_path / "out.parquet.partial.jsonl"
+    with partial.open("ab") as file:
+        file.write(b'{"num_problems": 1, "ro')  # torn
+    other = cli.run(["data", "crst", *given, "run.seed=7", "--out", out])
+    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
+    ended = cli.run(["data", "crst", *given, "--out", out])
+    assert ended.exit_code == 0, ended.stderr
+    assert "3 of 6 problems" in ended.stderr and "2 of 6 problems" not in ended.stderr
+    assert out.read_bytes() == whole.read_bytes() and not partial.exists()
+
+
 MADE = {
     "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
     "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
