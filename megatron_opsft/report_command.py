@@ -71,6 +71,10 @@ def report(
             f"({WATCH_SECONDS:g}); an open page follows.",
         ),
     ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace a file that is at --html, --figure or the page."),
+    ] = False,
 ) -> None:
     """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
     write a page of everything: curves, settings, every response.
@@ -85,6 +89,7 @@ def report(
             raise UserError(f"{diagnoses[0]}: a diagnosis has a page of its own; give it alone")
         if figure is not None or watch is not None:
             raise UserError(f"{diagnoses[0]}: --figure and --watch are of runs, not of a diagnosis")
+        _check_free([html], overwrite)
         _report_diagnosis(diagnoses[0], html, max_mb)
         return
     parts = parts_of(paths)
@@ -92,7 +97,9 @@ def report(
         raise UserError("--figure is of one run; without it each run gets its curves.png")
     # A study has a page of its own at that name.
     name = "runs.html" if is_study(paths[0]) else "report.html"
-    page = html or (paths[0] if len(paths) == 1 else Path()) / name
+    own = paths[0] / name if len(paths) == 1 else None  # ours to write again
+    page = html or own or Path(name)
+    _check_free([figure, None if page == own else page], overwrite)
     if watch is not None:
         _follow(paths, page, watch, max_mb)
         parts = parts_of(paths)
@@ -106,6 +113,16 @@ def report(
     typer.echo(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
+
+
+def _check_free(files: Sequence[Path | None], overwrite: bool) -> None:
+    """Errors: `UserError` for a file that would be replaced without being asked for."""
+    for file in files:
+        if file is not None and file.is_file() and not overwrite:
+            raise UserError(
+                f"report: {file} exists; name another file with --html or --figure, or give "
+                "--overwrite"
+            )
 
 
 def _report_diagnosis(path: Path, html: Path | None, max_mb: float) -> None:

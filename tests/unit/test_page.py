@@ -226,6 +226,29 @@ def test_overall_values_of_other_benchmarks_are_not_drawn_together(tmp_path: Pat
     assert blocks == [["gsm8k", "overall"]] * 2
 
 
+def test_no_file_is_replaced_without_overwrite(cli: ForkedCli, tmp_path: Path) -> None:
+    """But for the page of a run in its own directory, which is written again."""
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("report.html", "mine.html", "mine.svg"):
+        (here / name).write_text("mine")
+    inside = f"import os; os.chdir({str(here)!r})"
+    for words, file in (
+        ([a, b], "report.html"),
+        ([a, b, "--html", "mine.html"], "mine.html"),
+        ([a, "--figure", "mine.svg"], "mine.svg"),
+    ):
+        ended = cli.run(["report", *words], prelude=inside)
+        assert ended.exit_code == 2 and ended.stdout == ""
+        assert f"error: report: {file} exists; name another file" in ended.stderr
+        assert (here / file).read_text() == "mine"
+    assert cli.run(["report", a, b, "--overwrite"], prelude=inside).exit_code == 0
+    assert len(data_of(here / "report.html")["runs"]) == 2
+    for _ in range(2):
+        assert cli.run(["report", a], prelude=inside).exit_code == 0
+
+
 def test_names_tell_directories_apart(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a/seed_0/run", "a/seed_1/run", "b/seed_0/run")]
     assert distinct(paths) == ["a/seed_0/run", "a/seed_1/run", "b/seed_0/run"]
