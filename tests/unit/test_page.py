@@ -83,6 +83,29 @@ def test_the_page_keeps_its_size_and_its_groups_whole(tmp_path: Path) -> None:
     assert len({problem for _, problem in groups}) <= 2
 
 
+def test_curves_are_thinned_to_the_size_of_the_page(tmp_path: Path) -> None:
+    """First and last step and evaluation stay, and sums are those of all steps."""
+    run = make_run(tmp_path / "run", steps=2)
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    lines = [line | {"step": n, "loss": n / 7} for n in range(1, 20_001)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    evals = [{"step": n, "eval_accuracy": n / 30_000} for n in range(20_001)]
+    (run / "evals.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evals))
+    other = make_run(tmp_path / "other")
+    write_page(tmp_path / "page.html", [run, other], max_mb=0.5)
+    assert (tmp_path / "page.html").stat().st_size < 0.55e6
+    shown, small = data_of(tmp_path / "page.html")["runs"]
+    steps = shown["metrics"]["step"]
+    assert 500 < len(steps) < 2_000 and (steps[0], steps[-1]) == (1, 20_000)
+    assert {b - a for a, b in zip(steps[:-2], steps[1:-1], strict=True)} == {steps[1] - steps[0]}
+    assert shown["metrics"]["loss"][1] == pytest.approx(steps[1] / 7)
+    assert (shown["num_steps"], shown["seconds"]) == (20_000, 70_000)
+    assert (shown["evals"]["step"][0], shown["evals"]["step"][-1]) == (0, 20_000)
+    assert len(shown["evals"]["step"]) < 3_000
+    assert small["metrics"]["step"] == [1, 2, 3]  # what is small stays whole
+    assert small["num_steps"] == 3 and len(small["rollouts"]["rows"]) > 0
+
+
 def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=17, problems=1, words=1000)
     found = sample_responses(rollouts_of(run), 5 * 16_500)

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.page.embed import encoded_size
 from megatron_opsft.report.page.settings import read_settings
 from megatron_opsft.runtime.step_names import in_step_order
 
@@ -19,8 +21,8 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in _SIGNS)
 
 
-def run_data(run: Path, name: str) -> dict[str, Any]:
-    """name: that it is shown under.
+def run_data(run: Path, name: str, max_bytes: float) -> dict[str, Any]:
+    """name: that it is shown under. max_bytes: of the curves, about; steps are left out to fit.
 
     Errors: `UserError` for a directory that holds no run, or damaged lines of metrics.
     """
@@ -35,9 +37,19 @@ def run_data(run: Path, name: str) -> dict[str, Any]:
         "state": _state(run, steps, settings),
         "facts": _facts(run, steps),
         "settings": settings,
-        "metrics": _columns(steps),
-        "evals": _columns(evaluations),
+        "num_steps": len(steps),
+        "seconds": sum(line.get("step_seconds") or 0 for line in steps),
+        "metrics": _columns(_thinned(steps, 0.8 * max_bytes)),
+        "evals": _columns(_thinned(evaluations, 0.2 * max_bytes)),
     }
+
+
+def _thinned(lines: Sequence[dict[str, Any]], max_bytes: float) -> Sequence[dict[str, Any]]:
+    """The first, every so many and the last, to take at most about `max_bytes`."""
+    some = lines[:: len(lines) // 100 + 1]  # enough to know what a line takes
+    size = encoded_size([list(line.values()) for line in some]) * len(lines) / max(1, len(some))
+    every = max(1, ceil(size / max_bytes))
+    return [*lines[:-1:every], *lines[-1:]]
 
 
 def _by_step(path: Path) -> list[dict[str, Any]]:

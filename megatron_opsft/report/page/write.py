@@ -42,7 +42,8 @@ def write_page(
 ) -> list[str]:
     """Write the page of run directories, finished or not, and of evaluation directories.
 
-    max_mb: about how large the file may be, in 10^6 bytes; responses are sampled to fit.
+    max_mb: about how large the file may be, in 10^6 bytes; curves are thinned and responses sampled
+    to fit.
     reload_seconds: after so many an open page reads its file again; None: never. Returns the state
     of each run. Errors: `UserError` for a directory that holds neither, or where there is nothing
     to show.
@@ -53,7 +54,9 @@ def write_page(
         raise UserError(f"page {out}: is a directory; name a file")
     if not max_mb > 0:
         raise UserError(f"--max-mb {max_mb:g}: must be above 0")
-    shown_runs = [run_data(run, name) for run, name in zip(runs, distinct(runs), strict=True)]
+    share = 0.5e6 * max_mb / max(1, len(runs))  # half of the page is for responses
+    named = zip(runs, distinct(runs), strict=True)
+    shown_runs = [run_data(run, name, share) for run, name in named]
     shown_evaluations = [evaluation_data(path) for path in evaluations]
     if len({shown["name"] for shown in shown_evaluations}) < len(evaluations):
         for shown, name in zip(shown_evaluations, distinct(evaluations), strict=True):

@@ -24,9 +24,18 @@ function curvesTab() {
   keep("zoom", () => zoom.range, (range) => zoom.set(range));
   return {
     name: "Curves",
-    element: h("div", {}, zoom.buttons(), h("div", { class: "plots" }, found.map((plot) => plot.element)), stepTables()),
+    element: h("div", {}, page.runs.filter(isThinned).map((run) => h("p", { class: "faint" }, `${run.name}: ${stepsShown(run)} steps are shown.`)),
+      zoom.buttons(), h("div", { class: "plots" }, found.map((plot) => plot.element)), stepTables()),
     show: () => zoom.draw(),
   };
+}
+
+function isThinned(run) {
+  return run.metrics.step && run.metrics.step.length < run.num_steps;
+}
+
+function stepsShown(run) {
+  return `${shown(run.metrics.step.length)} of ${shown(run.num_steps)}`;
 }
 
 /** Quantities of the sets that runs are evaluated on besides the held-out problems. */
@@ -69,7 +78,7 @@ function phasePlot(zoom, run) {
 /** Every number of every step, folded away. */
 function stepTables() {
   return page.runs.filter((run) => run.metrics.step).map((run) => {
-    const holder = h("details", {}, h("summary", {}, `All numbers of ${run.name}, step by step`));
+    const holder = h("details", {}, h("summary", {}, isThinned(run) ? `Numbers of ${run.name} at ${stepsShown(run)} steps` : `All numbers of ${run.name}, step by step`));
     holder.addEventListener("toggle", () => {
       if (holder.children.length > 1) return;
       const keys = Object.keys(run.metrics);

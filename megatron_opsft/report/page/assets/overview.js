@@ -8,10 +8,9 @@ function summaryTab() {
     const [accuracy, accuracyNow] = ends("eval_accuracy");
     const [tokens, tokensNow] = ends("eval_mean_response_tokens");
     const change = tokens && tokensNow !== null ? tokensNow / tokens - 1 : null;
-    const seconds = (metrics.step_seconds ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
     return [run.name, run.state, last(metrics.step), [accuracy, percent(accuracy)], [accuracyNow, percent(accuracyNow)],
       tokens, tokensNow, [change, percent(change)], [last(metrics.accept_rate), percent(last(metrics.accept_rate))],
-      metrics.step ? seconds / metrics.step.length : null, seconds ? seconds / 60 : null];
+      run.num_steps ? run.seconds / run.num_steps : null, run.seconds ? run.seconds / 60 : null];
   });
   const headings = ["run", "state", "steps", "accuracy before", "after", "tokens before", "after", "change", "accepted, last step",
     "seconds a step", "minutes"];
