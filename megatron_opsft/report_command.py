@@ -72,8 +72,7 @@ def report(
         ),
     ] = None,
     overwrite: Annotated[
-        bool,
-        typer.Option("--overwrite", help="Replace a file that is at --html, --figure or the page."),
+        bool, typer.Option("--overwrite", help="Replace files that are there.")
     ] = False,
 ) -> None:
     """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
@@ -89,14 +88,11 @@ def report(
             raise UserError(f"{diagnoses[0]}: a diagnosis has a page of its own; give it alone")
         if figure is not None or watch is not None:
             raise UserError(f"{diagnoses[0]}: --figure and --watch are of runs, not of a diagnosis")
-        _check_free([html], overwrite)
-        _report_diagnosis(diagnoses[0], html, max_mb)
-        return
+        return _report_diagnosis(diagnoses[0], html, max_mb, overwrite)
     parts = parts_of(paths)
     if figure is not None and len(parts.runs) != 1:
         raise UserError("--figure is of one run; without it each run gets its curves.png")
-    # A study has a page of its own at that name.
-    name = "runs.html" if is_study(paths[0]) else "report.html"
+    name = "runs.html" if is_study(paths[0]) else "report.html"  # a study has its own
     own = paths[0] / name if len(paths) == 1 else None  # ours to write again
     page = html or own or Path(name)
     _check_free([figure, None if page == own else page], overwrite)
@@ -108,8 +104,7 @@ def report(
         table = _evaluation_table(path)
         typer.echo(f"{path}:\n{table}" if len(parts.runs + parts.evaluations) > 1 else table)
     runs = [path for path in parts.runs if path not in unread]
-    evaluations = _with_baselines(parts.evaluations) if parts.evaluations else []
-    write_page(page, runs, evaluations, max_mb=max_mb)
+    write_page(page, runs, _with_baselines(parts.evaluations), max_mb=max_mb)
     typer.echo(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(paths)} could not be read: {next(iter(unread))}")
@@ -125,10 +120,11 @@ def _check_free(files: Sequence[Path | None], overwrite: bool) -> None:
             )
 
 
-def _report_diagnosis(path: Path, html: Path | None, max_mb: float) -> None:
+def _report_diagnosis(path: Path, html: Path | None, max_mb: float, overwrite: bool) -> None:
     from megatron_opsft.diagnose.directory import REPORT
     from megatron_opsft.diagnose.outputs import write_report
 
+    _check_free([html], overwrite)
     page = html or path / REPORT
     typer.echo(write_report(path, page, max_mb=max_mb), nl=False)
     typer.echo(f"page: {page}")
@@ -177,6 +173,8 @@ def _progress(line: str) -> None:
 
 
 def _with_baselines(evaluations: Sequence[Path]) -> list[Path]:
+    if not evaluations:
+        return []
     from megatron_opsft.evaluate.outputs import with_baselines  # heavy
 
     return with_baselines(evaluations)
