@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.data.boxed import find_boxes
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
@@ -270,8 +270,14 @@ class Deer:
 
 
 def geometric_mean(log_probs: Sequence[float]) -> float:
-    """Geometric mean of one or more probabilities, given by their logarithms."""
-    return math.exp(math.fsum(log_probs) / len(log_probs))
+    """Geometric mean of one or more probabilities, given by their logarithms.
+
+    Errors: `NonFiniteError` for NaN, which no threshold would be compared with.
+    """
+    mean = math.exp(math.fsum(log_probs) / len(log_probs))
+    if math.isnan(mean):
+        raise NonFiniteError("early exit: the model's log-probs of a trial answer are NaN")
+    return mean
 
 
 def _room(response: _Response, sampling: SamplingSettings) -> int:

@@ -1,11 +1,13 @@
 """Responses to a chunk of problems, and what of them every rank can know."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from megatron_opsft.data.stored_responses import StoredResponse
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import Problem, ResponseFacts, Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
@@ -72,14 +74,20 @@ def scores_of(
     temperature: float = 1.0,
     entropy: bool = False,
 ) -> list[tuple[float, ...]]:
-    """See `Trainer.score`, in passes of as many tokens as the training step's."""
+    """See `Trainer.score`, in passes of as many tokens as the training step's.
+
+    Errors: `NonFiniteError`, before anything is chosen by scores that cannot be compared.
+    """
     budget = session.config.train.max_tokens_per_microbatch * session.layout.cp_size
     with Stopwatch(session.device).phase("score"):
-        return [
+        found = [
             scores
             for part in _within(samples, budget)
             for scores in session.trainer.score(part, temperature=temperature, entropy=entropy)
         ]
+    if not all(math.isfinite(score) for scores in found for score in scores):
+        raise NonFiniteError("the model's log-probs of its own responses are NaN or infinite")
+    return found
 
 
 def _within(samples: Sequence[Sample], budget: int) -> Iterator[list[Sample]]:

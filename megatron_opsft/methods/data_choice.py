@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.facts import Response
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # TokenSkip's
@@ -64,4 +65,6 @@ def kept_words(scores: Sequence[float], num_tokens: Sequence[int], ratio: float)
     if ratio >= 1 or not scores:
         return [True] * len(scores)
     threshold = np.percentile(np.repeat(scores, num_tokens), int(100 * (1 - ratio) + 1))
+    if not np.isfinite(threshold):
+        raise NonFiniteError("scores of a response's words are NaN or infinite")
     return [bool(score > threshold) for score in scores]

@@ -213,7 +213,11 @@ class WeightSync:
             )
 
     def _compare_log_probs(self, samples: Sequence[Sample]) -> tuple[float, float]:
-        """Mean and largest absolute difference over all scored tokens of all ranks."""
+        """Mean and largest absolute difference over all scored tokens of all ranks.
+
+        Errors: `SyncError` on every rank if it is not a number, or is too large and no checksum
+        covers every weight.
+        """
         scores = self._engine.score(samples)
         (stale,) = max_over_world([scores.stale_tokens])
         if stale:
@@ -229,6 +233,11 @@ class WeightSync:
         total, count = sum_over_world([math.fsum(mine), len(mine)])
         (largest,) = max_over_world([max(mine, default=0.0)])
         mean = total / count
+        if not math.isfinite(mean):
+            raise SyncError(
+                f"push of weight version {self.version}: log-probs of the engine or the trainer "
+                "are NaN or infinite; nothing was sampled from these weights"
+            )
         if mean <= self._alarm:
             return mean, largest
         line = (

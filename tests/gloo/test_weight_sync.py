@@ -173,3 +173,24 @@ def test_a_spoiled_expert_is_named_on_every_rank(world: World, case: Case) -> No
     case = replace(case, model="qwen3_moe")
     for said in world.run(spoil_an_expert, 4, case):
         assert "does not hold the trainer's model.layers.2.mlp.experts.5.down_proj.weight (" in said
+
+
+def push_weights_with_a_nan(case: Case) -> str:
+    """What is said when the engine gets exactly the trainer's weights, and one of them is NaN."""
+    built = build(case)
+    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
+    sync.push(1, PROBES)
+    norm = next(t for name, t in built.shards.by_name.items() if "layernorm" in name)
+    norm[3] = float("nan")
+    with pytest.raises(SyncError) as caught:
+        sync.push(2, PROBES)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", [Case(), Case(tp=2)], ids=str)
+def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(
+    world: World, case: Case
+) -> None:
+    for said in world.run(push_weights_with_a_nan, case.world_size, case):
+        assert said.startswith("push of weight version 2: log-probs of the engine or the trainer")

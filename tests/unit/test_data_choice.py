@@ -1,9 +1,11 @@
 """What goes into fixed data sets, by hand."""
 
+import math
 from collections import Counter
 
 import pytest
 
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.data_choice import (
     RATIOS,
     kept_words,
@@ -61,6 +63,8 @@ def test_tokenskip_keeps_words_above_the_percentile() -> None:
     # A word of nine tokens counts nine times: the 51st percentile is its own score, 0.5.
     assert kept_words([0.1, 0.5, 0.9], [1, 9, 1], 0.5) == [False, False, True]
     assert kept_words([], [], 0.5) == []
+    with pytest.raises(NonFiniteError, match="NaN"):
+        kept_words([0.1, math.nan, 0.9], [1, 9, 1], 0.5)
 
 
 def test_tokenskip_ratios_are_drawn_evenly_and_again_the_same() -> None:

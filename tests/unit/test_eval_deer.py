@@ -16,7 +16,7 @@ import megatron_opsft
 from megatron_opsft.data.arithmetic import load_arithmetic
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
@@ -223,6 +223,8 @@ def test_geometric_mean_equals_numpy() -> None:
         np.prod(values) ** (1 / 17), rel=1e-12
     )
     assert geometric_mean([math.log(0.3)]) == pytest.approx(0.3)
+    with pytest.raises(NonFiniteError, match="log-probs of a trial answer are NaN"):
+        geometric_mean([-0.1, math.nan])
 
 
 def test_no_exit_below_the_threshold_leaves_the_response_as_it_is() -> None:

@@ -2,15 +2,18 @@
 
 import gzip
 import json
+import math
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 
 import pytest
 import torch
 from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
+from tiny_models import samples
 from transformers import (
     AutoTokenizer,
     XLMRobertaConfig,
@@ -18,8 +21,9 @@ from transformers import (
 )
 
 from megatron_opsft.data.stored_responses import StoredResponse, read_stored_responses
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_scores
+from megatron_opsft.make_data.draw import scores_of
 from megatron_opsft.make_data.run import chunk_size
 from megatron_opsft.make_data.step_entropy import Marks, marks_of, masked, own_parts
 from megatron_opsft.make_data.thinking import Thinking, find_thinking
@@ -34,6 +38,7 @@ from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.data_choice import skipped_steps, steps_of
 from megatron_opsft.records import Outcome
+from megatron_opsft.runtime.device import select_device
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 
@@ -212,6 +217,18 @@ def test_a_scorer_that_cannot_be_had(caplog: pytest.LogCaptureFixture, tmp_path:
     assert "self-information instead" in caplog.text
     with pytest.raises(UserError, match=r"method\.scorer=/nowhere is no directory"):
         load_scorer("/nowhere", cpu)
+
+
+def test_scores_that_are_nan_choose_nothing() -> None:
+    """They come back from no sort in an order that means anything."""
+    session = SimpleNamespace(
+        config=SimpleNamespace(train=SimpleNamespace(max_tokens_per_microbatch=8)),
+        layout=SimpleNamespace(cp_size=1),
+        device=select_device("cpu"),
+        trainer=SimpleNamespace(score=lambda part, **how: [(-0.5, math.nan) for _ in part]),
+    )
+    with pytest.raises(NonFiniteError, match="own responses are NaN"):
+        scores_of(session, samples(2, seed=0))  # type: ignore[arg-type]
 
 
 def test_chunks_fill_every_engine_and_are_never_empty() -> None:
