@@ -33,9 +33,10 @@ from megatron_opsft.step.judged_problems import (
 class JudgedBatch(JudgedProblems):
     """What a step trains on; the same on every rank but for its own rollouts and verdicts.
 
-    responses: without groups that the method drops; groups: the same by problem; weights: what the
-    method makes of them, in the same order; fetcher: how this rank gets the tokens of some of
-    them; refills: how often problems were drawn again; drafts: metrics of speculation, if it is on.
+    responses: of the groups that the method keeps, or of the first ones where it keeps none;
+    groups: the same by problem; weights: what the method makes of them, in the same order; fetcher:
+    how this rank gets the tokens of some of them; refills: how often problems were drawn again;
+    drafts: metrics of speculation, if it is on.
     """
 
     groups: Sequence[Group]
@@ -59,7 +60,8 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
     """Responses to the step's problems, with verdicts. Called by every rank.
 
     A method may drop groups that teach nothing; problems are then drawn again for as often as it
-    says, or until there are as many as in any step.
+    says, or until there are as many as in any step. Were all dropped, the batch is the first ones,
+    and the step learns from none of them.
     """
     limit = s.method.limit or s.settings.max_response_tokens
     wanted = s.config.data.prompts_per_step
@@ -81,11 +83,16 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
     responses = whole.responses
-    if kept and len(kept) < len(groups):  # were all dropped, nothing would be learned from any
+    learns = bool(kept)
+    kept = kept or list(range(min(wanted, len(groups))))  # for what is said of the step
+    if len(kept) < len(groups):
         places = sorted({response.place for response in responses})
         in_batch = {places[number] for number in kept}
         groups = [groups[number] for number in kept]
         responses = [response for response in responses if response.place in in_batch]
+    weights = s.method.weigh(groups)
+    if not learns:  # a divergence from the reference is nothing to train on alone
+        weights = replace(weights, trained=(False,) * len(weights.trained), factor=0.0)
     return JudgedBatch(
         problems=whole.problems,
         rollouts=whole.rollouts,
@@ -93,7 +100,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
         responses=responses,
         added=whole.added,
         groups=groups,
-        weights=s.method.weigh(groups),
+        weights=weights,
         fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
         drafts=_draft_figures(s),

@@ -199,6 +199,19 @@ def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
             check_state(name, tmp_path / "killed", state)
 
 
+def test_a_step_whose_groups_are_all_dropped_changes_no_weight(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    """No response of two tokens is correct: DLER keeps no group of two draws of four problems."""
+    keys = ["rollout.max_response_tokens=2", "method.name=dler", "method.max_refills=1"]
+    keys += ["run.steps=1", "data.prompts_per_step=4", "run.eval_every=0", f"run.dir={tmp_path}/a"]
+    ended = cli.run(["train", QUICKSTART, *RUN, *keys])
+    assert ended.exit_code == 0, ended.stderr
+    (line,) = read_lines(tmp_path / "a/metrics.jsonl")
+    assert (line["zero_advantage_groups"], line["num_rollouts"]) == (4, 16)
+    assert (line["trained_tokens"], line["num_microbatches"], line["grad_norm"]) == (0, 0, 0)
+
+
 def check_state(name: str, killed: Path, state: State) -> None:
     """What the killed run had in its checkpoint, where its method keeps something: not what a run
     begins with.
