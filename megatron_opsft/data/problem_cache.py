@@ -40,8 +40,6 @@ _TOKENIZER_ENDINGS = (".json", ".jinja", ".txt", ".model")
 _NOT_SHARED = "every rank tokenises the data for itself: %s"
 _log = logging.getLogger(__name__)
 
-_SOME = Problem(id="", text="1", answer="")
-
 Encode = Callable[[Problem], Sequence[int]]
 
 
@@ -93,7 +91,7 @@ def _key(
     *,
     with_fields: bool,
 ) -> str:
-    """Of all that problems and prompts depend on; some templates put the date into a prompt."""
+    """Of all that problems and prompts depend on."""
     settings = data.model_dump(mode="json", exclude={"prompts_per_step"})
     files = {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
@@ -104,7 +102,7 @@ def _key(
     libraries = [version(name) for name in ("transformers", "tokenizers")]
     if data.template not in SHIPPED_TEMPLATES:
         settings["template"] = Path(data.template).read_text(encoding="utf-8")
-    parts = [settings, with_fields, sources, files, sorted(code), libraries, encoder.encode(_SOME)]
+    parts = [settings, with_fields, sources, files, sorted(code), libraries, encoder.example]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ _INSTRUCTIONS: dict[str, str] = {
     ),
 }
 MODEL_OPTION = "model.path"  # what errors call the model of a run
+# What chat templates are told when they ask for today's date, which would make another prompt every
+# day: the date that those of Llama 3.x name where there is no clock.
+_TODAY = datetime(2024, 7, 26)
+_EXAMPLE = Problem(id="", text="1", answer="")
 _PROBE = 'Wait, 12 + 345 = 357.  So "x" is \\boxed{\\frac{1}{2}}.\n\n\tGrüße, 你好!'
 _log = logging.getLogger(__name__)
 
@@ -56,11 +61,12 @@ class PromptEncoder:
     @property
     def opens_think(self) -> bool:
         """Whether prompts end with `<think>`, so that a response begins inside it."""
-        message = {"role": "user", "content": "1"}
-        text = self.tokenizer.apply_chat_template(
-            [message], add_generation_prompt=True, tokenize=False
-        )
-        return str(text).rstrip().endswith("<think>")
+        return self.example.rstrip().endswith("<think>")
+
+    @property
+    def example(self) -> str:
+        """The prompt of a problem `1`, as text."""
+        return str(self._apply_chat_template(self._messages(_EXAMPLE, "", ""), tokenize=False))
 
     def encode(self, problem: Problem, *, system: str = "", suffix: str = "") -> tuple[int, ...]:
         """Prompt token ids up to where the response begins.
@@ -79,16 +85,21 @@ class PromptEncoder:
                     f"the problem holds {found[0]!r}, which is a token of the model's own"
                 )
         try:
-            token_ids = self.tokenizer.apply_chat_template(
-                [message._asdict() for message in self._messages(problem, system, suffix)],
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-            )
+            messages = self._messages(problem, system, suffix)
+            token_ids = self._apply_chat_template(messages, tokenize=True)
         except TemplateError as error:
             reason = first_line(error)
             raise PromptError(f"the model's chat template refuses it ({reason})") from None
         return tuple(token_ids)
+
+    def _apply_chat_template(self, messages: list[Message], *, tokenize: bool) -> Any:
+        return self.tokenizer.apply_chat_template(
+            [message._asdict() for message in messages],
+            add_generation_prompt=True,
+            tokenize=tokenize,
+            return_dict=False,
+            strftime_now=_TODAY.strftime,
+        )
 
     def _messages(self, problem: Problem, system: str, suffix: str) -> list[Message]:
         """The whole chat."""

@@ -18,6 +18,7 @@ def manifest_of(session: Session) -> dict[str, object]:
         "config_hash": config_hash(session.config),
         "data": session.problems.name,
         "data_sha256": session.problems.sha256,
+        "example_prompt": session.sampler.encoder.example,
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),
         "model": str(session.config.model.path),
@@ -34,4 +35,10 @@ def check_same_run(session: Session, directory: Path) -> None:
         raise UserError(
             f"{session.problems.name} is not the data that {directory} was trained on (its hash "
             "differs); restore the data, or start a new run"
+        )
+    if manifest["example_prompt"] != session.sampler.encoder.example:
+        raise UserError(
+            f"the chat template of {session.model_dir} makes other prompts than those that "
+            f"{directory} was trained on (example_prompt in its manifest.json); restore the "
+            "template, or start a new run"
         )

@@ -4,6 +4,7 @@ kills, and after a stop.
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -262,6 +263,18 @@ def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: P
     ended = cli.run([*train_args(undisturbed, "optimizer.lr=1e-3"), "--resume"])
     assert ended.exit_code == 2
     assert "optimizer.lr" in ended.stderr
+
+
+def test_another_chat_template_is_refused_on_resume(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir = shutil.copytree(undisturbed, tmp_path / "run")
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest["example_prompt"] = "Today is the 1st. " + manifest["example_prompt"]
+    (run_dir / "manifest.json").write_text(json.dumps(manifest))
+    ended = cli.run([*train_args(run_dir, "run.steps=9"), "--resume"])
+    assert ended.exit_code == 2
+    assert "makes other prompts than those that" in ended.stderr
 
 
 def test_killed_run_resumes_bit_identically(

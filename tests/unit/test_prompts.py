@@ -91,6 +91,19 @@ def test_no_thinking_is_added_to_a_template_without_it(tmp_path: Path) -> None:
     assert PromptEncoder(tokenizer=r1, template="r1").opens_think
 
 
+def test_a_template_that_asks_for_the_date_makes_the_same_prompt_on_every_day(
+    tmp_path: Path,
+) -> None:
+    """As Llama 3.x's, which has its own date only where there is no clock."""
+    dated = '{% set date = strftime_now("%d %b %Y") %}Today Date: {{ date }}\n\n' + R1_TEMPLATE
+    tokenizer = load_tokenizer(write_model_dir(tmp_path, chat_template=dated))
+    encoder = PromptEncoder(tokenizer=tokenizer, template="chat")
+    expected = "Today Date: 26 Jul 2024\n\n<|begin|><|User|>1<|Assistant|><think>\n"
+    assert encoder.example == expected
+    prompt = encoder.encode(Problem(id="1", text="1", answer=""))
+    assert tokenizer.decode(prompt, skip_special_tokens=False) == expected
+
+
 @pytest.mark.parametrize("tokenizer_class", ["Qwen2Tokenizer", "LlamaTokenizerFast", None])
 def test_loaded_tokenizer_equals_tokenizer_json(
     tmp_path: Path, tokenizer_class: str | None
