@@ -105,12 +105,10 @@ def evaluate(
     `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
     `out`. None elsewhere than on rank 0.
     """
-    from megatron_opsft.evaluate.settings import EvalSettings
+    from megatron_opsft.evaluate.settings import load_settings
 
     given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
-    loaded = config_file.load(
-        EvalSettings, Path(settings) if settings is not None else None, (), given
-    )
+    loaded = load_settings(Path(settings) if settings is not None else None, (), given)
     from megatron_opsft.evaluate.early_checks import check_settings
 
     check_settings(loaded)

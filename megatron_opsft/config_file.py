@@ -17,6 +17,7 @@ from megatron_opsft.methods.aggregation import EARLIER_NAMES
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
 from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.run_prompt import settings_of_run
 
 M = TypeVar("M", bound=BaseModel)
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
@@ -39,8 +40,23 @@ class _Origin:
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The configuration of a run; see `load`."""
-    return load(Config, path, overrides)
+    """The configuration of a run; see `load`. Where its model is another run's, what it does not
+    set of prompt and judge is that run's.
+    """
+    config = load(Config, path, overrides)
+    data, verify = config.data, config.verify
+    taken = settings_of_run(
+        config.model.path,
+        data.model_dump() | verify.model_dump(),
+        data.model_fields_set | verify.model_fields_set,
+    )
+    parts = {
+        name: part.model_copy(
+            update={k: v for k, v in taken.items() if k in type(part).model_fields}
+        )
+        for name, part in (("data", data), ("verify", verify))
+    }
+    return config.model_copy(update=parts) if taken else config
 
 
 def load(

@@ -29,7 +29,7 @@ from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import EvalModel, open_model
 from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.run import evaluate
-from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.settings import load_settings
 from megatron_opsft.model.frozen import load_frozen, tensor_parallel
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.pieces import pieces_of
@@ -139,7 +139,7 @@ def _find_responses(
             "device": settings.device,
             "seed": settings.seed,
         }
-        evaluate(EvalSettings.model_validate(asked), within=job)
+        evaluate(load_settings(None, (), asked), within=job)
         job.meet("diagnose/sampled")
     some = {"samples": settings.samples, "limit": settings.limit}
     if is_run(directory):

@@ -95,9 +95,8 @@ def run(
     The same command continues what is in --out. Settings are KEY=VALUE, --reference lists them;
     some are options too: --model X is model=X.
     """
-    from megatron_opsft.config_file import load
     from megatron_opsft.config_reference import reference_table
-    from megatron_opsft.evaluate.settings import EvalSettings
+    from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 
     if reference:
         typer.echo(reference_table(EvalSettings))
@@ -113,8 +112,7 @@ def run(
         "out": out,
         "name": name,
     }
-    settings = load(
-        EvalSettings,
+    settings = load_settings(
         files[0] if files else None,
         [word for word in words or [] if "=" in word],
         {key: value for key, value in options.items() if value is not None},

@@ -1,11 +1,13 @@
 """Settings of an evaluation: a YAML file, `key=value` on the command line, or both."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from megatron_opsft.config import VerifyConfig
+from megatron_opsft.config_file import load
 from megatron_opsft.config_section import (
     CommaSeparated,
     HomeExpanded,
@@ -15,6 +17,7 @@ from megatron_opsft.config_section import (
 )
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings
+from megatron_opsft.run_prompt import settings_of_run
 
 
 class EvalSettings(Section):
@@ -135,3 +138,17 @@ class EvalSettings(Section):
             workers=self.verify_workers,
             timeout_seconds=self.verify_timeout,
         )
+
+
+def load_settings(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+) -> EvalSettings:
+    """See `config_file.load`. Where the model is a run's, what is not set of prompt and judge is
+    that run's.
+    """
+    settings = load(EvalSettings, path, overrides, options)
+    return settings.model_copy(
+        update=settings_of_run(settings.model, settings.model_dump(), settings.model_fields_set)
+    )

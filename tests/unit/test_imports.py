@@ -14,7 +14,7 @@ LAYERS: list[list[str]] = [
     ["config_section", "config_yaml"],
     ["records", "errors", "callbacks"],
     ["methods"],
-    ["config"],
+    ["config", "run_prompt"],
     [
         "command_line",
         "config_file",

@@ -1,0 +1,72 @@
+"""How a run asked its model, and who judged: whoever goes on with that model does the same, unless
+told otherwise.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.config_yaml import parse_yaml
+from megatron_opsft.errors import UserError
+
+log = logging.getLogger("megatron_opsft")
+
+# In which section a run has them; an evaluation has them without one.
+_SECTIONS = {
+    "template": "data",
+    "system_prompt": "data",
+    "judge": "verify",
+    "judge_field": "verify",
+}
+
+
+def settings_of_run(
+    model: str, now: Mapping[str, object], given: Collection[str]
+) -> dict[str, Any]:
+    """Which of `now`, that are not `given`, a model's run has otherwise, and what it has: of
+    template, system_prompt, judge and judge_field. {} for a model that no run holds.
+
+    model: as a user writes it. A line says what is taken from the run, another one what is given
+    otherwise. Errors: `UserError` for a run whose config.yaml cannot be read.
+    """
+    if (run := _run_of(Path(model).expanduser())) is None:
+        return {}
+    file = run / "config.yaml"
+    try:
+        tree = parse_yaml(file.read_text(encoding="utf-8"))
+        trained = {key: tree[section][key] for key, section in _SECTIONS.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    other = {key: value for key, value in trained.items() if value != now[key]}
+    taken = {key: value for key, value in other.items() if key not in given}
+    if taken:
+        _say(f"{model} was trained with {_list(taken)}: taken from {file}")
+    if kept := {key: now[key] for key in other if key not in taken}:
+        _say(f"{model} was trained with {_list(other, kept)}, not with {_list(kept)} as here")
+    return taken
+
+
+def _run_of(directory: Path) -> Path | None:
+    """The directory of the run that wrote a model or a checkpoint: it is one, or is in one."""
+    directory = directory.absolute()
+    if directory.name == "hf":
+        directory = directory.parent
+    elif directory.parent.name in ("checkpoints", "exports", "best"):
+        directory = directory.parent.parent
+    files = (directory / "config.yaml", directory / "manifest.json")
+    return directory if all(file.is_file() for file in files) else None
+
+
+def _list(values: Mapping[str, object], keys: Collection[str] | None = None) -> str:
+    shown = values if keys is None else keys
+    return ", ".join(f"{key}={json.dumps(values[key])}" for key in shown)
+
+
+@lru_cache  # a configuration is read several times
+def _say(line: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        log.info(line)

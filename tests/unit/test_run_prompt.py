@@ -1,0 +1,82 @@
+"""Prompt and judge of a run go with the model that it trained."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.settings import load_settings
+
+OF_RUN = [
+    "data.template=chat",
+    "data.system_prompt=Be brief.",
+    "verify.judge=exact",
+    "verify.judge_field=kind",
+]
+PLACES = ["", "hf", "checkpoints/step_000005", "exports/step_000005", "best/step_000005"]
+
+
+def config_words(model: Path) -> list[str]:
+    return [f"model.path={model}", "data.train=arithmetic", "run.dir=elsewhere"]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The directory of a run, as far as anybody asks it for its settings."""
+    config = load_config(None, [*config_words(Path("tiny_reasoner")), *OF_RUN])
+    for place in PLACES:
+        (tmp_path / "a" / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "a/config.yaml").write_text(to_yaml(config))
+    (tmp_path / "a/manifest.json").write_text(json.dumps({"config_hash": "abc"}))
+    return tmp_path / "a"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_judge(
+    trained: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model = trained / place
+    settings = load_settings(None, [f"model={model}", "out=o"])
+    assert (settings.template, settings.system_prompt) == ("chat", "Be brief.")
+    assert (settings.judge, settings.judge_field) == ("exact", "kind")
+    config = load_config(None, config_words(model))
+    assert (config.data.template, config.data.system_prompt) == ("chat", "Be brief.")
+    assert (config.verify.judge, config.verify.judge_field) == ("exact", "kind")
+    assert caplog.messages == [  # once, though both take it
+        f'{model} was trained with template="chat", system_prompt="Be brief.", judge="exact", '
+        f'judge_field="kind": taken from {trained / "config.yaml"}'
+    ]
+    assert load_config(None, config_words(model)) == config
+
+
+def test_what_is_given_wins_and_one_line_says_so(
+    trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    given = ["template=r1", "system_prompt=Be brief.", "judge=math", "judge_field=null"]
+    settings = load_settings(None, [f"model={trained}", "out=o", *given])
+    assert (settings.template, settings.judge, settings.judge_field) == ("r1", "math", None)
+    assert caplog.messages == [
+        f'{trained} was trained with template="chat", judge="exact", judge_field="kind", '
+        'not with template="r1", judge="math", judge_field=null as here'
+    ]
+
+
+@pytest.mark.parametrize("model", ["tiny_reasoner", "Qwen/Qwen3-0.6B", "b"])
+def test_a_model_that_no_run_holds_has_the_defaults(
+    trained: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the working directory is a run's."""
+    (trained / "b").mkdir()
+    monkeypatch.chdir(trained)
+    assert load_settings(None, [f"model={model}", "out=o"]).template == "r1"
+
+
+def test_a_run_whose_settings_cannot_be_read_is_an_error(trained: Path) -> None:
+    (trained / "config.yaml").write_text("data: {template: chat}")
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+        load_settings(None, [f"model={trained}", "out=o"])
