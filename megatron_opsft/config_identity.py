@@ -93,6 +93,9 @@ _FREE_ON_RESUME = (
     "train.recompute",
 )
 
+# What a run chooses where nobody says it.
+_CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
+
 # ... but for `run.steps` where every learning rate depends on it.
 _LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
 
@@ -106,7 +109,8 @@ def check_resumable(before: Config, now: Config, directory: Path) -> None:
     for section, values in new.items():
         for key, value in values.items():
             name, started = f"{section}.{key}", old[section].get(key)
-            chosen = name == "data.max_prompt_tokens" and key not in now.data.model_fields_set
+            is_set = value is not None and key in getattr(now, section).model_fields_set
+            chosen = name in _CHOSEN and not is_set
             if value != started and not name.startswith(free) and not chosen:
                 why = f" ({_LAST_STEP})" if name == "run.steps" else ""
                 raise UserError(

@@ -213,13 +213,13 @@ def more_evaluations_of(config: Config, given: RunInput) -> dict[str, HeldOut]:
 def _evaluation(
     config: Config, given: RunInput, problems: ProblemSet, number: int, samples: int
 ) -> HeldOut:
-    longest = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    assert config.eval.max_response_tokens is not None  # see `fit_lengths`
     return HeldOut(
         problems=shuffled_subset(problems.problems, number, seed=0),
         settings=SamplingSettings(
             temperature=config.eval.temperature,
             top_p=config.eval.top_p,
-            max_response_tokens=longest,
+            max_response_tokens=config.eval.max_response_tokens,
             end_token_ids=given.end_tokens,
         ),
         samples_per_problem=samples,

@@ -34,7 +34,7 @@ from megatron_opsft.rollout.engine import FileReader, RolloutEngine, SamplingSet
 from megatron_opsft.rollout.limits import (
     check_engine,
     engines_steal,
-    fit_prompts,
+    fit_lengths,
     max_engine_tokens,
     reads_files,
 )
@@ -179,7 +179,7 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     enter_phase("start", 0)
     model_dir = resolve_model(config.model.path)
     shape = read_model_shape(model_dir)
-    config = fit_prompts(config, shape.max_position_embeddings)
+    config = fit_lengths(config, shape.max_position_embeddings)
     device = _choose_device(config)
     announce("reading tokenizer and problems")
     given = read_input(config, model_dir, shape)

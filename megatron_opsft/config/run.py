@@ -141,7 +141,9 @@ class EvalConfig(Section):
     )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
     max_response_tokens: int | None = Field(
-        None, ge=1, description="By default rollout.max_response_tokens."
+        None,
+        ge=1,
+        description="Longest response in evaluation. By default what the model's positions leave beside data.max_prompt_tokens, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens: a limit that cuts answers off makes accuracy and length before training too low.",
     )
     more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = Field(
         (),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.rollout.sampling import EVAL_STEP
@@ -15,13 +15,15 @@ from megatron_opsft.verify.verifier import Verifier
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included.
+    """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included;
+    truncated_share: of those that the limit cut off.
 
     correct_lengths: tokens of each correct response. shown: the first responses to some problems.
     """
 
     accuracy: float
     mean_response_tokens: float
+    truncated_share: float
     num_samples: int
     correct_lengths: tuple[int, ...]
     shown: tuple["ShownResponse", ...]
@@ -73,12 +75,14 @@ class HeldOut:
         ]
         correct_lengths = gather_from_all(mine)
         tokens = sum(len(rollout.response_ids) for rollout in rollouts)
-        sampled_tokens, num_samples = sum_over_world([float(tokens), float(len(rollouts))])
+        cut_off = sum(rollout.finish_reason is FinishReason.LENGTH for rollout in rollouts)
+        sampled_tokens, num_cut_off, num_samples = sum_over_world([tokens, cut_off, len(rollouts)])
         if not num_samples:
             raise UserError("eval.data: there is no held-out problem to evaluate on")
         return EvalResult(
             accuracy=len(correct_lengths) / num_samples,
             mean_response_tokens=sampled_tokens / num_samples,
+            truncated_share=num_cut_off / num_samples,
             num_samples=int(num_samples),
             correct_lengths=tuple(correct_lengths),
             shown=self._shown(rollouts, verdicts, num_shown),

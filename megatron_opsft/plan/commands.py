@@ -89,7 +89,7 @@ def run(
     Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
     """
     from megatron_opsft.config_file import load_config
-    from megatron_opsft.rollout.limits import fit_prompts
+    from megatron_opsft.rollout.limits import fit_lengths
 
     loaded = load_config(config, overrides or [])
     shape = load_shape(loaded.model.path)
@@ -97,7 +97,7 @@ def run(
     from megatron_opsft.plan.job import TrainingJob
 
     job = TrainingJob(
-        config=fit_prompts(loaded, shape.max_position_embeddings),
+        config=fit_lengths(loaded, shape.max_position_embeddings),
         shape=shape,
         hardware=device,
         world_size=nodes * gpus_per_node,

@@ -22,7 +22,7 @@ from megatron_opsft.rollout.limits import (
     check_engine,
     check_engine_ranks,
     check_lengths,
-    fit_prompts,
+    fit_lengths,
 )
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.world_size import check_world
@@ -91,7 +91,7 @@ def _check_model(config: Config) -> None:
         return
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings
-    check_lengths(fit_prompts(config, positions), positions)
+    check_lengths(fit_lengths(config, positions), positions)
 
 
 def check_responses(config: Config) -> None:

@@ -92,16 +92,25 @@ def _longest_response(config: Config) -> tuple[str, int]:
     return held_out if held_out[1] > wanted[1] else wanted
 
 
-def fit_prompts(config: Config, max_positions: int) -> Config:
-    """The configuration, with prompts as long as the model has room for where nobody says how long
-    they may be and the default does not fit.
+def fit_lengths(config: Config, max_positions: int) -> Config:
+    """The configuration, with the lengths that nobody says.
+
+    Prompts: less than the default where the model has no room for it beside the longest response,
+    or where it would take more than half of the positions from held-out responses. Held-out
+    responses: what prompts leave, up to what the engine can bear, and never less than training's.
     """
-    room = max_positions - _longest_response(config)[1]
-    if "max_prompt_tokens" in config.data.model_fields_set or room < 1:
-        return config
-    fitting = min(config.data.max_prompt_tokens, room)
-    data = config.data.model_copy(update={"max_prompt_tokens": fitting})
-    return config.model_copy(update={"data": data})
+    data, held_out = config.data, config.eval
+    prompt, longest = data.max_prompt_tokens, _longest_response(config)[1]
+    if "max_prompt_tokens" not in data.model_fields_set and max_positions > longest:
+        prompt = min(prompt, max_positions - longest)
+        if held_out.max_response_tokens is None:
+            prompt = min(prompt, -(-max_positions // 2))
+        data = data.model_copy(update={"max_prompt_tokens": prompt})
+    if held_out.max_response_tokens is None:
+        bearable = engine_traits(config.rollout.engine).max_eval_tokens
+        room = max(longest, min(bearable, max_positions - prompt))
+        held_out = held_out.model_copy(update={"max_response_tokens": room})
+    return config.model_copy(update={"data": data, "eval": held_out})
 
 
 def check_lengths(config: Config, max_positions: int) -> None:

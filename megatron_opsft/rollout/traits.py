@@ -27,7 +27,9 @@ class EngineTraits:
     experts_on_cpu: a mixture of experts can be updated there.
     independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
     it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
-    eval_batch_size: default of `eval`.
+    eval_batch_size: default of `eval`. max_eval_tokens: the longest response of a run's evaluations
+    where nobody says it: what the paper evaluates with, or what a cache that grows with the longest
+    response of a batch can bear.
     """
 
     title: str
@@ -45,6 +47,7 @@ class EngineTraits:
     experts_on_cpu: bool
     independent: Callable[[str, bool], bool]
     eval_batch_size: int
+    max_eval_tokens: int
 
 
 ENGINES = {
@@ -64,6 +67,7 @@ ENGINES = {
         experts_on_cpu=True,
         independent=lambda dtype, is_cuda: dtype == "float32",
         eval_batch_size=64,
+        max_eval_tokens=4096,
     ),
     "vllm": EngineTraits(
         title="vLLM",
@@ -81,6 +85,7 @@ ENGINES = {
         experts_on_cpu=False,
         independent=lambda dtype, is_cuda: is_cuda,
         eval_batch_size=256,
+        max_eval_tokens=32768,
     ),
 }
 

@@ -31,9 +31,7 @@ class AcceptanceNotes:
         if not metrics["num_accepted"] and not self._has_explained:
             self._has_explained = True
             found = self._base_evaluation()
-            explained = explain_empty_step(
-                metrics, self._limit, _lengths_in(found), found.get("eval_accuracy")
-            )
+            explained = explain_empty_step(metrics, self._limit, _lengths_in(found), found)
             log.warning("%s", explained)
         if warning := self._recent.add(metrics):
             log.warning("%s", warning)

@@ -60,39 +60,59 @@ def describe_correct(evaluation: Counts) -> str:
     return f"; of the correct ones a tenth end within {tenth} tokens, half within {half}"
 
 
+def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
+    """A warning where the limit distorts an evaluation; "" where it cuts few responses off.
+
+    key: what the set's names in `evaluation` begin with.
+    """
+    share = evaluation[f"{key}_truncated_share"]
+    if share <= _FEW:
+        return ""
+    return (
+        f"{name}: {100 * share:.1f} % of the responses were cut off, so accuracy and tokens are "
+        "lower than the model's; raise eval.max_response_tokens"
+    )
+
+
 def explain_empty_step(
     counts: Counts,
     limit: int,
     correct: CorrectLengths | None,
-    base_accuracy: float | None = None,
+    base: Counts | None = None,
 ) -> str:
     """A step that accepted nothing: the reason in counts, and the remedy.
 
-    limit: rollout.max_response_tokens. correct, base_accuracy: as the evaluation before the first
-    step found them.
+    limit: rollout.max_response_tokens. correct, base: what the evaluation before the first step
+    found, and its line of evals.jsonl.
     """
     key, _ = max(REASONS, key=lambda reason: counts.get(reason[0], 0))
-    remedy = (
-        _lengths_remedy(limit, correct, base_accuracy)
-        if key == "num_unfinished"
-        else _REMEDIES[key]
-    )
-    if base_accuracy is not None and base_accuracy < _HARD:
-        remedy += (
-            f"; the base model solves only {100 * base_accuracy:.0f} % of the held-out problems: "
-            "easier ones, or a stronger model, come first"
-        )
+    remedy = _lengths_remedy(limit, correct, base) if key == "num_unfinished" else _REMEDIES[key]
+    if base and base["eval_accuracy"] < _HARD:
+        remedy += _hardness_remedy(base["eval_accuracy"], base["eval_truncated_share"])
     return (
         f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
         f"was learned: {describe_rejected(counts)}; {remedy}"
     )
 
 
-def _lengths_remedy(limit: int, correct: CorrectLengths | None, base_accuracy: float | None) -> str:
+def _hardness_remedy(accuracy: float, cut_off: float) -> str:
+    """cut_off: share of responses of which nobody knows whether they would have been correct."""
+    if accuracy + cut_off < _HARD:
+        return (
+            f"; the base model solves only {100 * accuracy:.0f} % of the held-out problems: easier "
+            "ones, or a stronger model, come first"
+        )
+    return (
+        f"; what the base model solves is not known: {100 * cut_off:.0f} % of its held-out "
+        "responses were cut off; raise eval.max_response_tokens"
+    )
+
+
+def _lengths_remedy(limit: int, correct: CorrectLengths | None, base: Counts | None) -> str:
     key = "rollout.max_response_tokens"
     if correct is None:
         how = "eval.max_response_tokens"
-        if base_accuracy is None:  # nothing is evaluated
+        if base is None:  # nothing is evaluated
             how = f"evaluate, with eval.holdout or eval.data and a larger {how},"
         else:
             how = f"raise {how} further,"

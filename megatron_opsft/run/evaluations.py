@@ -74,6 +74,7 @@ class Evaluations:
             "step": step,
             "eval_accuracy": result.accuracy,
             "eval_mean_response_tokens": result.mean_response_tokens,
+            "eval_truncated_share": result.truncated_share,
             "eval_samples": result.num_samples,
             **lengths_for_notes(result.correct_lengths),
         }
@@ -82,6 +83,7 @@ class Evaluations:
             more = held_out.evaluate(sampler, verifier, encode)
             line[f"eval_{name}_accuracy"] = more.accuracy
             line[f"eval_{name}_mean_response_tokens"] = more.mean_response_tokens
+            line[f"eval_{name}_truncated_share"] = more.truncated_share
             line[f"eval_{name}_samples"] = more.num_samples
         if self._log is not None:
             self._log.evaluation(line, self._s.more_held_out)

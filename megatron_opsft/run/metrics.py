@@ -17,7 +17,7 @@ from rich.console import Console
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
-from megatron_opsft.run.advice import describe_correct, describe_rejected
+from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import LiveView
 from megatron_opsft.runtime.durable import append_line, write_text
@@ -38,6 +38,7 @@ class MetricsLog:
         self._directory = run_dir.path
         self._num_steps = config.steps
         self._console = Console()
+        self._warned: set[str] = set()
         self._writers: list[Any] = []
         if config.tensorboard:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
@@ -74,10 +75,14 @@ class MetricsLog:
         for name, key in (("held-out", "eval"), *((name, f"eval_{name}") for name in more)):
             self.say(
                 f"{name} after step {metrics['step']}: accuracy {metrics[f'{key}_accuracy']:.3f}, "
-                f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens "
+                f"{metrics[f'{key}_mean_response_tokens']:.1f} tokens, "
+                f"{100 * metrics[f'{key}_truncated_share']:.1f} % cut off "
                 f"({metrics[f'{key}_samples']} samples)"
                 f"{describe_correct(metrics) if key == 'eval' else ''}"
             )
+            if name not in self._warned and (warning := warn_of_cut_off(name, metrics, key)):
+                self._warned.add(name)
+                log.warning("%s", warning)
 
     def samples(self, step: int, shown: Sequence[ShownResponse]) -> None:
         """Responses of an evaluation, for people to read; on the console their ends are cut."""

@@ -208,7 +208,9 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     lengths = ["rollout.max_response_tokens=3", "eval.max_response_tokens=64"]
     ended = cli.run(train_args(run_dir, *lengths, "run.steps=2"))
     assert ended.exit_code == 0, ended.stderr
-    first, *_, last = [line for line in ended.stderr.splitlines() if line.startswith("WARNING ")]
+    said = [line for line in ended.stderr.splitlines() if line.startswith("WARNING ")]
+    cut_off, first, *_, last = said
+    assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
     assert "rollout.max_response_tokens=3 is less than the base model needs: " in first
     assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")

@@ -37,12 +37,20 @@ def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
     assert "120 half of them" in said
     within = explain_empty_step(counts, 100, CorrectLengths(tenth=90, half=120))
     assert "end within 90 tokens" in within and "rollout.max_response_tokens=120" in within
-    hard = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), 0.03)
+    base = {"eval_accuracy": 0.03, "eval_truncated_share": 0.16}
+    hard = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base)
     assert hard == said + (
         "; the base model solves only 3 % of the held-out problems: easier ones, or a stronger "
         "model, come first"
     )
-    assert explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), 0.5) == said
+    base["eval_truncated_share"] = 0.5  # among which may be correct ones
+    unknown = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base)
+    assert unknown == said + (
+        "; what the base model solves is not known: 50 % of its held-out responses were cut off; "
+        "raise eval.max_response_tokens"
+    )
+    base["eval_accuracy"] = 0.5
+    assert explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base) == said
     half = explain_empty_step(counts, 64, CorrectLengths(tenth=13, half=31))
     assert half.endswith(
         "half of the base model's correct answers end within 31 tokens, which "
@@ -52,11 +60,12 @@ def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
 
 
 def test_the_remedy_without_lengths_is_an_evaluation_or_a_longer_one() -> None:
-    """base_accuracy: there is one, where it was measured."""
     counts = step_of(num_unfinished=30, num_wrong=2)
     never = explain_empty_step(counts, 64, None)
     assert "raise it, and evaluate, with eval.holdout or eval.data and a larger eval.max" in never
-    before = explain_empty_step(counts, 64, None, 0.0)
+    before = explain_empty_step(
+        counts, 64, None, {"eval_accuracy": 0.0, "eval_truncated_share": 1.0}
+    )
     assert "raise it, and raise eval.max_response_tokens further, to see" in before
     assert "eval.holdout" not in before and "eval.data" not in before
 

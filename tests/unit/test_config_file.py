@@ -9,7 +9,7 @@ from megatron_opsft.config_file import load_config, to_yaml
 from megatron_opsft.config_identity import check_resumable, config_hash
 from megatron_opsft.config_reference import reference_table
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.limits import check_lengths, fit_prompts
+from megatron_opsft.rollout.limits import check_lengths, fit_lengths
 
 MINIMAL = "model: {path: m}\ndata: {train: d}\n"
 
@@ -316,14 +316,42 @@ def test_a_wrong_key_is_looked_for_where_it_was_typed(path: Path) -> None:
 def test_prompts_take_the_room_that_the_model_has_unless_they_are_told(path: Path) -> None:
     path.write_text(MINIMAL)
     base = load_config(path, ["rollout.max_response_tokens=64", "eval.max_response_tokens=350"])
-    assert fit_prompts(base, 512).data.max_prompt_tokens == 512 - 350
-    assert fit_prompts(base, 131072) == base
-    check_lengths(fit_prompts(base, 512), 512)
+    assert fit_lengths(base, 512).data.max_prompt_tokens == 512 - 350
+    assert fit_lengths(base, 131072) == base
+    check_lengths(fit_lengths(base, 512), 512)
     told = load_config(path, ["eval.max_response_tokens=4000", "data.max_prompt_tokens=128"])
     message = "data.max_prompt_tokens=128 and eval.max_response_tokens=4000 together exceed"
     with pytest.raises(UserError, match=message):
-        check_lengths(fit_prompts(told, 512), 512)
-    check_resumable(fit_prompts(base, 512), base, path.parent)
+        check_lengths(fit_lengths(told, 512), 512)
+    check_resumable(fit_lengths(base, 512), base, path.parent)
+
+
+@pytest.mark.parametrize(
+    ("positions", "keys", "prompt", "held_out"),
+    [
+        (8192, [], 1024, 4096),  # of hf no more, whose cache grows with the longest response
+        (8192, ["rollout.engine=vllm"], 1024, 8192 - 1024),
+        (131072, ["rollout.engine=vllm"], 1024, 32768),
+        (1024, [], 512, 512),  # half of it, where nobody says how long prompts may be
+        (1024, ["data.max_prompt_tokens=128"], 128, 896),
+        (8192, ["rollout.max_response_tokens=6000"], 1024, 6000),
+        (4096, ["rollout.max_response_tokens=4000"], 96, 4000),
+    ],
+)
+def test_held_out_responses_may_be_as_long_as_model_and_engine_allow(
+    path: Path, positions: int, keys: list[str], prompt: int, held_out: int
+) -> None:
+    path.write_text(MINIMAL)
+    base = load_config(path, ["rollout.max_response_tokens=64", *keys])
+    fitted = fit_lengths(base, positions)
+    assert (fitted.data.max_prompt_tokens, fitted.eval.max_response_tokens) == (prompt, held_out)
+    check_lengths(fitted, positions)
+    check_resumable(fitted, base, path.parent)
+    shorter = load_config(
+        path, ["rollout.max_response_tokens=64", *keys, "eval.max_response_tokens=9"]
+    )
+    with pytest.raises(UserError, match="eval.max_response_tokens"):
+        check_resumable(fitted, shorter, path.parent)
 
 
 def test_more_evaluation_sets_are_a_mapping_and_read_back(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
         "step": 0,
         "eval_accuracy": 0.9,
         "eval_mean_response_tokens": 80.1,
+            "eval_truncated_share": 0.0,
         "eval_samples": 512,
     }
     log.evaluation(line)
@@ -210,14 +211,21 @@ def test_samples_are_shown_cut_on_the_console_and_whole_elsewhere(
 
 
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = _open(tmp_path, tensorboard=False)
     one = {"eval_accuracy": 0.5, "eval_mean_response_tokens": 80.0, "eval_samples": 8}
+    one["eval_truncated_share"] = 0.05
     two = {"eval_aime_accuracy": 0.25, "eval_aime_mean_response_tokens": 9.5}
-    log.evaluation({"step": 4, **one, **two, "eval_aime_samples": 30}, ["aime"])
+    two |= {"eval_aime_truncated_share": 0.1, "eval_aime_samples": 30}
+    log.evaluation({"step": 4, **one, **two}, ["aime"])
+    log.evaluation({"step": 8, **one, **two}, ["aime"])
     log.close()
-    assert capsys.readouterr().out.splitlines() == [
-        "held-out after step 4: accuracy 0.500, 80.0 tokens (8 samples)",
-        "aime after step 4: accuracy 0.250, 9.5 tokens (30 samples)",
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "held-out after step 4: accuracy 0.500, 80.0 tokens, 5.0 % cut off (8 samples)",
+        "aime after step 4: accuracy 0.250, 9.5 tokens, 10.0 % cut off (30 samples)",
+    ]
+    assert caplog.messages == [  # of the first evaluation, and of the set with more than 5 %
+        "aime: 10.0 % of the responses were cut off, so accuracy and tokens are lower than the "
+        "model's; raise eval.max_response_tokens"
     ]
