@@ -58,7 +58,7 @@ class Evaluations:
         )
         if settings.export_best and is_best and step:
             self._exports.write_step(BEST, step)
-        self._exports.drop_superseded()
+        self._exports.drop_superseded(step)
         self.is_plateau = bool(settings.patience) and since >= settings.patience
 
     def evaluate(self, step: int) -> None:

@@ -43,14 +43,20 @@ class ModelExports:
             announce(f"writing {name}")
             self.write(name)
 
-    def drop_superseded(self, *, finished: bool = False) -> None:
-        """Remove models that a better one has followed, if no checkpoint is older than that one:
-        a run that is resumed from it may need the model before.
+    def drop_superseded(self, step: int, *, finished: bool = False) -> None:
+        """Remove models that a better one has followed, after `step` updates.
+
+        A run that is resumed from a checkpoint needs the newest model that is not younger: one
+        stays for each checkpoint that is there or is being written, unless the run has finished.
         """
         if not self._s.layout.is_main:
             return
         there = in_step_order((self._dir / BEST).glob("*"))
-        saved = [step_in(path.name) or 0 for path in list_checkpoints(self._dir / "checkpoints")]
-        settled = [path for step, path in there if finished or step <= min(saved, default=0)]
-        for path in settled[:-1]:
-            shutil.rmtree(path, ignore_errors=True)  # what is left of it is there the next time
+        resumable = [step]
+        if not finished:
+            resumable += [step_in(p.name) or 0 for p in list_checkpoints(self._dir / "checkpoints")]
+            resumable += [step - step % every] if (every := self._s.config.checkpoint.every) else []
+        needed = {max((s for s, _ in there if s <= saved), default=0) for saved in resumable}
+        for written, path in there:
+            if written not in needed:
+                shutil.rmtree(path, ignore_errors=True)  # what is left is there the next time

@@ -208,7 +208,7 @@ class RunRecorder:
         if step < self._s.config.run.steps:
             self.checkpoint(step, leaving=True)
         self._exports.write("hf")
-        self._exports.drop_superseded(finished=True)
+        self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:
             return

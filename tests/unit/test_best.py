@@ -1,8 +1,12 @@
-"""Which evaluation is the best, and when there were enough."""
+"""Which evaluation is the best, when there were enough, and which models of earlier ones stay."""
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from megatron_opsft.run.best import best_evaluation, evaluations_since_best
+from megatron_opsft.run.exports import ModelExports
 
 
 def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
@@ -36,3 +40,30 @@ def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
 def test_without_an_evaluation_there_is_none() -> None:
     assert best_evaluation([], within=0.01) is None
     assert evaluations_since_best([], within=0.01) == 0
+
+
+@pytest.mark.parametrize(
+    ("every", "saved", "step", "finished", "kept"),
+    [
+        (0, [], 5, False, [4]),  # a run that is resumed begins anew
+        (4, [4], 9, False, [4, 7, 9]),  # the checkpoint of step 8 is being written
+        (4, [], 5, False, [4]),
+        (2, [2, 4], 5, False, [1, 4]),
+        (4, [4, 8], 9, True, [9]),
+    ],
+)
+def test_of_superseded_models_those_stay_that_a_resumed_run_needs(
+    tmp_path: Path, every: int, saved: list[int], step: int, finished: bool, kept: list[int]
+) -> None:
+    for written in (1, 3, 4, 7, 9):
+        if written <= step:
+            (tmp_path / f"best/step_{written:06d}").mkdir(parents=True)
+    for number in saved:
+        (tmp_path / f"checkpoints/step_{number:06d}").mkdir(parents=True)
+        (tmp_path / f"checkpoints/step_{number:06d}/complete.json").touch()
+    config = SimpleNamespace(checkpoint=SimpleNamespace(every=every))
+    session = SimpleNamespace(config=config, layout=SimpleNamespace(is_main=True))
+    exports = ModelExports(session, tmp_path)  # type: ignore[arg-type]
+    exports.drop_superseded(step, finished=finished)
+    found = sorted(path.name for path in (tmp_path / "best").iterdir())
+    assert found == [f"step_{number:06d}" for number in kept]

@@ -59,7 +59,7 @@ def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
         "step": 0,
         "eval_accuracy": 0.9,
         "eval_mean_response_tokens": 80.1,
-            "eval_truncated_share": 0.0,
+        "eval_truncated_share": 0.0,
         "eval_samples": 512,
     }
     log.evaluation(line)
