@@ -38,7 +38,6 @@ PROJECT = Path(__file__).parents[1]
 MODEL = PROJECT / "megatron_opsft/assets/tiny_reasoner"
 CONFIG = PROJECT / "examples/configs/quickstart.yaml"
 UPDATES, PROBLEMS, GROUP, LONGEST = 3, 4, 4, 24
-# Small enough a rate for k3 to stay below the bound that verl and we have and TRL has not.
 LR, LIMIT = 2e-4, 1e-4
 EPSILON = 1e-4  # what TRL adds to a standard deviation
 

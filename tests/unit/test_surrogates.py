@@ -1,5 +1,6 @@
 """Surrogates and KL estimators against closed forms in float64."""
 
+import math
 from dataclasses import replace
 from typing import get_args
 
@@ -120,14 +121,22 @@ def test_kl_estimator_by_hand(estimator: KlEstimator) -> None:
     assert derivative(found, log_probs) == pytest.approx(slopes.tolist(), abs=1e-12)
 
 
-def test_k3_is_bounded_at_both_ends() -> None:
-    log_probs = torch.tensor([-50.0, -3.0, -1.0, 0.0], dtype=torch.float64).requires_grad_()
-    reference = torch.tensor([-1.0, -0.1, -3.0, -60.0], dtype=torch.float64)
-    found = surrogates.kl_estimate("k3", log_probs, reference)
-    d = 2.9
-    assert found.tolist() == pytest.approx([10.0, 10.0, 1 + 0.1353352832, 10.0], abs=1e-9)
-    assert torch.tensor(d).exp() - d - 1 > 10  # which is why the second one is at the bound
-    assert derivative(found, log_probs) == pytest.approx([0, 0, 1 - 0.1353352832, 0], abs=1e-9)
+def test_k3_is_its_formula_where_a_policy_has_drifted_far() -> None:
+    d = torch.tensor([-60.0, -20.0, 2.6, 2.9, 10.0, 30.0, 39.9], dtype=torch.float64)
+    log_probs = torch.full_like(d, -50.0).requires_grad_()
+    found = surrogates.kl_estimate("k3", log_probs, d - 50)
+    assert found.tolist() == pytest.approx((d.exp() - d - 1).tolist(), rel=1e-12)
+    assert derivative(found, log_probs) == pytest.approx((1 - d.exp()).tolist(), rel=1e-12)
+
+
+def test_k3_is_finite_in_float32_and_pulls_back_from_any_distance() -> None:
+    """Above d = 40 a straight line, whose slope is that of the formula there."""
+    log_probs = torch.tensor([-40.0, -41.0, -500.0]).requires_grad_()
+    found = surrogates.kl_estimate("k3", log_probs, torch.zeros(3))
+    slope = math.expm1(40)
+    assert found.tolist() == pytest.approx([slope - 40 + n * slope for n in (0, 1, 460)], rel=1e-6)
+    assert derivative(found, log_probs) == pytest.approx([-slope] * 3, rel=1e-6)
+    assert torch.tensor(slope).square().isfinite()  # as in the norm of a gradient
 
 
 def batch_of(lengths: list[int], advantages: list[float], weights: list[float]) -> MicroBatch:
