@@ -24,6 +24,8 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
+from megatron_opsft.runtime.launcher import is_launched
+from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
@@ -39,15 +41,21 @@ def opened_run(
     must_exist: whether a resumed run must be there. Gives whether anything is left to do. Errors:
     `UserError`.
     """
-    if int(os.environ.get("RANK", "0")) > 0:
-        yield not (resume and is_finished(config))
-        return
+    is_main = int(os.environ.get("RANK", "0")) == 0
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    check_run(
-        config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
-    )
-    if resume and is_finished(config):
-        yield False
+    is_over = False
+    if is_main:
+        check_run(
+            config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
+        )
+        is_over = resume and is_finished(config)
+    if resume and world_size > 1 and is_launched():  # another node may see older files
+        with collector_at_rest():
+            from megatron_opsft.runtime.job import told_by_main
+
+        is_over = told_by_main(str(is_over)) == str(True)
+    if is_over or not is_main:
+        yield not is_over
         return
     with locked(config.run.dir):
         yield True

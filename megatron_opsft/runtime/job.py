@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -71,6 +72,35 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
 
+_early: list[tuple[Any, int, int]] = []  # the store of a job that has no process group yet
+_calls = count()
+
+
+def told_by_main(value: str) -> str:
+    """What rank 0 has as `value`, on every rank, before there is a process group.
+
+    Every rank of a launcher's job calls it, and returns when all have been told. Errors: as of
+    `join_job`.
+    """
+    _early.append(_rendezvous())
+    store, rank, world_size = _early[-1]
+    store = dist.PrefixStore(f"told/{next(_calls)}", store)
+    job = Job(rank=rank, world_size=world_size, id="", store=store)
+    if job.is_main:
+        job.put("value", value)
+    told = job.get("value")
+    job.meet("told")  # rank 0 may have the store, and end
+    return told
+
+
+def _rendezvous() -> tuple[Any, int, int]:
+    """The launcher's store, rank and world size; once, where rank 0 has the store."""
+    if _early:
+        return _early.pop()
+    allow_open_files(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return next(dist.rendezvous("env://"))
+
+
 def join_job(device: Device, timeout: timedelta) -> Job:
     """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
 
@@ -80,8 +110,7 @@ def join_job(device: Device, timeout: timedelta) -> Job:
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
-        allow_open_files(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        store, rank, world_size = next(dist.rendezvous("env://"))
+        store, rank, world_size = _rendezvous()
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(

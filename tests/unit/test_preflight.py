@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -158,6 +159,38 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     with opened_run(more, resume=True, overwrite=False) as something_is_left:
         assert something_is_left
         assert (tmp_path / LOCK).is_file()
+
+
+def start_rank(rank: int, port: int, run_dir: Path) -> subprocess.Popen[str]:
+    """A rank that says whether anything is left to do in what it sees as the run's directory."""
+    code = """if True:
+        from pathlib import Path
+        from megatron_opsft.config_file import load_config
+        from megatron_opsft.preflight.check import opened_run
+        config = load_config(Path({file!r}), ["run.dir={run_dir}"])
+        with opened_run(config, resume=True, overwrite=False) as something_is_left:
+            print(something_is_left)"""
+    ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code.format(file=str(QUICKSTART), run_dir=run_dir)],
+        env=os.environ | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("finished_for", [0, 1])
+def test_rank_0_decides_for_all_whether_anything_is_left(tmp_path: Path, finished_for: int) -> None:
+    """The other one sees its files in another state, as on another node."""
+    seen = tmp_path / str(finished_for)
+    (seen / "hf").mkdir(parents=True)
+    (seen / "hf/config.json").touch()
+    (seen / "summary.json").write_text('{"steps": 24}')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [start_rank(rank, port, tmp_path / str(rank)) for rank in (0, 1)]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert said == [f"{finished_for != 0}\n"] * 2
 
 
 def test_a_changed_key_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
