@@ -16,7 +16,8 @@ from megatron_opsft.runtime.memory import PeakMemory
 def start_ranks(count: int) -> None:
     """Become torchrun with `count` processes of this very command; inside it nothing is to do."""
     if count > 1 and "WORLD_SIZE" not in os.environ:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+        torchrun += ["--nproc-per-node", str(count)]
         os.execv(sys.executable, [sys.executable, *torchrun, *sys.argv])
 
 

@@ -51,6 +51,7 @@ class Torchrun:
         options = torchrun.parse_args(
             [
                 "--standalone",
+                "--local-addr=localhost",  # the machine's own name need not resolve
                 f"--nproc-per-node={self._num_ranks}",
                 "--max-restarts=0",
                 "--signals-to-handle=SIGHUP,SIGQUIT",

@@ -29,7 +29,8 @@ def train_args(run_dir: Path, *more: str) -> list[str]:
 
 
 def torchrun(ranks: int, args: Sequence[str]) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    launcher += [f"--nproc-per-node={ranks}"]
     ended = subprocess.run(
         [sys.executable, *launcher, "-m", "megatron_opsft", *args],
         capture_output=True,

@@ -103,6 +103,35 @@ def test_a_stop_reaches_ranks_that_start_after_it() -> None:
     assert f"rank: -{signal.SIGTERM.value}" in ended.stderr
 
 
+UNKNOWN_NAME = """
+import socket, sys
+socket.getfqdn = socket.gethostname = lambda *args: "no-such-host.invalid"
+from megatron_opsft.launch.torchrun import Torchrun
+
+with Torchrun(1) as started:
+    sys.exit(started.run(["--version"]))
+"""
+IN_RANK = """
+import os
+if "RANK" in os.environ:
+    print("rendezvous:", os.environ["MASTER_ADDR"])
+"""
+
+
+def test_ranks_meet_where_the_name_of_the_machine_does_not_resolve(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IN_RANK)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    ended = subprocess.run(
+        [sys.executable, "-c", UNKNOWN_NAME],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == "rendezvous: localhost"
+
+
 STOPPED_TWICE = """
 import os, signal, subprocess, sys, time
 if sys.argv[1] == "train":

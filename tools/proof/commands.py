@@ -77,7 +77,8 @@ def report(
     env: Mapping[str, str] | None = None,
 ) -> Command:
     """Of a module that prints one line with figures, problems and details. limit: seconds."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    torchrun += ["--nproc-per-node", str(ranks)]
     return Command(
         words=(*(torchrun if ranks > 1 else ()), "-m", *words),
         modules=modules,

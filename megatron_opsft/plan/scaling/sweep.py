@@ -90,7 +90,7 @@ def start_run(config: Path, case: SweepCase, run_dir: Path, overrides: Sequence[
         return
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"),
         *("--nproc-per-node", str(case.ranks), "-m", "megatron_opsft", "train", str(config)),
         *(*overrides, *case.overrides, f"run.dir={run_dir}", "--resume=auto"),
     ]
