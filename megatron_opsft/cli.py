@@ -31,7 +31,7 @@ from megatron_opsft.command_line import (
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
 from megatron_opsft.diagnose.commands import diagnose
-from megatron_opsft.errors import EnginesLost, NonFiniteError, SyncError, UserError
+from megatron_opsft.errors import EnginesLost, NonFiniteError, RanksMissing, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
 from megatron_opsft.launch.engine_command import EXAMPLES as ENGINE_EXAMPLES
@@ -201,7 +201,7 @@ def run(commands: typer.Typer) -> None:
         _exit(f"error: {error}", 3)
     except SyncError as error:
         _exit(f"error: {describe_rank()}: {error}", 3)
-    except EnginesLost as error:
+    except (EnginesLost, RanksMissing) as error:
         _exit(f"error: {describe_rank()}: {error}", PEER_LOST_EXIT_CODE)
     except Exception as error:
         if full := full_disk_behind(error):

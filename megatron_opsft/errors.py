@@ -27,6 +27,10 @@ class EnginesLost(Exception):
     """
 
 
+class RanksMissing(Exception):
+    """Ranks of the job have not come to its start. Exits with 69."""
+
+
 class EngineDied(Exception):
     """A separate rollout engine ended or hung; whoever catches it starts another one."""
 

@@ -24,7 +24,7 @@ from megatron_opsft.diagnose.responses import (
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import locked
-from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS
+from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, START_HOURS
 from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import EvalModel, open_model
 from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
@@ -54,7 +54,7 @@ def diagnose(settings: DiagnoseSettings, *, overwrite: bool = False) -> str:
 
         cpu_compat.install()
     original, efficient = _open_models(settings)
-    job = join_job(device, timedelta(hours=COLLECTIVE_HOURS))
+    job = join_job(device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS))
     check_world(job.world_size, ParallelConfig(tp=settings.tp))
     with ExitStack() as held:
         if job.is_main:

@@ -6,6 +6,7 @@ from megatron_opsft.rollout.open_engine import ColocatedEngine, open_colocated
 from megatron_opsft.runtime.job import Job
 
 COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one
+START_HOURS = 1  # a rank that has not come to the start after so long does not come
 
 
 def open_engine(inputs: Inputs, subject: Subject, job: Job) -> ColocatedEngine:

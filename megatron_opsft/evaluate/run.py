@@ -16,7 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
-from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, open_engine
+from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, START_HOURS, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
@@ -45,7 +45,9 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False, within: Job | N
     """
     device = select_device(settings.device)
     inputs = read_inputs(settings, device)
-    job = within or join_job(device, timedelta(hours=COLLECTIVE_HOURS))
+    job = within or join_job(
+        device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS)
+    )
     with ExitStack() as held:
         if job.is_main:
             if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -53,7 +54,8 @@ def opened_run(
         with collector_at_rest():
             from megatron_opsft.runtime.job import told_by_main
 
-        is_over = told_by_main(str(is_over)) == str(True)
+        patience = timedelta(minutes=config.run.hang_minutes)
+        is_over = told_by_main(str(is_over), patience) == str(True)
     if is_over or not is_main:
         yield not is_over
         return

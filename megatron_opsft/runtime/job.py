@@ -4,8 +4,10 @@ Needs no Megatron. Unlike a collective, the store lets ranks go at their own pac
 """
 
 import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import count
@@ -14,11 +16,14 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
+from megatron_opsft.errors import RanksMissing
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.launcher import is_launched
 from megatron_opsft.runtime.open_files import allow_open_files
 
 _POLL_SECONDS = 0.05
+_CONNECT_SECONDS = 10.0
+_HEAR_SECONDS = 1.0  # for the others to read why they are to leave
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
 
@@ -76,13 +81,13 @@ _early: list[tuple[Any, int, int]] = []  # the store of a job that has no proces
 _calls = count()
 
 
-def told_by_main(value: str) -> str:
+def told_by_main(value: str, patience: timedelta) -> str:
     """What rank 0 has as `value`, on every rank, before there is a process group.
 
     Every rank of a launcher's job calls it, and returns when all have been told. Errors: as of
     `join_job`.
     """
-    _early.append(_rendezvous())
+    _early.append(_rendezvous(patience))
     store, rank, world_size = _early[-1]
     store = dist.PrefixStore(f"told/{next(_calls)}", store)
     job = Job(rank=rank, world_size=world_size, id="", store=store)
@@ -93,24 +98,26 @@ def told_by_main(value: str) -> str:
     return told
 
 
-def _rendezvous() -> tuple[Any, int, int]:
+def _rendezvous(patience: timedelta) -> tuple[Any, int, int]:
     """The launcher's store, rank and world size; once, where rank 0 has the store."""
     if _early:
         return _early.pop()
-    allow_open_files(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    return next(dist.rendezvous("env://"))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    allow_open_files(rank, world_size)
+    return _meet_ranks(rank, world_size, patience), rank, world_size
 
 
-def join_job(device: Device, timeout: timedelta) -> Job:
+def join_job(device: Device, timeout: timedelta, patience: timedelta | None = None) -> Job:
     """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
 
     Gloo connects two ranks when they first have something to say to each other, not each with all.
-    timeout: of collectives. Errors: `UserError` where the launcher has not set what a rank needs,
-    or the system allows too few open files.
+    timeout: of collectives. patience: with ranks that have not come yet; by default the same.
+    Errors: `UserError` where the launcher has not set what a rank needs, or the system allows too
+    few open files; `RanksMissing` where the patience ends.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
-        store, rank, world_size = _rendezvous()
+        store, rank, world_size = _rendezvous(patience or timeout)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(
@@ -121,6 +128,53 @@ def join_job(device: Device, timeout: timedelta) -> Job:
         timeout=timeout,
     )
     return current_job()
+
+
+def _meet_ranks(rank: int, world_size: int, patience: timedelta) -> Any:
+    """The launcher's store when every rank has come to it. Errors: `RanksMissing`, the same on all
+    that have come.
+    """
+    within = f"within {patience / timedelta(minutes=1):.4g} min of the start"
+    deadline = time.monotonic() + patience.total_seconds()
+    if rank:
+        _wait_for_first(deadline, within)
+    # -1: the store itself waits for nobody, as it could not say for whom.
+    store, _, _ = next(dist.rendezvous("env://?world_size=-1", timeout=patience))
+    # torchrun's store may outlive a start of its ranks.
+    start: Any = dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", store)
+    try:
+        start.append("came", f"{rank} ")
+        if start.add("num_came", 1) == world_size:
+            start.compare_set("outcome", "", "all")
+        while not start.check(["outcome"]):
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() > deadline:
+                late = {*range(world_size)} - {*map(int, start.get("came").split())}
+                start.compare_set("outcome", "", f"{_name_ranks(late)} did not come {within}")
+        outcome = start.get("outcome").decode()
+    except dist.DistNetworkError:
+        raise RanksMissing("rank 0 is gone, and not all ranks have come to the start") from None
+    if outcome != "all":
+        if rank == 0:
+            time.sleep(_HEAR_SECONDS)  # the store may be in this process
+        raise RanksMissing(outcome)
+    return store
+
+
+def _name_ranks(ranks: set[int]) -> str:
+    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    return f"rank {min(ranks, default=0)}{more}"
+
+
+def _wait_for_first(deadline: float, within: str) -> None:
+    """Return when somebody listens where the store is to be; PyTorch would print a stack."""
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            return
+        time.sleep(_POLL_SECONDS)
+    raise RanksMissing(f"rank 0 does not answer at {host}:{port} {within}")
 
 
 def current_job() -> Job:

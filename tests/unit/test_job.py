@@ -1,0 +1,70 @@
+"""A job whose ranks do not all come: real processes, of which one is never started."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+# Of three ranks, two come; or only one, which is not rank 0.
+JOIN = """
+import sys
+from datetime import timedelta
+import typer
+from megatron_opsft.cli import run
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.job import join_job
+
+app = typer.Typer()
+
+@app.command()
+def join() -> None:
+    device = select_device("cpu")
+    print("starts", flush=True)
+    sys.stdin.readline()  # loading takes the ranks differently long
+    join_job(device, timedelta(hours=1), timedelta(seconds=3))
+
+run(app)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ((0, 2), "rank 1 did not come within 0.05 min of the start"),
+        ((0,), "rank 1 and 1 more did not come within 0.05 min of the start"),
+        ((1,), "rank 0 does not answer at localhost:{port} within 0.05 min of the start"),
+    ],
+)
+def test_every_rank_that_came_says_who_did_not(ranks: tuple[int, ...], message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    names = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    came = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOIN],
+            env={**os.environ, **names, "RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ranks
+    ]
+    for process in came:
+        assert process.stdout is not None and process.stdout.readline() == "starts\n"
+    start = time.monotonic()
+    for process in came:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process, rank in zip(came, ranks, strict=True):
+        _, errors = process.communicate(timeout=50)
+        assert process.returncode == 69, errors
+        where = f"rank {rank} on {socket.gethostname()} in phase start"
+        assert errors == f"error: {where}: {message.format(port=port)}\n"
+    assert (
+        time.monotonic() - start < 3 + 1 + 3 + 4
+    )  # patience, hearing, letting rank 0 speak first; room
