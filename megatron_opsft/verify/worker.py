@@ -59,7 +59,9 @@ def _address_space() -> int:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, even amid a long computation."""
+    """Have the kernel kill this process when its parent dies, even amid a long computation: to be
+    exact, when the thread that started it ends.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

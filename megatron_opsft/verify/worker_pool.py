@@ -2,8 +2,8 @@
 
 math-verify can hang in C code where no signal or exception reaches it, and can exhaust memory. So
 every answer is judged in a worker process (`verify.worker`), which is killed and replaced when it
-overruns or dies. The parent needs no threads and never forks itself: workers are fresh
-interpreters that import neither torch nor CUDA, safe to start next to NCCL, gloo and vLLM threads.
+overruns or dies. The parent never forks itself: workers are fresh interpreters that import neither
+torch nor CUDA, safe to start next to NCCL, gloo and vLLM threads.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Pipe, wait
 from types import TracebackType
 from typing import Self, cast
@@ -98,6 +99,8 @@ class VerifierPool:
         self._killed_starts = 0
         self._num_workers, self._answers_per_worker = num_workers, answers_per_worker
         self._num_asked = 0
+        # The kernel kills a worker when the thread that started it ends (`worker`).
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
         self._workers = [self._start()]
 
     def wait_until_ready(self) -> None:
@@ -129,6 +132,7 @@ class VerifierPool:
             for worker in self._workers:
                 worker.kill()
             self._workers = []
+            self._starter.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +146,7 @@ class VerifierPool:
         self.close()
 
     def _start(self) -> _Worker:
-        return _Worker(self._judge, self._max_memory_bytes)
+        return self._starter.submit(_Worker, self._judge, self._max_memory_bytes).result()
 
     def _grow(self, num_items: int) -> None:
         """So many answers more are asked for."""

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,23 @@ def test_workers_start_as_they_are_needed() -> None:
             pool.score([(f"{round_} {n}", "x") for n in range(3)])
             numbers.append(len(pool._workers))
     assert numbers == [1, 2, 3, 3, 3, 3]
+
+
+def test_workers_outlive_the_thread_that_made_the_pool() -> None:
+    answers: list[str] = []
+    pools: list[VerifierPool] = []
+
+    def make_pool() -> None:
+        pools.append(VerifierPool(1, 30, judge=ROGUE))
+        answers.append(pools[0].score([("a", "a")])[0].answer)
+
+    thread = threading.Thread(target=make_pool)
+    thread.start()
+    thread.join()
+    time.sleep(0.2)  # for the kernel to kill whom it would kill
+    with pools[0] as pool:
+        (verdict,) = pool.score([("b", "b")])
+    assert verdict.answer.split()[1] == answers[0].split()[1]  # the same process
 
 
 def test_workers_end_with_their_parent() -> None:
