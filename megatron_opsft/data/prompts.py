@@ -228,9 +228,12 @@ def _as_described(
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{option}: {file} cannot be read: {error}") from error
     difference = _find_difference(tokenizer, described)
-    if not difference:
+    count = described.get_vocab_size(with_added_tokens=True)
+    if not difference and len(tokenizer) <= count:
         return tokenizer
     literal = PreTrainedTokenizerFast.from_pretrained(str(file.parent))
+    if not difference:  # only with tokens of its own, such as for padding
+        return literal if len(literal) < len(tokenizer) else tokenizer
     if _find_difference(literal, described):
         raise UserError(
             f"{option}: the tokenizer loaded from {file.parent} does not match {file.name}: "
