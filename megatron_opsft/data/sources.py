@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.git_lfs import check_fetched
 from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
@@ -30,9 +31,9 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
     source, it is of another kind, or has no such split.
     """
     path = Path(source)
+    check_source(source)
     if path.is_dir():
         return _number(_open_saved(path, split, section))
-    check_source(source)
     if not path.is_file():
         return _number(_open_hub(source, split, subset, section))
     return _read_parquet(path) if path.name.endswith(".parquet") else _read_jsonl(path)
@@ -41,6 +42,7 @@ def read_rows(source: str, *, split: str, subset: str | None, section: str = "da
 def check_source(source: str) -> None:
     """Errors: `UserError` for a file that is missing, empty or of another kind."""
     path = Path(source)
+    check_fetched([path, *path.glob("*"), *path.glob("*/*")])
     if path.is_dir():
         return
     if path.is_file():

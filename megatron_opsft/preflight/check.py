@@ -25,6 +25,7 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
+from megatron_opsft.runtime.git_lfs import check_fetched
 from megatron_opsft.runtime.launcher import is_launched
 from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.runtime.step_names import list_checkpoints
@@ -121,6 +122,8 @@ def check_responses(config: Config) -> None:
             f"data.responses={path}: there is no such file; make it with `megatron-opsft data "
             f"{method} ... --out {path}`"
         )
+    if path is not None:
+        check_fetched([path])
 
 
 def is_finished(config: Config) -> bool:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
-
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
 METADATA_NAME = ".metadata"  # of a distributed checkpoint
 RECORD_NAME = "conversion.json"  # of a converted checkpoint: how it was made, and SHA-256s
 # In this order transformers' `from_pretrained` looks for weights; the first that is there counts.

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.git_lfs import check_fetched
 from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
 from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
+from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
+ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
 MODEL_CONFIGS = ASSETS / "model_configs"  # hub name -> config.json, of the models of the examples
@@ -33,11 +34,22 @@ def resolve_model(
     with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
     what errors call the name.
     """
-    return local_model(name, option=option) or _from_hub(name, patterns, option)
+    directory = local_model(name, option=option)
+    if directory is None:
+        directory = _from_hub(name, patterns, option)
+        _check_complete(directory, option)
+    return directory
 
 
 def local_model(name: str, *, option: str = "model.path") -> Path | None:
     """As `resolve_model`, but None for a hub name: nothing is fetched. Errors: `UserError`."""
+    directory = _find_local(name, option)
+    if directory is not None:
+        _check_complete(directory, option)
+    return directory
+
+
+def _find_local(name: str, option: str) -> Path | None:
     if name == TINY_REASONER:
         return ASSETS / TINY_REASONER
     path = Path(name).expanduser()
@@ -51,6 +63,20 @@ def local_model(name: str, *, option: str = "model.path") -> Path | None:
             f"such as Qwen/Qwen3-0.6B, or {TINY_REASONER}"
         )
     return None
+
+
+def _check_complete(directory: Path, option: str) -> None:
+    """Errors: `UserError` for a model whose files Git LFS has not fetched, and for a LoRA adapter
+    without its model.
+    """
+    check_fetched(sorted(directory.iterdir()))
+    has_weights = any((directory / weights).is_file() for weights in WEIGHT_NAMES)
+    if (directory / ADAPTER_NAME).is_file() and not has_weights:
+        raise UserError(
+            f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
+            "its base model first (PeftModel.merge_and_unload, then save_pretrained) and give the "
+            "directory of that"
+        )
 
 
 def _model_of_run(directory: Path, option: str) -> Path | None:
@@ -134,4 +160,7 @@ def resolve_config(name: str) -> Path:
     shipped = {file.parent.relative_to(MODEL_CONFIGS).as_posix(): file.parent for file in found}
     if name in shipped and not Path(name).is_dir():
         return shipped[name]
-    return resolve_model(name, ["config.json"])
+    option = "model.path"
+    directory = _find_local(name, option) or _from_hub(name, ["config.json"], option)
+    check_fetched([directory / "config.json"])
+    return directory
