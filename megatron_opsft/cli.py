@@ -45,6 +45,7 @@ from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
+from megatron_opsft.runtime.printable import printable
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.study.commands import EXAMPLES as STUDY_EXAMPLES
 from megatron_opsft.study.commands import study
@@ -219,6 +220,9 @@ def run(commands: typer.Typer) -> None:
 class _ToStderr(logging.StreamHandler[Any]):
     """Writes to what is `sys.stderr` at the moment: a bar on the terminal takes its place."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
     def emit(self, record: logging.LogRecord) -> None:
         """A line above the bar, if there is one."""
         self.stream = sys.stderr
@@ -265,6 +269,6 @@ def _exit(message: str, code: int, trace: Exception | None = None) -> None:
     diagnosis = report_failure(code, message)
     if diagnosis is None or diagnosis.rank == rank:
         if trace is not None:
-            traceback.print_exception(trace)
-        print(message, file=sys.stderr, flush=True)
+            print(printable("".join(traceback.format_exception(trace))), file=sys.stderr)
+        print(printable(message), file=sys.stderr, flush=True)
     os._exit(diagnosis.code if diagnosis is not None else code)

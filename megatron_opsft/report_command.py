@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from megatron_opsft.command_line import examples
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.embed import MAX_MB
+from megatron_opsft.runtime.printable import printable
 
 if TYPE_CHECKING:
     from megatron_opsft.report.page.parts import Parts
@@ -99,10 +100,11 @@ def report(
     if watch is not None:
         _follow(paths, page, watch, max_mb)
         parts = parts_of(paths)
-    unread = report_runs(parts.runs, figure, typer.echo)
+    unread = report_runs(parts.runs, figure, lambda line: typer.echo(printable(line)))
     for path in parts.evaluations:
         table = _evaluation_table(path)
-        typer.echo(f"{path}:\n{table}" if len(parts.runs + parts.evaluations) > 1 else table)
+        several = len(parts.runs + parts.evaluations) > 1
+        typer.echo(printable(f"{path}:\n{table}" if several else table))
     runs = [path for path in parts.runs if path not in unread]
     write_page(page, runs, _with_baselines(parts.evaluations), max_mb=max_mb)
     typer.echo(f"page: {page}")
@@ -126,7 +128,7 @@ def _report_diagnosis(path: Path, html: Path | None, max_mb: float, overwrite: b
 
     _check_free([html], overwrite)
     page = html or path / REPORT
-    typer.echo(write_report(path, page, max_mb=max_mb), nl=False)
+    typer.echo(printable(write_report(path, page, max_mb=max_mb)), nl=False)
     typer.echo(f"page: {page}")
 
 

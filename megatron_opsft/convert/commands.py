@@ -12,6 +12,7 @@ import typer
 
 from megatron_opsft.command_line import examples
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
+from megatron_opsft.runtime.printable import printable
 
 app = typer.Typer(
     help="Convert checkpoints between Hugging Face and Megatron-Core.",
@@ -131,7 +132,7 @@ def check(
 
     sources = [_open(_directory_of(name), config_from) for name in (first, second)]
     if lines := differing_tensors(sources[0], sources[1], workers=workers):
-        typer.echo("\n".join(lines))
+        typer.echo(printable("\n".join(lines)))
         raise typer.Exit(ANSWER_IS_NO)
     typer.echo(f"equal: {len(sources[0].table.hf_shapes())} tensors")
 

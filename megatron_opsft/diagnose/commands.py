@@ -10,6 +10,7 @@ from megatron_opsft.command_line import examples
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.commands import files_of
 from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.printable import printable
 
 EXAMPLES = examples(
     "megatron-opsft diagnose --original tiny_reasoner --efficient RUN --out DIR",
@@ -95,5 +96,5 @@ def diagnose(
         from megatron_opsft.diagnose.run import diagnose as run
 
     if table := run(settings, overwrite=overwrite):
-        typer.echo(table, nl=False)
+        typer.echo(printable(table), nl=False)
         typer.echo(f"every token, summary and pictures: {out}")

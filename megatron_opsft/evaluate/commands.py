@@ -10,6 +10,7 @@ from typer.core import TyperCommand
 from megatron_opsft.command_line import RunByDefault, examples
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.printable import printable
 
 # Options of earlier versions whose names are not those of settings.
 _FORMER = {"deer-threshold": "deer.threshold", "deer-words": "deer.transition_words"}
@@ -124,7 +125,7 @@ def run(
         from megatron_opsft.evaluate.run import evaluate
 
     if table := evaluate(settings, overwrite=overwrite):
-        typer.echo(table, nl=False)
+        typer.echo(printable(table), nl=False)
         typer.echo(f"results, tables, figures and samples: {settings.out}")
 
 
@@ -146,7 +147,7 @@ def compare(
     """One table and figure of several results; names every setting in which they differ."""
     from megatron_opsft.evaluate.outputs import compare_directories
 
-    typer.echo(compare_directories(results, out, baseline), nl=False)
+    typer.echo(printable(compare_directories(results, out, baseline)), nl=False)
     typer.echo(f"table and figures: {out}")
 
 

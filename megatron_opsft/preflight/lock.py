@@ -21,6 +21,7 @@ import psutil
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.entries import unwritable
+from megatron_opsft.runtime.printable import printable
 
 LOCK = ".run_lock"
 BEAT_SECONDS = 10.0
@@ -147,7 +148,8 @@ def _is_touched(lock: Path, owner: Owner | None) -> bool:
     if before is None:
         return True
     if owner is not None:
-        print(f"{lock.parent} has a lock of {owner}: waiting for a sign of it", file=sys.stderr)
+        line = f"{lock.parent} has a lock of {owner}: waiting for a sign of it"
+        print(printable(line), file=sys.stderr)
     deadline = time.monotonic() + SILENT_SECONDS
     while time.monotonic() < deadline:
         if _touched_at(lock) != before:

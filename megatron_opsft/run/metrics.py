@@ -22,6 +22,7 @@ from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import LiveView
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.heartbeat import is_live_terminal
+from megatron_opsft.runtime.printable import printable
 
 log = logging.getLogger("megatron_opsft")
 
@@ -126,7 +127,7 @@ def _in_short(shown: ShownResponse) -> str:
         half = _RESPONSE_CHARACTERS // 2
         response = f"{response[:half]} [...] {response[-half:]}"
     about = f"{shown.num_tokens} tokens, {shown.outcome}, gold {shown.gold}"
-    return f"  for example: {problem}\n  -> {response} ({about})"
+    return printable(f"  for example: {problem}\n  -> {response} ({about})")
 
 
 class _TensorBoard:

@@ -84,6 +84,19 @@ def test_missing_config_file(cli: ForkedCli, tmp_path: Path) -> None:
     assert "no.yaml does not exist" in error_of(cli.run(["train", tmp_path / "no.yaml"]))
 
 
+def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> None:
+    assert r"\x1b[2J.yaml does not exist" in error_of(cli.run(["train", "\x1b[2J.yaml"]))
+    assert r"\x1b[2J.jinja" in error_of(train(cli, tmp_path, "data.template=\x1b[2J.jinja"))
+    warn = "import logging; logging.getLogger('megatron_opsft').warning('id %s', '\\x1b[2J')"
+    ended = cli.run(
+        ["train", "no.yaml"],
+        prelude="import megatron_opsft.config_file as f\n"
+        f"def load_config(*args):\n    {warn}\n    raise f.UserError('no')\n"
+        "f.load_config = load_config",
+    )
+    assert ended.stderr == "WARNING id \\x1b[2J\nerror: no\n"
+
+
 def test_resume_and_overwrite_exclude_each_other(cli: ForkedCli) -> None:
     assert "--resume" in error_of(cli.run(["train", QUICKSTART, "--resume", "--overwrite"]))
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -208,6 +209,21 @@ def test_samples_are_shown_cut_on_the_console_and_whole_elsewhere(
     assert text.step == 2
     whole = text.tensor_proto.string_val[0].decode()
     assert whole.count("so it is") == 60 and "    </think>" in whole
+
+
+def test_no_sequence_of_a_response_reaches_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rogue = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    shown = {"problem": f"a{rogue}", "response": f"b\r{rogue}", "gold": f"c{rogue}"}
+    log = _open(tmp_path)
+    log.samples(2, [replace(SHOWN, **shown)])
+    log.close()
+    safe = r"\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+    assert capsys.readouterr().out.splitlines() == [
+        f"  for example: a{safe}",
+        f"  -> b {safe} (312 tokens, correct, gold c{safe})",
+    ]
 
 
 def test_an_evaluation_of_several_sets_has_a_console_line_each(
