@@ -17,27 +17,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.entries import unwritable
 from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.process_start import started_at
 
 LOCK = ".run_lock"
 BEAT_SECONDS = 10.0
 SILENT_SECONDS = 60.0
+_LOADED = time.time()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The process that has a directory. started: seconds since the epoch.
+    """The process that has a directory. since: seconds since the epoch, for people to read.
 
+    started: as of `started_at`, which no step of the clock moves.
     process_table: of the machine and container that `pid` is of, where that is known.
     """
 
     host: str
     pid: int
-    started: float
+    since: float
+    started: float | None
     process_table: str
 
     def __str__(self) -> str:
@@ -121,7 +123,7 @@ def _take_from_dead(lock: Path) -> None:
 
 
 def _in_use(directory: Path, owner: Owner) -> UserError:
-    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.started))
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(owner.since))
     return UserError(
         f"run.dir={directory} is in use by {owner}, started {since}; stop that run (kill "
         f"{owner.pid}: it checkpoints first) or name another directory"
@@ -132,14 +134,8 @@ def _lives(owner: Owner) -> bool:
     """Whether a process of this process table is the owner, and not a later one of its number."""
     if owner.process_table != _process_table():
         return False
-    try:
-        process = psutil.Process(owner.pid)
-        return (
-            abs(process.create_time() - owner.started) < 2
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
-    except psutil.NoSuchProcess:
-        return False
+    started = started_at(owner.pid)
+    return started is not None and started == owner.started
 
 
 def _is_touched(lock: Path, owner: Owner | None) -> bool:
@@ -188,11 +184,11 @@ def _beat(lock: Path, me: Owner, ended: threading.Event) -> None:
 
 
 def _this_process() -> Owner:
-    process = psutil.Process()
     return Owner(
         host=socket.gethostname(),
-        pid=process.pid,
-        started=process.create_time(),
+        pid=os.getpid(),
+        since=_LOADED,
+        started=started_at(os.getpid()),
         process_table=_process_table(),
     )
 

@@ -11,12 +11,12 @@ SETTLE_SECONDS = 0.5  # one fault shows in many ranks: so long after the first s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A rank's process; `created` (seconds since the epoch) tells it from a later one of its id."""
+    """A rank's process; `started`, as of `started_at`, tells it from a later one of its id."""
 
     rank: int
     host: str
     pid: int
-    created: float
+    started: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

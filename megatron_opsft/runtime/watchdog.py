@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from megatron_opsft.runtime.diagnosis import (
     PEER_LOST_EXIT_CODE,
     Diagnosis,
@@ -33,6 +31,7 @@ from megatron_opsft.runtime.diagnosis import (
     listeners,
 )
 from megatron_opsft.runtime.phase import current_phase
+from megatron_opsft.runtime.process_start import started_at
 from megatron_opsft.runtime.watch_relay import WatchRelay
 from megatron_opsft.runtime.watch_server import WatchServer
 
@@ -45,10 +44,8 @@ _watchdog: "Watchdog | None" = None
 
 def this_process(rank: int) -> Process:
     """For the others to know this rank's process by."""
-    process = psutil.Process()
-    return Process(
-        rank=rank, host=socket.gethostname(), pid=process.pid, created=process.create_time()
-    )
+    me = os.getpid()
+    return Process(rank=rank, host=socket.gethostname(), pid=me, started=started_at(me))
 
 
 class Watchdog:
@@ -217,11 +214,11 @@ class Watchdog:
     def _kill(self, diagnosis: Diagnosis) -> None:
         """A process that is stopped ends neither by itself nor on SIGTERM."""
         culprit = self._processes[diagnosis.rank]
-        if diagnosis.kind == "silent" and culprit.host == self._me.host:
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(culprit.pid)
-                if process.create_time() == culprit.created:
-                    process.send_signal(signal.SIGKILL)
+        if diagnosis.kind != "silent" or culprit.host != self._me.host:
+            return
+        if started_at(culprit.pid) == culprit.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(culprit.pid, signal.SIGKILL)
 
 
 def report_failure(code: int, message: str) -> Diagnosis | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import psutil
 import pytest
 from forked_cli import ROOT
 
@@ -20,6 +21,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.preflight import lock as locks
 from megatron_opsft.preflight.check import check_run, is_finished, opened_run
 from megatron_opsft.preflight.lock import LOCK, Owner, locked
+from megatron_opsft.runtime.process_start import started_at
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 
@@ -41,10 +43,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def owner_of(pid: int) -> Owner:
     """As the process itself would write it."""
-    import psutil
-
-    me = locks._this_process()
-    return replace(me, pid=pid, started=psutil.Process(pid).create_time())
+    return replace(locks._this_process(), pid=pid, started=started_at(pid))
 
 
 def write_lock(directory: Path, owner: Owner) -> Path:
@@ -68,7 +67,8 @@ def test_a_dead_owner_or_a_later_process_of_its_number_is_no_owner(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     living = owner_of(sleeper.pid)
-    write_lock(tmp_path, replace(living, started=living.started - 1000))
+    assert living.started is not None
+    write_lock(tmp_path, replace(living, started=living.started - 1))
     with locked(tmp_path):
         assert locks._read(tmp_path / LOCK) == locks._this_process()
     sleeper.kill()
@@ -79,6 +79,17 @@ def test_a_dead_owner_or_a_later_process_of_its_number_is_no_owner(
         pass
     assert time.monotonic() - begin < 0.2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_living_owner_stays_one_when_the_clock_is_set(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux tells the time of the machine's start anew then, from which psutil reckons."""
+    write_lock(tmp_path, owner_of(sleeper.pid))
+    boot = psutil.boot_time()
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boot + 3)
+    with pytest.raises(UserError, match=f"in use by process {sleeper.pid}"), locked(tmp_path):
+        pass
 
 
 def test_another_machine_keeps_its_lock_as_long_as_it_touches_it(tmp_path: Path) -> None:

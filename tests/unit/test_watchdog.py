@@ -30,7 +30,7 @@ SCRIPT = Path(__file__).parents[1] / "support/watched_process.py"
 
 
 def peer(rank: int, **known: object) -> Peer:
-    process = Process(rank=rank, host=f"node{rank}", pid=1, created=0.0)
+    process = Process(rank=rank, host=f"node{rank}", pid=1, started=0.0)
     return replace(Peer(process=process, heard=1000.0, entered=990.0), **known)
 
 
@@ -95,7 +95,7 @@ def test_who_has_left_is_not_missed() -> None:
 def test_of_each_node_one_rank_is_connected_to_rank_0() -> None:
     hosts = ["a", "b", "b", "a", "c", "c"]  # ranks 0 to 5
     processes = [
-        Process(rank=rank, host=host, pid=1, created=0.0) for rank, host in enumerate(hosts)
+        Process(rank=rank, host=host, pid=1, started=0.0) for rank, host in enumerate(hosts)
     ]
     assert listeners(processes[::-1]) == {0: 0, 1: 0, 2: 1, 3: 0, 4: 0, 5: 4}
 
@@ -167,7 +167,7 @@ def test_ranks_leave_in_peace(tmp_path: Path, ranks_on_node: int) -> None:
 def server() -> Iterator[tuple[WatchServer, tuple[str, int]]]:
     """Of two ranks that have not come yet, and where it listens."""
     listener = open_listener("localhost", one_node=True)
-    processes = [Process(rank=rank, host="here", pid=1, created=0.0) for rank in range(2)]
+    processes = [Process(rank=rank, host="here", pid=1, started=0.0) for rank in range(2)]
     watching = WatchServer(processes, "secret", listener, LIMITS, lambda diagnosis: None)
     address = listener.getsockname()[:2]
     yield watching, address
