@@ -42,6 +42,7 @@ from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
 from megatron_opsft.report_command import ReportCommand, report
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
+from megatron_opsft.runtime.lasting_output import let_output_go_away
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
@@ -184,6 +185,7 @@ def main() -> None:
 
 def run(commands: typer.Typer) -> None:
     """Call the commands: errors a user can fix are one line and exit code 2, no traceback."""
+    let_output_go_away()
     os.environ.update(usual_variables(os.environ))
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.

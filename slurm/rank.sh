@@ -11,7 +11,7 @@ if [[ ! -O $NODE_CACHE ]]; then # compiled code is run from there
 fi
 export VLLM_CACHE_ROOT=$NODE_CACHE/vllm TRITON_CACHE_DIR=$NODE_CACHE/triton
 export TORCHINDUCTOR_CACHE_DIR=$NODE_CACHE/inductor FLASHINFER_WORKSPACE_BASE=$NODE_CACHE/flashinfer
-trap : USR1 TERM # SLURM signals COMMAND as well; this shell stays to see how it ends
+trap : HUP USR1 TERM # SLURM signals COMMAND as well; this shell stays to see how it ends
 code=0
 "$@" || code=$?
 if [[ $code == 0 ]]; then exit 0; fi
@@ -23,7 +23,7 @@ record() {
 where="rank $RANK on ${SLURMD_NODENAME:-$HOSTNAME}"
 case $code in
   75) record "75 $where stopped with a checkpoint, as asked" ;;
-  138 | 143) record "76 $where was ended by a signal before it could save" ;;
+  129 | 138 | 143) record "76 $where was ended by a signal before it could save" ;;
   69) record "69 $where ended because of a rank that died, hung or failed: the log says which" ;;
   137) record "137 $where was killed (out of memory?)" ;;
   *) record "$code $where ended with exit code $code" ;;

@@ -22,6 +22,7 @@ from megatron_opsft.runtime.stop_signal import (
     AT_ONCE_EXIT_CODE,
     REQUEUE_EXIT_CODE,
     STOP_SIGNALS,
+    heard_signals,
     say_stopping,
 )
 
@@ -54,7 +55,7 @@ class Torchrun:
                 "--local-addr=localhost",  # the machine's own name need not resolve
                 f"--nproc-per-node={self._num_ranks}",
                 "--max-restarts=0",
-                "--signals-to-handle=SIGHUP,SIGQUIT",
+                "--signals-to-handle=SIGQUIT",
                 *["-m", "megatron_opsft", *arguments],
             ]
         )
@@ -94,7 +95,7 @@ class Torchrun:
     def __enter__(self) -> Self:
         # What it says about ranks that end with 75 would read like a failure.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-        self._handlers = {s: signal.signal(s, self._pass_on) for s in STOP_SIGNALS}
+        self._handlers = {s: signal.signal(s, self._pass_on) for s in heard_signals()}
         return self
 
     def __exit__(

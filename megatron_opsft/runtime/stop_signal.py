@@ -1,13 +1,14 @@
-"""Asks the training loop to stop in good order: Ctrl-C, SIGTERM, SIGUSR1, or a time limit."""
+"""Asks the training loop to stop in good order: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, a time limit."""
 
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import Any
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
 AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 class StopSignal:
@@ -19,7 +20,7 @@ class StopSignal:
     def __init__(self, max_minutes: float) -> None:
         self._signalled = False
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
-        for number in STOP_SIGNALS:
+        for number in heard_signals():
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
@@ -36,6 +37,13 @@ class StopSignal:
         return self._signalled or late
 
 
+def heard_signals() -> list[signal.Signals]:
+    """`STOP_SIGNALS`; without SIGHUP under nohup, which has it ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [s for s in STOP_SIGNALS if not (is_nohup and s is signal.SIGHUP)]
+
+
 def say_stopping() -> None:
     """What a Ctrl-C does; safe in a signal handler."""
-    os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")

@@ -263,7 +263,7 @@ def _signals_held() -> Iterator[None]:
     before it can ignore them itself. This process gets its own a moment later.
     """
     before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+        signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
     )
     try:
         yield

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 from forked_cli import ForkedCli
 from small_run import FOUR_STEPS, QUICKSTART
 
@@ -56,3 +57,25 @@ def test_wrong_input_is_not_started_again(cli: ForkedCli, tmp_path: Path) -> Non
     ended = cli.run(["launch", "local", *SMALL, f"run.dir={tmp_path}", "model.path=/nowhere"])
     assert ended.exit_code == 2
     assert "restart" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["train"], ["launch", "local"]], ids=" ".join)
+def test_a_closed_terminal_is_a_stop(cli: ForkedCli, tmp_path: Path, command: list[str]) -> None:
+    run = cli.start([*command, *SMALL, "run.steps=40", f"run.dir={tmp_path}"])
+    wait_until((tmp_path / "checkpoints/step_000001").exists)
+    os.kill(run.pid, signal.SIGHUP)
+    ended = run.wait()
+    assert ended.exit_code == 75, ended.stderr
+    steps = len(read_lines(tmp_path / "metrics.jsonl"))
+    assert f"stopped after step {steps}, checkpoint step_{steps:06d}" in ended.stdout
+    assert (tmp_path / f"checkpoints/step_{steps:06d}").is_dir()
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(cli: ForkedCli, tmp_path: Path) -> None:
+    nobody = "import os; r, w = os.pipe(); os.dup2(w, 1); os.close(r)"
+    ended = cli.run(["train", *SMALL, "run.steps=2", f"run.dir={tmp_path}"], prelude=nobody)
+    assert ended.exit_code == 0, ended.stderr
+    said = "nobody reads standard output any more: this goes on without it"
+    assert ended.stderr.splitlines().count(said) == 1
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
+    assert (tmp_path / "hf/config.json").exists()

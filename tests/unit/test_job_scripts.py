@@ -71,8 +71,8 @@ def test_what_would_only_come_again_ends_the_job(slurm: FakeSlurm, code: int) ->
     assert len(slurm.calls("srun")) == 1
 
 
-# 138: SIGUSR1 before the trainer listened to it.
-@pytest.mark.parametrize("code", [REQUEUE_EXIT_CODE, 138])
+# 129, 138: SIGHUP, SIGUSR1 before the trainer listened to it.
+@pytest.mark.parametrize("code", [REQUEUE_EXIT_CODE, 129, 138])
 def test_a_stop_requeues_the_job(slurm: FakeSlurm, code: int) -> None:
     assert slurm.run(TRAIN, codes=[code]).exit_code == REQUEUE_EXIT_CODE
     assert slurm.calls("scontrol")[-1] == "scontrol requeue 41"

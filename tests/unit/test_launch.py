@@ -168,6 +168,22 @@ def test_ctrl_c_after_any_stop_ends_everything_at_once(command: str, first: sign
         )
 
 
+def test_nohup_keeps_a_run_from_hearing_that_the_terminal_is_gone() -> None:
+    hears = "from megatron_opsft.runtime.stop_signal import heard_signals; print(heard_signals())"
+    words = [sys.executable, "-c", hears]
+    assert "SIGHUP" in subprocess.run(words, capture_output=True, text=True).stdout
+    ended = subprocess.run(["nohup", *words], capture_output=True, text=True)
+    assert "SIGTERM" in ended.stdout and "SIGHUP" not in ended.stdout
+
+
+def test_output_that_was_closed_from_the_beginning_is_none() -> None:
+    words = f"{shlex.quote(sys.executable)} -m megatron_opsft methods"
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        assert (
+            subprocess.run(["sh", "-c", f"{words} {closed}"], capture_output=True).returncode == 0
+        )
+
+
 def test_defaults_ask_for_what_the_script_asks_for() -> None:
     """`launch slurm --nodes 4` and `sbatch slurm/train_7b.sh` are the same job."""
     job = batch_job({QUICKSTART: Path("runs/a")}, [], RESOURCES)
