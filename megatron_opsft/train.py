@@ -45,8 +45,9 @@ def train(
     """Run `config.run.steps` steps; returns the process's exit code.
 
     0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
-    with `resume`. Called by every rank. Errors: `UserError` before anything is computed,
-    `NonFiniteError` with the batch saved. callbacks: hear of it on rank 0.
+    with `resume`; 128 + n: stopped by signal n before the first step. Called by every rank. Errors:
+    `UserError` before anything is computed, `NonFiniteError` with the batch saved. callbacks: hear
+    of it on rank 0.
     """
     stop = StopSignal(config.run.max_minutes)
     with (
@@ -57,19 +58,19 @@ def train(
         announce("giving the weights to the rollout engine, and comparing them")
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
-        recorder.look(step)
-        while step < config.run.steps and not recorder.has_enough:
+        stopping = recorder.look(step, stop)
+        while step < config.run.steps and not (stopping or recorder.has_enough):
             step += 1
             run_step(s, recorder, step)
             last = step == config.run.steps
-            stopping = any_over_world(stop.requested)
+            stopping = any_over_world(stop.requested) and not last
             every = config.checkpoint.every
             if last or stopping or (every and step % every == 0):
                 recorder.checkpoint(step, leaving=last or stopping)
-            if stopping and not last:
-                recorder.say_stopped(step)
-                return REQUEUE_EXIT_CODE
-            recorder.look(step)
+            stopping = stopping or recorder.look(step, stop)
+        if stopping:
+            recorder.stop(step)
+            return REQUEUE_EXIT_CODE if step else stop.unsaved_exit_code
         recorder.finish(step)
     return 0
 

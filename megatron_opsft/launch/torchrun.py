@@ -63,7 +63,7 @@ class Torchrun:
             torchrun.run(options)
         except ChildFailedError as error:
             code = error.get_first_failure()[1].exitcode
-            if self._stopping and -code in STOP_SIGNALS:
+            if self._stopping and (-code in STOP_SIGNALS or code - 128 in STOP_SIGNALS):
                 return REQUEUE_EXIT_CODE
             return code if code >= 0 else 128 - code
         return 0

@@ -136,7 +136,7 @@ def is_finished(config: Config) -> bool:
         return False
     has_enough = patience is not None and patience == config.eval.patience
     is_over = has_enough or steps == config.run.steps
-    return is_over and (directory / "hf" / "config.json").is_file()
+    return is_over and (not steps or (directory / "hf" / "config.json").is_file())
 
 
 def _check_wandb(config: Config) -> None:

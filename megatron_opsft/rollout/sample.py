@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
@@ -12,9 +13,9 @@ from megatron_opsft.rollout.background import BackgroundSampling
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.engine import BackgroundEngine, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import PromptRequest, dealt_size, make_request, my_share
-from megatron_opsft.runtime.distributed import Layout, deal, gather_from_all
+from megatron_opsft.runtime.distributed import Layout, any_over_world, deal, gather_from_all
 from megatron_opsft.runtime.job import Job
-from megatron_opsft.runtime.phase import expect
+from megatron_opsft.runtime.phase import Interrupted, expect, is_interruptible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,8 @@ class Sampler:
         """`sample` in the background, of a `BackgroundEngine`: responses stay on the rank whose
         engine made them.
         """
-        queue, _ = self._queue(self._requests(problems, num_samples, step, encode))
+        requests = self._requests(problems, num_samples, step, encode)
+        queue, _ = self._queue(requests, settings.max_response_tokens)
         return BackgroundSampling(cast(BackgroundEngine, self.engine), queue, settings)
 
     def _requests(
@@ -84,13 +86,14 @@ class Sampler:
         ]
 
     def _queue(
-        self, requests: Sequence[PromptRequest]
+        self, requests: Sequence[PromptRequest], max_tokens: int
     ) -> tuple[WorkQueue, list[list[PromptRequest]]]:
         """Work for all engines, and its parts."""
         longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
         parts = deal_evenly(longest_first, self.engine.replica.count)
         queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, self.engine.replica)
-        expect(sum(len(parts[number]) for number in self.engine.replica.numbers), "responses")
+        num_responses = sum(len(parts[number]) for number in self.engine.replica.numbers)
+        expect(num_responses, "responses", num_responses * max_tokens)
         return queue, parts
 
     def _in_shares(
@@ -107,8 +110,9 @@ class Sampler:
             for number in replica.numbers
             for request in my_share(requests, together, number, replica.count)
         ]
-        expect(sum(len(request.sample_indices) for request in mine), "responses")
-        rollouts = self.engine.generate(mine, settings)
+        num_responses = sum(len(request.sample_indices) for request in mine)
+        expect(num_responses, "responses", num_responses * settings.max_response_tokens)
+        rollouts = _together(lambda: self.engine.generate(mine, settings))
         if replica.count == self.layout.world_size:
             return rollouts
         return self._share_out(rollouts)
@@ -129,9 +133,9 @@ class Sampler:
         """Every engine begins with an equal part. Whoever made a response, it ends up on the rank
         whose part it was, in the order of the parts.
         """
-        queue, parts = self._queue(requests)
+        queue, parts = self._queue(requests, settings.max_response_tokens)
         finished = self.engine.stream(queue.take, settings)
-        made = [rollout for rollouts in finished for rollout in rollouts]
+        made = _together(lambda: [rollout for rollouts in finished for rollout in rollouts])
         order = {_key(request): n for n, request in enumerate(r for part in parts for r in part)}
         items_for: dict[int, list[Rollout]] = {}
         for rollout in made:
@@ -141,6 +145,18 @@ class Sampler:
         mine = deal(items_for)
         queue.forget()
         return sorted(mine, key=lambda r: order[r.problem_id, r.sample_index])
+
+
+def _together(make: Callable[[], list[Rollout]]) -> list[Rollout]:
+    """What is made. Errors: `Interrupted` on every rank where one was interrupted."""
+    if not is_interruptible():
+        return make()
+    made = None
+    with suppress(Interrupted):
+        made = make()
+    if any_over_world(made is None) or made is None:
+        raise Interrupted
+    return made
 
 
 def _key(single: PromptRequest) -> tuple[str, int]:

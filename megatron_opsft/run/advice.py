@@ -87,24 +87,33 @@ def explain_empty_step(
     """
     key, _ = max(REASONS, key=lambda reason: counts.get(reason[0], 0))
     remedy = _lengths_remedy(limit, correct, base) if key == "num_unfinished" else _REMEDIES[key]
-    if base and base["eval_accuracy"] < _HARD:
-        remedy += _hardness_remedy(base["eval_accuracy"], base["eval_truncated_share"])
+    if base and (hard := _hardness(base)):
+        remedy += f"; {hard}"
     return (
         f"step {counts['step']} accepted none of {counts['num_rollouts']} responses, so nothing "
         f"was learned: {describe_rejected(counts)}; {remedy}"
     )
 
 
-def _hardness_remedy(accuracy: float, cut_off: float) -> str:
-    """cut_off: share of responses of which nobody knows whether they would have been correct."""
+def advise_on_base(evaluation: Counts) -> str:
+    """Of the evaluation before the first step: whether there is enough to learn from; "" if so."""
+    hard = _hardness(evaluation)
+    return hard and f"{hard}; a small instruct model may need data.template=chat"
+
+
+def _hardness(evaluation: Counts) -> str:
+    """What to do where few held-out problems are solved, as far as responses were not cut off."""
+    accuracy, cut_off = evaluation["eval_accuracy"], evaluation["eval_truncated_share"]
+    if accuracy >= _HARD:
+        return ""
     if accuracy + cut_off < _HARD:
         return (
-            f"; the base model solves only {100 * accuracy:.0f} % of the held-out problems: easier "
+            f"the base model solves only {100 * accuracy:.3g} % of the held-out problems: easier "
             "ones, or a stronger model, come first"
         )
     return (
-        f"; what the base model solves is not known: {100 * cut_off:.0f} % of its held-out "
-        "responses were cut off; raise eval.max_response_tokens"
+        f"what the base model solves is not known: {100 * cut_off:.0f} % of its held-out responses "
+        "were cut off; raise eval.max_response_tokens"
     )
 
 

@@ -44,8 +44,7 @@ class RunDir:
         check_out(self.path / "hf", needed, overwrite=True)  # now, not when it is trained
         for claim in self.path.glob(f"{CLAIM}*"):
             claim.unlink()
-        (self.path / "rollouts").mkdir(parents=True, exist_ok=True)
-        (self.path / "checkpoints").mkdir(exist_ok=True)
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def _delete(self, entries: Sequence[Path], needed: Sequence[Path]) -> None:
         """Remove what a run wrote, if it was a run and nothing of it is needed."""

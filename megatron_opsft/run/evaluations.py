@@ -1,19 +1,22 @@
 """Evaluations during a run: when, on what, what is kept of them, and when there were enough."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.acceptance import lengths_for_notes
+from megatron_opsft.run.advice import advise_on_base
 from megatron_opsft.run.best import best_evaluation, evaluations_since_best
 from megatron_opsft.run.directory import BEST, EXPORTS
 from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.phase import enter_phase
-from megatron_opsft.session import Session
+from megatron_opsft.runtime.phase import enter_phase, interruptible
+from megatron_opsft.runtime.stop_signal import StopSignal
+from megatron_opsft.session import Session, log
 
 
 class Evaluations:
@@ -34,11 +37,13 @@ class Evaluations:
         self._path = session.config.run.dir / "evals.jsonl"
         self.is_plateau = False
 
-    def look(self, step: int) -> None:
+    def look(self, step: int, stop: StopSignal) -> None:
         """Evaluate and export what is due after `step` updates; not again where a resumed run finds
         it done.
 
-        Before the first step, after every `run.eval_every` and after the last is evaluated.
+        Before the first step, after every `run.eval_every` and after the last is evaluated. Errors:
+        `Interrupted` on every rank, where a signal came meanwhile and every rank has an engine of
+        its own, in its process.
         """
         run, settings = self._s.config.run, self._s.config.eval
         if step and run.export_every and step % run.export_every == 0:
@@ -47,7 +52,10 @@ class Evaluations:
         if not due or self._s.held_out is None:
             return
         if not broadcast_object(any(line["step"] == step for line in self._lines())):
-            self.evaluate(step)
+            engine, world_size = self._s.sampler.engine, self._s.layout.world_size
+            may_leave = engine.replica.count == world_size and engine.reachable is None
+            with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
+                self.evaluate(step)
         lines = self._lines()
         best = best_evaluation(lines, settings.best_within)
         is_best, since = broadcast_object(
@@ -88,6 +96,8 @@ class Evaluations:
         if self._log is not None:
             self._log.evaluation(line, self._s.more_held_out)
             self._log.samples(step, result.shown)
+            if not step and (advice := advise_on_base(line)):
+                log.warning("%s", advice)
             for callback in self._callbacks:
                 callback.on_evaluation(line)
 

@@ -69,7 +69,8 @@ class LiveView(Live):
                 self._inner.add_task(name, total=count.total, about=count.what)
             self._seen = count
         for task in self._inner.task_ids:
-            self._inner.update(task, completed=count.done)
+            rate = "" if count.done else count.describe_rate(time.monotonic())
+            self._inner.update(task, completed=count.done, about=f"{count.what}{rate}")
 
 
 def _bars(period: float = 30.0) -> Progress:

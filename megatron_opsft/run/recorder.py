@@ -25,8 +25,9 @@ from megatron_opsft.run.summary import summarize
 from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
 from megatron_opsft.runtime.memory import peak_memory_bytes
-from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.phase import Interrupted, enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
+from megatron_opsft.runtime.stop_signal import StopSignal
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, log
 from megatron_opsft.step.batch import JudgedBatch
@@ -49,7 +50,7 @@ class RunRecorder:
         self._acceptance = AcceptanceNotes(run_dir.path, session.config.rollout.max_response_tokens)
         self._last_words = ""
         self._watch = Stopwatch(session.device)
-        self.last_step = last_step
+        self.last_step = self._saved = last_step
         self._rollouts = RolloutLog(run_dir.path / "rollouts", session.layout)
         self._log: MetricsLog | None = None
         if session.layout.is_main:
@@ -109,11 +110,12 @@ class RunRecorder:
         for callback in self._callbacks:
             callback.on_step(metrics)
 
-    def say_stopped(self, step: int) -> None:
-        """The last line of a run that was asked to stop, its checkpoint written."""
+    def stop(self, step: int) -> None:
+        """The checkpoint and the last line of a run that was asked to stop."""
+        self.checkpoint(step, leaving=True)
         if self._log is not None:
-            name = step_name(step)
-            self._log.say(f"stopped after step {step}, checkpoint {name}; continue with --resume")
+            done = f"after step {step}, checkpoint {step_name(step)}" if step else "before step 1"
+            self._log.say(f"stopped {done}; continue with --resume")
 
     def say_resumed(self) -> None:
         """Where a resumed run continues."""
@@ -122,12 +124,16 @@ class RunRecorder:
             steps = self._s.config.run.steps
             self._log.say(f"continues from {where}: {self.last_step} of {steps} steps are done")
 
-    def look(self, step: int) -> None:
-        """Evaluate and export what is due after `step` updates.
+    def look(self, step: int, stop: StopSignal) -> bool:
+        """Evaluate and export what is due after `step` updates; whether `stop` came amid that.
 
         A run that is asked to stop leaves it to the one that resumes: its checkpoint comes first.
         """
-        self._evaluations.look(step)
+        try:
+            self._evaluations.look(step, stop)
+        except Interrupted:  # on every rank
+            return True
+        return False
 
     @property
     def has_enough(self) -> bool:
@@ -137,9 +143,12 @@ class RunRecorder:
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
 
-        leaving: wait until it is on disk. Errors: `UserError` if it cannot be; else that is a
-        warning, and the next one is tried at its time.
+        leaving: wait until it is on disk, if it is not there already. Errors: `UserError` if it
+        cannot be; else that is a warning, and the next one is tried at its time.
         """
+        if leaving and step == self._saved and not self._settle_checkpoint(wait=True):
+            return
+        self._saved = step
         checkpointer = self._s.checkpointer
         about = {
             "config_hash": config_hash(self._s.config),
@@ -156,13 +165,14 @@ class RunRecorder:
         if not in_background:
             self._settle_checkpoint(wait=True)
 
-    def _settle_checkpoint(self, *, wait: bool) -> None:
-        """Let a checkpoint appear that was written meanwhile."""
+    def _settle_checkpoint(self, *, wait: bool) -> str | None:
+        """Let a checkpoint appear that was written meanwhile; what made it fail, or None."""
         with self._watch.phase("checkpoint"):
             failure = self._s.checkpointer.finish(wait=wait)
         if failure and self._log is not None:
             log.warning("%s; the older checkpoints stay, and the run continues", failure)
         self._tell_checkpoint()
+        return failure
 
     def _tell_checkpoint(self) -> None:
         """Callbacks hear of a checkpoint that has appeared; on rank 0."""
@@ -207,7 +217,8 @@ class RunRecorder:
             self._log.say(f"finished after step {step}: {patience} evaluations were not the best")
         if step < self._s.config.run.steps:
             self.checkpoint(step, leaving=True)
-        self._exports.write("hf")
+        if step:  # else it would be a copy of the base model
+            self._exports.write("hf")
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:

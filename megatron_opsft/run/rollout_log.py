@@ -98,6 +98,7 @@ class RolloutLog:
 
 def write_rollouts(path: Path, rows: Rows) -> None:
     """One response a line, whole or not at all; the same responses give the same bytes."""
+    path.parent.mkdir(exist_ok=True)
     lines = (json.dumps(_fields(*row), ensure_ascii=False) + "\n" for row in rows)
     data = "".join(lines).encode("utf-8")
     write_bytes(path, gzip.compress(data, compresslevel=1, mtime=0))

@@ -68,5 +68,8 @@ def describe_progress(seconds: float) -> str:
     """Such as `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
     phase, count = current_phase(), current_count()
     where = f"step {phase.step}, {phase.name}" if phase.step else phase.name
-    how_far = f", {count.done} of {count.total} {count.what} on this rank" if count.total else ""
+    how_far = ""
+    if count.total:
+        how_far = f", {count.done} of {count.total} {count.what} on this rank"
+        how_far += count.describe_rate(time.monotonic())
     return f"{where}: {seconds:.0f} s{how_far}"

@@ -3,7 +3,9 @@
 import os
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +26,39 @@ class Phase:
 
 @dataclass(slots=True)
 class Count:
-    """How far this process is within its phase, where that can be counted."""
+    """How far this process is within its phase, where that can be counted.
+
+    tokens: drawn so far, of the responses that are not done too; max_tokens: of all of them at
+    most.
+    """
 
     done: int = 0
     total: int = 0
     what: str = ""
+    tokens: int = 0
+    max_tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def describe_rate(self, now: float) -> str:
+        """Such as `, 812 tokens/s, at most 240 s left`; "" before the first token."""
+        seconds = now - self.began
+        if not self.tokens or seconds <= 0:
+            return ""
+        rate = self.tokens / seconds
+        if self.done:
+            left = f"about {seconds / self.done * (self.total - self.done):,.0f}"
+        else:
+            left = f"at most {(self.max_tokens - self.tokens) / rate:,.0f}"
+        return f", {rate:,.0f} tokens/s, {left} s left"
+
+
+class Interrupted(Exception):
+    """A phase was left before its end, since somebody asked for it."""
 
 
 _current = Phase(name="start", step=0, number=0, entered=time.monotonic())
 _count = Count()
+_asked: Callable[[], bool] | None = None
 
 
 def enter_phase(name: str, step: int | None = None) -> None:
@@ -50,15 +76,40 @@ def enter_phase(name: str, step: int | None = None) -> None:
     )
 
 
-def expect(total: int, what: str) -> None:
-    """The phase will be over when so many are done; what: such as `responses`."""
+def expect(total: int, what: str, max_tokens: int = 0) -> None:
+    """The phase will be over when so many are done; what: such as `responses`. max_tokens: of all
+    of them.
+    """
     global _count
-    _count = Count(total=total, what=what)
+    _count = Count(total=total, what=what, max_tokens=max_tokens)
 
 
 def count_done(number: int) -> None:
-    """So many more are done."""
+    """So many more are done. Errors: `Interrupted`, where that may be and was asked for."""
     _count.done += number
+    if _asked is not None and _asked():
+        raise Interrupted
+
+
+def count_tokens(number: int) -> None:
+    """So many more have been drawn."""
+    _count.tokens += number
+
+
+@contextmanager
+def interruptible(asked: Callable[[], bool]) -> Iterator[None]:
+    """Inside, `count_done` raises `Interrupted` on this rank once `asked` says so."""
+    global _asked
+    _asked = asked
+    try:
+        yield
+    finally:
+        _asked = None
+
+
+def is_interruptible() -> bool:
+    """The same on every rank."""
+    return _asked is not None
 
 
 def current_count() -> Count:

@@ -47,7 +47,7 @@ def rollout_name(step: int, rank: int | None = None) -> str:
 def rollout_files(directory: Path) -> list[tuple[int, Path]]:
     """(step, path) of the files with responses, by step and rank; others are left out."""
     found = []
-    for path in directory.iterdir():
+    for path in directory.glob("*"):
         if match := re.fullmatch("step_([0-9]{6,})(?:_rank_([0-9]{4,}))?[.]jsonl[.]gz", path.name):
             step, rank = int(match[1]), int(match[2]) if match[2] else None
             if path.name == rollout_name(step, rank):

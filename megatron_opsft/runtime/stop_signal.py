@@ -1,10 +1,14 @@
 """Asks the training loop to stop in good order: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, a time limit."""
 
+import logging
 import os
 import signal
+import threading
 import time
 from contextlib import suppress
 from typing import Any
+
+log = logging.getLogger("megatron_opsft")
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
 AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
@@ -18,23 +22,41 @@ class StopSignal:
     """
 
     def __init__(self, max_minutes: float) -> None:
-        self._signalled = False
+        self._number = 0
+        self._saying = threading.Thread()
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
         for number in heard_signals():
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
-        if self._signalled and number == signal.SIGINT:
+        if self._number and number == signal.SIGINT:
+            if self._saying.ident is not None:
+                self._saying.join(1)
             os._exit(AT_ONCE_EXIT_CODE)
-        self._signalled = True
-        if number == signal.SIGINT and os.environ.get("RANK", "0") == "0":
-            say_stopping()
+        if not self._number and os.environ.get("RANK", "0") == "0":
+            # A thread may wait for whoever writes at this moment, and goes above a bar.
+            said = f"{signal.Signals(number).name}: stopping after this step"
+            if number == signal.SIGINT:
+                said = "stopping after this step; Ctrl-C again stops at once"
+            self._saying = threading.Thread(target=log.warning, args=(said,), daemon=True)
+            self._saying.start()
+        self._number = self._number or number
 
     @property
     def requested(self) -> bool:
         """Whether this rank was asked to stop; the ranks must agree before any of them stops."""
         late = self._deadline is not None and time.monotonic() >= self._deadline
-        return self._signalled or late
+        return self.signalled or late
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked this rank to stop."""
+        return self._number != 0
+
+    @property
+    def unsaved_exit_code(self) -> int:
+        """Of a run that was asked to stop before it had anything to save."""
+        return 128 + (self._number or signal.SIGTERM)
 
 
 def heard_signals() -> list[signal.Signals]:

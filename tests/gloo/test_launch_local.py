@@ -79,3 +79,58 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(cli: ForkedCli, tmp_path
     assert ended.stderr.splitlines().count(said) == 1
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
     assert (tmp_path / "hf/config.json").exists()
+
+
+def test_a_base_run_leaves_an_evaluation_and_nothing_else(cli: ForkedCli, tmp_path: Path) -> None:
+    words = ["train", *SMALL, "run.steps=0", f"run.dir={tmp_path}"]
+    assert cli.run(words).exit_code == 0
+    assert len(read_lines(tmp_path / "evals.jsonl")) == 1
+    assert not (tmp_path / "hf").exists() and not (tmp_path / "rollouts").exists()
+    assert "the run is finished; nothing is left" in cli.run([*words, "--resume"]).stdout
+
+
+LONG_EVALUATION = [
+    *("eval.num_problems=100", "eval.samples_per_problem=60", "eval.max_response_tokens=800"),
+    *("eval.temperature=3", "eval.top_p=1"),  # nothing that would end
+]
+
+
+AT_THE_LAST_EVALUATION = """
+import os, signal
+from megatron_opsft.run.evaluations import Evaluations
+evaluate = Evaluations.evaluate
+def stopped(self, step):
+    if step:
+        os.kill(os.getpid(), signal.SIGTERM)
+    evaluate(self, step)
+Evaluations.evaluate = stopped
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_signal_amid_the_first_evaluation_ends_the_run(
+    cli: ForkedCli, tmp_path: Path, ranks: int
+) -> None:
+    words = [*SMALL, f"run.dir={tmp_path}", f"--ranks={ranks}", *LONG_EVALUATION]
+    run = cli.start(["launch", "local", *words])
+    wait_until(lambda: "evaluating on" in run.stderr)
+    os.kill(run.pid, signal.SIGTERM)
+    ended = run.wait(30)
+    assert ended.exit_code == 75, ended.stderr
+    assert "stopped before step 1; continue with --resume" in ended.stdout
+    assert ended.stderr.count("SIGTERM: stopping after this step") == 1
+    assert "restart" not in ended.stderr
+    assert not (tmp_path / "evals.jsonl").exists()
+
+
+def test_a_signal_amid_the_last_evaluation_keeps_the_last_step(
+    cli: ForkedCli, tmp_path: Path
+) -> None:
+    words = ["train", *SMALL, "run.steps=1", f"run.dir={tmp_path}"]
+    ended = cli.run(words, prelude=AT_THE_LAST_EVALUATION)
+    assert ended.exit_code == 75, ended.stderr
+    assert "stopped after step 1, checkpoint step_000001" in ended.stdout
+    assert len(read_lines(tmp_path / "evals.jsonl")) == 1
+    assert cli.run([*words, "--resume"]).exit_code == 0
+    assert [line["step"] for line in read_lines(tmp_path / "evals.jsonl")] == [0, 1]
+    assert (tmp_path / "hf/config.json").exists()

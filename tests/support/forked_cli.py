@@ -43,6 +43,11 @@ class Run:
             self._code = self._server.ask(wait=self.pid, timeout=None)["exit_code"]
         return self._code
 
+    @property
+    def stderr(self) -> str:
+        """What it has written there so far."""
+        return (self._directory / "stderr").read_text(encoding="utf-8", errors="replace")
+
     def wait(self, timeout: float = 300) -> Finished:
         """Its end. Errors: AssertionError after `timeout` seconds; the run is killed then."""
         code = self.poll()

@@ -6,6 +6,7 @@ from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.run.advice import (
     CorrectLengths,
     RecentAcceptance,
+    advise_on_base,
     describe_correct,
     describe_rejected,
     explain_empty_step,
@@ -108,3 +109,11 @@ def test_an_evaluation_says_how_long_correct_answers_are() -> None:
         "; of the correct ones a tenth end within 52 tokens, half within 108"
     )
     assert describe_correct({"step": 0, "eval_accuracy": 0.0}) == ""
+
+
+def test_a_base_model_that_solves_little_is_said_at_once() -> None:
+    assert advise_on_base({"eval_accuracy": 0.2}) == ""
+    assert advise_on_base({"eval_accuracy": 0.025}) == (
+        "the base model solves only 2.5 % of the held-out problems: easier ones, or a stronger "
+        "model, come first; a small instruct model may need data.template=chat"
+    )

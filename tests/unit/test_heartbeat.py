@@ -6,7 +6,14 @@ import time
 import pytest
 
 from megatron_opsft.runtime.heartbeat import announce, describe_progress, heartbeat
-from megatron_opsft.runtime.phase import count_done, enter_phase, expect
+from megatron_opsft.runtime.phase import (
+    Count,
+    Interrupted,
+    count_done,
+    enter_phase,
+    expect,
+    interruptible,
+)
 
 
 def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
@@ -18,6 +25,25 @@ def test_progress_counts_what_is_expected_and_a_new_phase_forgets_it() -> None:
     assert describe_progress(60) == "step 3, rollout: 60 s, 128 of 512 responses on this rank"
     enter_phase("train")
     assert describe_progress(1) == "step 3, train: 1 s"
+
+
+def test_tokens_give_a_rate_and_an_estimate_before_the_first_response_ends() -> None:
+    count = Count(total=200, what="responses", max_tokens=200 * 100, began=10.0)
+    assert count.describe_rate(40.0) == ""
+    count.tokens = 3000
+    assert count.describe_rate(40.0) == ", 100 tokens/s, at most 170 s left"
+    count.done = 50
+    assert count.describe_rate(40.0) == ", 100 tokens/s, about 90 s left"
+
+
+def test_a_phase_is_left_only_where_that_may_be() -> None:
+    asked = False
+    with interruptible(lambda: asked):
+        count_done(1)
+        asked = True
+        with pytest.raises(Interrupted):
+            count_done(0)
+    count_done(1)
 
 
 def test_a_long_phase_is_said_again_and_again_and_short_ones_are_not(

@@ -61,7 +61,7 @@ def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "notes" / "a.txt").write_text("mine")
     run.open(resume=False, overwrite=True)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    assert left == {"slurm.out", "notes", "notes/a.txt", "rollouts", "checkpoints"}
+    assert left == {"slurm.out", "notes", "notes/a.txt", "checkpoints"}
 
 
 def test_an_overwrite_that_is_killed_can_be_given_again(
@@ -78,7 +78,7 @@ def test_an_overwrite_that_is_killed_can_be_given_again(
         patch.setattr("shutil.rmtree", killed)
         run.open(resume=False, overwrite=True)
     run.open(resume=False, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"rollouts", "checkpoints"}
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints"}
 
 
 def test_overwrite_refuses_what_is_no_run(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_files_that_only_look_like_a_runs_are_not_deleted(tmp_path: Path) -> Non
     assert run.failed_batch(2) == tmp_path / "failed_step_000002.json"
     run.open(resume=False, overwrite=True)
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*kept, "rollouts", "checkpoints"}
+    assert left == {*kept, "checkpoints"}
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 2}', b"\0\0", b"\x80"])

@@ -20,6 +20,7 @@ from megatron_opsft.rollout.hf.kv_cache import write_at
 from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.sampling import uniforms
+from megatron_opsft.runtime.phase import count_tokens
 
 
 class DecodingBatch:
@@ -98,6 +99,7 @@ class DecodingBatch:
             length_N = torch.where((length_N == 0) & ended_N, drawn_N, length_N)
             logits_NV = None
         self.num_drawn = drawn_N.tolist()
+        count_tokens(num_tokens * self.ended.count(False))
         check_finite(
             finite_N.tolist(),
             [self.singles[row].problem_id for row in self.rows],

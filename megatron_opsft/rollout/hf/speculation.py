@@ -30,6 +30,7 @@ from megatron_opsft.rollout.hf.passes import check_finite
 from megatron_opsft.rollout.pass_costs import PassShape
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.suffix_index import SuffixIndex, TextHistory
+from megatron_opsft.runtime.phase import count_tokens
 
 
 def can_speculate(model: PreTrainedModel, cache: DynamicCache) -> bool:
@@ -138,6 +139,7 @@ class SpeculativeBatch:
             num_drafted = sum(len(tokens) for _, tokens in drafts.values())
             seconds = time.perf_counter() - start
             num_tokens = sum(batch.num_drawn) - before
+            count_tokens(num_tokens)
             length.note(shape, num_drafted, seconds, num_tokens)
             return finished
         num_passes = min(max(num_passes, 1), batch.passes_left)

@@ -29,7 +29,7 @@ from megatron_opsft.rollout.vllm.draft_meter import DraftMeter
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.runtime.loading import collector_at_rest
-from megatron_opsft.runtime.phase import count_done
+from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.runtime.spanning_group import Meeting
 from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
@@ -159,10 +159,9 @@ class VllmCore:
                         sampling_params(sampling, single.seeds[0], only_final=True),
                     )
                 continue
-            ended = [output for output in engine.step() if output.finished]
             yield [
                 (running.pop(output.request_id), list(output.outputs[0].token_ids))
-                for output in ended
+                for output in _step(engine)
             ]
 
     def score(self, samples: Sequence[Sample]) -> Scores:
@@ -263,8 +262,14 @@ class VllmCore:
         engine = self.llm.llm_engine
         outputs: list[Any] = []
         while engine.has_unfinished_requests():
-            ended = [output for output in engine.step() if output.finished]
-            count_done(len(ended))
-            outputs += ended
+            outputs += _step(engine)
             beat()
         return sorted(outputs, key=lambda output: int(output.request_id))
+
+
+def _step(engine: Any) -> list[Any]:
+    """The outputs that ended in one more pass of `LLMEngine`."""
+    ended = [output for output in engine.step() if output.finished]
+    count_tokens(sum(len(output.outputs[0].token_ids) for output in ended))
+    count_done(len(ended))
+    return ended
