@@ -101,10 +101,9 @@ def report(
         _follow(paths, page, watch, max_mb)
         parts = parts_of(paths)
     unread = report_runs(parts.runs, figure, lambda line: typer.echo(printable(line)))
+    several = len(parts.runs + parts.evaluations) > 1
     for path in parts.evaluations:
-        table = _evaluation_table(path)
-        several = len(parts.runs + parts.evaluations) > 1
-        typer.echo(printable(f"{path}:\n{table}" if several else table))
+        typer.echo(printable((f"{path}:\n" if several else "") + _evaluation_table(path)))
     runs = [path for path in parts.runs if path not in unread]
     write_page(page, runs, _with_baselines(parts.evaluations), max_mb=max_mb)
     typer.echo(f"page: {page}")

@@ -112,8 +112,8 @@ def test_an_evaluation_says_how_long_correct_answers_are() -> None:
 
 
 def test_a_base_model_that_solves_little_is_said_at_once() -> None:
-    assert advise_on_base({"eval_accuracy": 0.2}) == ""
-    assert advise_on_base({"eval_accuracy": 0.025}) == (
+    assert advise_on_base({"eval_accuracy": 0.2, "eval_truncated_share": 0.0}) == ""
+    assert advise_on_base({"eval_accuracy": 0.025, "eval_truncated_share": 0.0}) == (
         "the base model solves only 2.5 % of the held-out problems: easier ones, or a stronger "
         "model, come first; a small instruct model may need data.template=chat"
     )
