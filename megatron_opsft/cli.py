@@ -47,6 +47,7 @@ from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.process_limits import check_arguments, fault_of_start
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.study.commands import EXAMPLES as STUDY_EXAMPLES
 from megatron_opsft.study.commands import study
@@ -195,6 +196,7 @@ def run(commands: typer.Typer) -> None:
     )
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
+        check_arguments(sys.argv)
         code = invoke(commands)
     except FullDiskError as error:
         _exit(f"error: {error}; make room, then give the same command again", 2)
@@ -212,6 +214,8 @@ def run(commands: typer.Typer) -> None:
             _exit(f"error: {reason}; make room, then give the same command again", 2)
         if refused := _refused_file(error):
             _exit(f"error: {refused}; name another place, or change its permissions", 2)
+        if fault := fault_of_start(error):
+            _exit(f"error: {describe_rank()}: {fault}", 2)
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]

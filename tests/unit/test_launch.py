@@ -184,6 +184,33 @@ def test_output_that_was_closed_from_the_beginning_is_none() -> None:
         )
 
 
+@pytest.mark.parametrize("kib", [400_000, 1_500_000])
+def test_too_little_address_space_is_one_line(tmp_path: Path, kib: int) -> None:
+    words = f"{shlex.quote(sys.executable)} -m megatron_opsft train {shlex.quote(str(QUICKSTART))}"
+    run = f"ulimit -v {kib}; exec {words} run.dir={shlex.quote(str(tmp_path))} run.device=cpu"
+    ended = subprocess.run(["sh", "-c", run], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    *_, line = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert f"may have {kib // 1024} MiB of address space, which is too little (ulimit -v)" in line
+
+
+@pytest.mark.parametrize("where", ["argument", "file"])
+def test_a_name_that_the_locale_has_no_letters_for_is_one_line(tmp_path: Path, where: str) -> None:
+    config = config_file(tmp_path, "a", "\u00e4")
+    words = ["train", str(config), *([f"run.dir={tmp_path}/\u00e4"] if where == "argument" else [])]
+    ended = subprocess.run(
+        [sys.executable, "-m", "megatron_opsft", *words],
+        env={**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: ") and line.endswith("set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+
+
 def test_defaults_ask_for_what_the_script_asks_for() -> None:
     """`launch slurm --nodes 4` and `sbatch slurm/train_7b.sh` are the same job."""
     job = batch_job({QUICKSTART: Path("runs/a")}, [], RESOURCES)
