@@ -247,7 +247,7 @@ class Deer:
         texts = [self._tokens.opening + text for text in texts]
         for last, text in enumerate(texts):
             boxes = find_boxes(text)
-            if boxes and boxes[0].start == 0:
+            if boxes and boxes[0].start == 0 and "{" in text:
                 behind_brace = text.index("{") + 1
                 first = next(i for i, text in enumerate(texts) if len(text) > behind_brace)
                 return slice(first, last + 1)
