@@ -28,7 +28,8 @@ def read_answer(value: object, field: str) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise RowError(f"{field} is {value}")
-        return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
+        number = Decimal(repr(value))
+        return str(int(number)) if value.is_integer() else f"{number:f}"
     answer = _marked_answer(str(value), field).strip()
     if not answer:
         raise RowError(f"{field} is empty")
@@ -37,7 +38,7 @@ def read_answer(value: object, field: str) -> str:
 
 def _marked_answer(text: str, field: str) -> str:
     if has_open_box(text):
-        raise RowError(f"{field} has a last \\boxed{{ that is never closed")
+        raise RowError(f"{field} has a last \\boxed{{ that is empty or never closed")
     if boxes := final_boxes(text):
         return ", ".join(boxes)
     if match := _LAST_LINE.search(text):

@@ -39,9 +39,9 @@ def final_boxes(text: str) -> list[str]:
 
 
 def has_open_box(text: str) -> bool:
-    """Whether the last box is never closed: what it was to hold is not known."""
+    """Whether the last box is never closed, or empty: what it was to hold is not known."""
     boxes = _scan(text)
-    return bool(boxes) and boxes[-1].end < 0
+    return bool(boxes) and (boxes[-1].end < 0 or not boxes[-1].content)
 
 
 def _scan(text: str) -> list[Box]:

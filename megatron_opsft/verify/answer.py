@@ -10,20 +10,26 @@ MAX_ANSWER_CHARS = 500  # of the answer kept in a verdict, for the log
 
 _FINAL_ANSWER = re.compile(r"final answer[^\n]{0,100}?\bis\b", re.IGNORECASE)
 _STATEMENT = re.compile(
-    r"\b(?:answers?|ans)\b\.?[*_]*(?:[^\n.:=$\\]{0,60}?\b(?:is|are)\b\s*:?|\s*[:=])[*_\s]*"
+    r"\b(?:answers?|ans)\b\.?[*_]*"
+    r"(?:[^\n.:：=$\\]{0,60}?\b(?:is|are|be|was|(?:is|are|was)n't)\b\s*[:：]?|\s*[:：=])[*_\s]*"
     r"(?:(?:therefore|thus|hence|clearly|simply|just|indeed|then|given by|equal to)\b,?\s*)*",
     re.IGNORECASE,
 )
 _STATED = re.compile(
     r"(\\\[.*?\\\]|\$\$.*?\$\$)|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)|[,;]?\s+(?:because|since|which|where"
-    r"|so that|when|for|as)\b)",
+    r"|so that|when|for|as|but|though|although|whereas|while)\b)",
     re.DOTALL,
 )
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _IS = re.compile(r"\b(?:is|are|equals)\b")
+_WORDS_OF = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
 _NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_DENIES = re.compile(
+    r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
+    re.IGNORECASE,
+)
 _COMPARES = re.compile(
-    r"[<>≤≥≠/^*+:_=\\]|\b(?:not|no|least|most|more|less|than|between|about|or|and|over|under|above|below)\b|n't",
+    r"[<>≤≥≠/^*+:_=\\]|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
     re.IGNORECASE,
 )
 
@@ -53,16 +59,31 @@ def boxed_answer(text: str) -> str | None:
     return ", ".join(final_boxes(text))
 
 
-def stated_answer(text: str) -> list[str]:
+def stated_answer(text: str) -> list[str] | None:
     """What follows the last "answer is", "Answer:" and the like, up to the end of its sentence or
-    line; then, if it holds exactly one formula, that formula. [] where nothing is said.
+    line, and then what may be the answer in that; [] where it denies an answer or says none. None
+    where nothing is called the answer.
     """
-    for match in reversed(list(_STATEMENT.finditer(text))):
-        stated = _STATED.match(text, match.end())
-        answer = stated[0].strip().strip("*").strip() if stated else ""
-        if answer:
-            return [answer, *_parts_of(answer)]
-    return []
+    found = list(_STATEMENT.finditer(text))
+    if not found:
+        return None
+    match = found[-1]
+    stated = _STATED.match(text, match.end())
+    answer = stated[0].strip().strip("*").strip() if stated else ""
+    before = text[: match.end()].rpartition("\n")[2]
+    if not answer or _DENIES.search(re.split(r"[.!?]\s", before)[-1] + _WORDS_OF.sub("", answer)):
+        return []
+    return [answer, *_parts_of(answer)]
+
+
+def last_number_is_denied(text: str) -> bool:
+    """Whether the last number is asked for or denied: "Was it 34?", "It is not 34."."""
+    sentences = re.split(r"(?<=[.!?])\s+|\n", text[-2000:])
+    numbers = [_NUMBERS.split(part) for part in sentences if _NUMBERS.search(part)]
+    if not numbers:
+        return False
+    before, behind = numbers[-1][-2:]
+    return _DENIES.search(_WORDS_OF.sub("", before)) is not None or "?" in behind
 
 
 def _parts_of(sentence: str) -> list[str]:

@@ -21,6 +21,8 @@ RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
 FLOAT_NOISE = Fraction(1, 10**13)  # 0.1 + 0.2, as programs write it
 _DIGITS = 40
+_TOLERANCE = sympy.Rational(*RELATIVE_TOLERANCE.as_integer_ratio())
+_LARGEST = sympy.Float("1e5000", 30)
 _NEARLY_ZERO = sympy.Float("1e-25", 30)
 _POINTS = ("1.372", "0.618", "2.291", "3.057", "0.853", "1.914", "2.733", "0.477")
 _SIGNED = (sympy.Abs, sympy.sign, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling, sympy.Piecewise)
@@ -60,7 +62,7 @@ def _is_short(number: Numeral) -> bool:
 
 def same_value(gold: Any, answer: Any) -> bool:
     """Both as `parse` gives them."""
-    gold, answer = map(_imaginary, _unwrap(gold, answer))
+    gold, answer = map(_cleaned, _unwrap(gold, answer))
     numbers = _as_numbers(gold, answer)
     if numbers is not None:
         return _same_numbers(*numbers)
@@ -123,7 +125,7 @@ def _assigned(value: Any) -> tuple[Any, Any] | None:
         left, right = value.lhs, value.rhs
     else:
         return None
-    return left, right
+    return (right, left) if _is_name(right) and not _is_name(left) else (left, right)
 
 
 def _is_name(value: Any) -> bool:
@@ -152,26 +154,25 @@ def _single(value: Any) -> Any:
 
 
 def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    exact = [_exact(value) for value in (gold, answer)]
+    values = [sympy.N(value, 30) for value in exact]
+    if any(value is sympy.nan or value is sympy.zoo for value in values):
+        return False
+    if any(value.is_infinite for value in values):
+        return values[0] == values[1]
+    scale = max(abs(value) for value in values)
+    if not abs(values[0] - values[1]) <= scale * _TOLERANCE:
+        return False
+    if scale > _LARGEST:  # its digits would fill the memory
+        return bool(abs(values[0] - values[1]) <= scale * _NEARLY_ZERO)
     left, right = _numeral(gold), _numeral(answer)
     if left and right:
         return same_number(left, right)
-    exact = [_exact(value) for value in (gold, answer)]
-    if any(value is sympy.nan or value is sympy.zoo for value in exact):
-        return False
-    if any(value.is_infinite for value in exact):
-        return exact[0] == exact[1]
-    values = [sympy.N(value, 30) for value in exact]
-    scale = max(abs(value) for value in values)
     decimal = left or right
     if decimal and decimal.digits >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(decimal.value), decimal.last)
-        return bool(
-            abs(values[0] - values[1]) <= sympy.Rational(margin.numerator, margin.denominator)
-        )
-    if not abs(values[0] - values[1]) <= scale * _NEARLY_ZERO:
-        return False
-    difference = sympy.N(exact[0] - exact[1], 30)
-    return bool(abs(difference) <= scale * _NEARLY_ZERO)
+        return bool(abs(values[0] - values[1]) <= sympy.Rational(*margin.as_integer_ratio()))
+    return bool(abs(sympy.N(exact[0] - exact[1], 30)) <= scale * _NEARLY_ZERO)
 
 
 def _numeral(value: sympy.Expr) -> Numeral | None:
@@ -194,18 +195,21 @@ def _exact(value: Any) -> Any:
     return value.xreplace(exact) if exact else value
 
 
-def _imaginary(value: Any) -> Any:
-    """With i as the imaginary unit and all other letters real: math-verify reads each letter of a
-    complex number as one that is not real.
+def _cleaned(value: Any) -> Any:
+    """With i as the imaginary unit, all other letters real, and per cent as a factor: math-verify
+    reads each letter of a complex number as one that is not real.
     """
     if isinstance(value, sympy.MatrixBase):
-        return value.applyfunc(_imaginary)
+        return value.applyfunc(_cleaned)
     letters = {
         symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
         for symbol in getattr(value, "free_symbols", ())
-        if symbol.is_real is False
+        if symbol.name == "i" or symbol.is_real is False
     }
-    return value.xreplace(letters) if letters else value
+    value = value.xreplace(letters) if letters else value
+    if isinstance(value, sympy.Basic) and value.has(sympy.UnevaluatedExpr):
+        return value.replace(sympy.UnevaluatedExpr, lambda inner: inner)
+    return value
 
 
 def _members(gold: Any, answer: Any) -> Callable[[], bool] | None:
@@ -270,7 +274,7 @@ def _same_at_points(gold: Any, answer: Any) -> bool | None:
         return None
     for shift in range(3):
         point = {
-            symbol: sympy.Rational(_POINTS[(index + 3 * shift) % len(_POINTS)]) + shift
+            symbol: sympy.Float(_POINTS[(index + 3 * shift) % len(_POINTS)], 60) + shift
             for index, symbol in enumerate(symbols)
         }
         values = [sympy.N(value.xreplace(point), 30) for value in pair]

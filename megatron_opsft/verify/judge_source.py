@@ -11,7 +11,7 @@ from megatron_opsft.config import VerifyConfig
 
 # What decides a verdict of the shipped judges.
 _RULES = (
-    *("answer", "equality", "math_verifier", "numerals", "reading", "spelling"),
+    *("answer", "comparison", "equality", "math_verifier", "numerals", "reading", "spelling"),
     *("text_judges", "units"),
 )
 

@@ -5,16 +5,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 _CLOCK = re.compile(
-    r"(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*"
-    r"(?:([ap])\s*\.?\s*m\s*\.?|(noon|midnight)|o'?clock)?",
+    r"(?:at\s+)?(\d{1,2})(?::([0-5]\d)(?::([0-5]\d))?)?\s*\(?(?:([ap])\s*\.?\s*m\s*\.?"
+    r"|(noon|in the afternoon|in the evening)|(midnight|in the morning)|o'?clock)?\)?",
     re.IGNORECASE,
 )
 _BASE = re.compile(
-    r"(-?)(?:\\text\{)?([0-9][0-9A-Za-z]*)\}?\s*(?:"
+    r"(-?)[({]?(-?)(?:\\text\{)?([0-9][0-9A-Za-z]*)\}?\)?\s*(?:"
     r"_\s*\{?\s*(?:\\text\{)?\s*\(?(?:base\s*)?(\w+?)\)?\s*\}*"
-    r"|(?:\\text\{)?\s*,?\s*\(?\s*(?:in\s+)?base[\s-]*\}?\s*(\w+)\)?\s*\}?)"
+    r"|\(?\s*(?:\\text\{)?\s*,?\s*\(?\s*(?:in\s+)?base[\s-]*\}?\s*(\w+)\)?\s*\}?)"
 )
-_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12, "sixteen": 16}  # fmt: skip # noqa: E501
+_ONES = re.findall(
+    "[a-z]+",
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen",
+)
+_TENS = re.findall("[a-z]+", "twenty thirty forty fifty sixty seventy eighty ninety")
+_VALUES = {word: value for value, word in enumerate(_ONES)}
+_VALUES |= {word: 10 * tens for tens, word in enumerate(_TENS, start=2)}
 _NUMBER = re.compile(
     r"(?P<sign>-?)\s*(?:(?P<whole>\d+)\s*)?(?:\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}"
     r"|(?P<slash>\d+)\s*/\s*(?P<under>\d+))"
@@ -66,13 +73,16 @@ def as_numeral(text: str, power: int = 0) -> Numeral:
 
 def read_clock(body: str) -> tuple[int, str] | None:
     """(seconds into half a day, "a", "p" or ""): "" where it is not said which half."""
-    match = _CLOCK.fullmatch(re.sub(r"\\text\{([^{}]*)\}", r"\1", body).strip())
-    if match is None or int(match[1]) > 24 or not (match[2] or match[4] or match[5]):
+    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", body).strip()
+    if text.lower() in ("noon", "midnight"):
+        text = f"12 {text}"
+    match = _CLOCK.fullmatch(text)
+    if match is None or int(match[1]) > 24 or not any(match.groups()[1:]):
         return None
     hour, half = int(match[1]), (match[4] or "").lower()
-    if match[5]:
-        half = "p" if match[5].lower() == "noon" else "a"
-    if not half and (hour > 12 or hour == 0):
+    if match[5] or match[6]:
+        half = "p" if match[5] else "a"
+    if not half and (hour > 12 or match[1].startswith("0")):
         half = "p" if 12 < hour < 24 else "a"
     return (hour % 12 * 60 + int(match[2] or 0)) * 60 + int(match[3] or 0), half
 
@@ -82,11 +92,23 @@ def read_base(body: str) -> tuple[str, int] | None:
     match = _BASE.fullmatch(body)
     if match is None:
         return None
-    name = (match[3] or match[4]).lower()
-    base = _BASE_NAMES.get(name) or (int(name) if name.isdecimal() else 0)
-    digits = match[2].upper()
+    name = (match[4] or match[5]).lower()
+    base = _VALUES.get(name) or (int(name) if name.isdecimal() else 0)
+    digits = match[3].upper()
     if not 2 <= base <= 36 or any(int(d, 36) >= base for d in digits if d.isalpha()):
         return None
-    if base != 16 and match[2] != digits:
-        return None  # 2a_{12} is a product
-    return match[1] + (digits.lstrip("0") or "0"), base
+    return match[1] + match[2] + (digits.lstrip("0") or "0"), base
+
+
+def read_words(text: str) -> int | None:
+    """The number below a thousand in words: twelve, twenty-five, one hundred and six."""
+    words = re.findall("[a-z]+", re.sub(r"\\text\{([^{}]*)\}", r"\1", text.lower()))
+    if "hundred" in words[1:2] and words[0] in _ONES[1:10]:
+        rest = [word for word in words[2:] if word != "and"]
+        below = read_words(" ".join(rest)) if rest else 0
+        return None if below is None or below > 99 else 100 * _VALUES[words[0]] + below
+    if len(words) == 1:
+        return _VALUES.get(words[0])
+    if len(words) == 2 and words[0] in _TENS and words[1] in _ONES[1:10]:
+        return _VALUES[words[0]] + _VALUES[words[1]]
+    return None

@@ -7,15 +7,16 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 import re
 from dataclasses import dataclass, replace
 
-from megatron_opsft.verify.numerals import read_base, read_clock
+from megatron_opsft.verify.numerals import read_base, read_clock, read_words
 from megatron_opsft.verify.spelling import respell
-from megatron_opsft.verify.units import FUNCTIONS, letter_as_unit, take_unit
+from megatron_opsft.verify.units import FUNCTIONS, letter_as_unit, singular, take_unit
 
+_LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
 _OPTION = re.compile(
-    r"(?:(?:option|choice)\s+)?(?:\\text\{\s*\(?([A-J])\)?\s*[.:)]?\s*\}|\(\s*(?:\\text\{)?([A-J])\}?\s*\)"
-    r"(?=\s|$)|([A-J])(?:[.):](?=\s|$)|$))\s*",
+    rf"(?:(?:option|choice)\s+)?(?:{_LETTER}(?=[\s\d.:\\-]|$)|([A-J])(?:[.):](?=\s|$)|$))[.:]?\s*",
     re.IGNORECASE,
 )
+_OPTION_BEHIND = re.compile(rf"(?<=\S)[\s,]+{_LETTER}$")
 _SAYS_MORE = re.compile(r"\b(?:is|isn|wrong|incorrect)\b")
 _PRODUCT = re.compile("[abckmnpqrtuvwxyz]{2,3}")
 _LABEL = re.compile(
@@ -23,6 +24,7 @@ _LABEL = re.compile(
     r"|(?:\\text\{\s*)?(?:the\s+)?(?:final\s+)?answer\s*(?:is)?\s*[:=]?\s*\}?\s*",
     re.IGNORECASE,
 )
+_MAX_CHARS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +43,22 @@ class Answer:
 
 
 def read(text: str) -> Answer:
-    """The answer in what a box holds, or in a gold answer."""
+    """The answer in what a box holds, or in a gold answer; a very long one is text only."""
+    if len(text) > _MAX_CHARS:
+        return Answer(text=text.strip(), option="", body=text.strip(), unit=(), readable=False)
     text = respell(text)
     rest = _without_outer_brackets(text)
     if label := _LABEL.match(rest):
         rest = rest[label.end() :]
-    option = ""
-    match = _OPTION.match(rest)
-    if match and not re.match(r"[,;:+*/^_=<>]|-\s", rest[match.end() :]):
-        letter = next(filter(None, match.groups()))
-        behind = rest[match.end() :]
-        if letter.isupper() or not behind:  # (a) 5 may be a product
-            option, rest = letter.upper(), behind
-    is_whole = is_words(rest) or read_clock(rest) or read_base(rest)
-    body, unit, readable = take_unit(rest) if not is_whole else (rest, (), True)
+    option, rest = _take_option(rest)
+    for part in (rest, rest.rpartition("=")[2].strip()):
+        if read_clock(part) or read_base(part):  # also t = 5:30
+            return Answer(text=text, option=option, body=part, unit=(), readable=True)
+    if (number := read_words(rest)) is not None:
+        rest = str(number)
+    body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
+    if unit and (":" in body or read_clock(body)):
+        readable = False
     if option and _SAYS_MORE.search(body):
         readable = False
     return Answer(
@@ -64,6 +68,19 @@ def read(text: str) -> Answer:
         unit=unit,
         readable=readable,
     )
+
+
+def _take_option(text: str) -> tuple[str, str]:
+    """The option letter before or behind the rest, and the rest."""
+    match = _OPTION.match(text)
+    if match and not re.match(r"[,;+*/^_=<>]|-\s", text[match.end() :]):
+        letter, behind = next(filter(None, match.groups())), text[match.end() :].strip()
+        if letter.isupper() or match[0].startswith(r"\text{("):  # (a) 5 may be a product
+            return letter.upper(), behind
+    match = _OPTION_BEHIND.search(text)
+    if match and re.search(r"[\d\\]", text[: match.start()]):
+        return match[1] or match[2], text[: match.start()]
+    return "", text
 
 
 def _without_outer_brackets(text: str) -> str:
@@ -82,7 +99,7 @@ def _without_outer_brackets(text: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether the text is words and nothing else: a name, yes, a direction, AB."""
-    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
     return re.fullmatch(r"[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*", bare) is not None and not (
         set(bare.lower().split()) & FUNCTIONS
     )
@@ -92,18 +109,31 @@ def plain(text: str) -> str:
     """For comparison as text: without wrappers and spaces that mean nothing; words without case."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
-    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", re.sub(r"\s+(?=\\)", "", text))
     return text.casefold() if "\\" not in text and is_words(text) else text
 
 
+def is_product(text: str) -> bool:
+    """Whether letters may be a product of algebra, such as abc."""
+    return _PRODUCT.fullmatch(text) is not None
+
+
 def same_words(left: str, right: str) -> bool:
-    """Words by their letters; a product of letters of algebra, such as abc, in any order."""
-    if _PRODUCT.fullmatch(left) and _PRODUCT.fullmatch(right):
+    """Words by their letters, without articles; lists in any order."""
+    if is_product(left) and is_product(right):
         return sorted(left) == sorted(right)
-    return plain(left) == plain(right)
+    return _words(left) == _words(right)
 
 
-def with_letter_as_unit(answer: Answer) -> Answer | None:
-    """`5 m` with its letter as a unit and not as a variable; None where there is none."""
-    found = None if answer.unit else letter_as_unit(answer.body)
+def _words(text: str) -> list[str]:
+    parts = [part.split() for part in plain(text).strip("!").split(",")]
+    names = [[singular(word) for word in part if word not in ("a", "an", "the")] for part in parts]
+    return sorted(" ".join(words) for words in names)
+
+
+def with_letter_as_unit(answer: Answer, unit: tuple[str, ...]) -> Answer | None:
+    """`5 m` with its letter as a unit and not as a variable; None where there is none. unit: the
+    other side's.
+    """
+    found = None if answer.unit else letter_as_unit(answer.body, unit)
     return found and replace(answer, body=found[0], unit=found[1])

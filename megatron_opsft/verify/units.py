@@ -13,15 +13,17 @@ _MEASURES = """
 mm millimeter millimetre | cm centimeter centimetre 厘米 | dm decimeter | m meter metre 米
 km kilometer kilometre | in inch inche | ft foot feet | yd yard | mi mile | mg milligram
 g gram gramme | kg kilogram kilo | lb pound | oz ounce | ton tonne | ml milliliter millilitre
-l liter litre | gal gallon | s sec second | min minute | h hr hour | day | week wk | month
+l L liter litre | gal gallon | s sec second | min minute | h hr hour | day | week wk | month
 year yr | mph mile/h mi/h mile/hour | km/h kmh kmph | rad radian | $ dollar usd buck us\\$
 cent ¢ | € euro eur | £ gbp | ¥ yuan rmb 元 | rs rupee ₹ inr | unit | sq square | cu cubic cube
-hz hertz | n newton | j joule | w watt | v volt | a ampere | k kelvin | celsius
+hz hertz | n N newton | j J joule | w W watt | v V volt | a ampere | k K kelvin | celsius
 """
 _UNITS = {
     name: names.split()[0] for names in re.split(r"[|\n]", _MEASURES) for name in names.split()
 }
 _SIGNS = {"%", "°", *_UNITS.values()}
+_POWERS = ("squared", "cubed")
+_CURRENCIES = ("$", "cent", "€", "£", "¥", "rs")
 _LONE_LETTER_UNITS = "mgshLlVNJWAKCF"
 FUNCTIONS = _words(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt max min gcd lcm"
@@ -32,13 +34,14 @@ _NO_UNITS = _words(
     "not no more less than least most greater fewer larger smaller between except times plus minus"
     " over under above below about dozen half third quarter all any every none each if for when"
     " where unless until or and from to at is are was be other both either neither only"
+    " factorial inverse twice double triple fail halve tenth hundredth thousandth fifth"
 )
 _BARE_WORDS = re.compile(
     r"\\text\{[^{}]*\}|(?<![\\A-Za-z_^{])((?:[A-Za-z]{2,}|[^\x00-\u03ff\W\d_]+)\.?(?:[\s/-]+[A-Za-z]+\.?)*)"
 )
 _UNIT = re.compile(
     r"\\text\{([^{}]*)\}\s*(?:\^\s*(?:\{(\d)\}|(\d)))?"
-    r"|(\\\$|[€£¥₹]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))|\\(%)|\^(\\circ)"
+    r"|(\\\$|\\pounds|[€£¥₹¢₩]|(?<![a-zA-Z])(?:US|USD|EUR|Rs)(?:\\\$|\.?\s*(?=\d)))|\\(%)|\^(\\circ)"
 )
 
 
@@ -55,7 +58,8 @@ def take_unit(text: str) -> tuple[str, Unit, bool]:
             found.append(("%" if percent else "°" if degree else _UNITS.get(sign, "$"),))
             return " "
         unit = _name_unit(words, square or cube or "")
-        if unit is None or not match.string[: match.start()].strip(" ({["):
+        in_front = not match.string[: match.start()].strip(" ({[")
+        if unit is None or (in_front and unit[0] not in _CURRENCIES):
             readable = False
             return match[0]
         found.append(unit)
@@ -84,7 +88,7 @@ def _wrap_words(match: re.Match[str]) -> str:
     if words[0].lower() in FUNCTIONS:
         return match[0]
     is_text = any(
-        len(word) >= 4 or _singular(word) in _UNITS or not word.isascii() for word in words
+        len(word) >= 4 or singular(word) in _UNITS or not word.isascii() for word in words
     ) or (len(words) > 1 and any(len(word) == 3 for word in words))
     return rf"\text{{{match[1]}}}" if is_text else match[0]
 
@@ -92,28 +96,29 @@ def _wrap_words(match: re.Match[str]) -> str:
 def _name_unit(words: str, power: str) -> Unit | None:
     """The words of a unit, measures in their short form; None for text that is none."""
     words = re.sub(r"\s*(?:/|\bper\b)\s*", "/", words.replace("-", " "))
-    if re.search(r"[^\w\s./$]|\d", words):
+    if re.search(r"[^\w\s./$€£¥₹¢]|\d", words):
         return None
     names = words.split()
-    if not names or any(_singular(name) in _NO_UNITS for name in names):
+    plain = [name for name in names if name not in _POWERS]
+    if not plain or any({name.lower(), singular(name)} & _NO_UNITS for name in plain):
         return None
     names = ["/".join(_short(part) for part in name.split("/")) for name in names]
     names = [_UNITS.get(name, name) for name in names]
-    if names[-1] in ("squared", "cubed") and len(names) > 1:
+    if names[-1] in _POWERS and len(names) > 1:
         power = "2" if names.pop() == "squared" else "3"
-    if names[0] in ("sq", "cu") and len(names) > 1:
-        power = "2" if names.pop(0) == "sq" else "3"
+    if names[0] in ("sq", "cu", *_POWERS) and len(names) > 1:
+        power = "2" if names.pop(0).startswith("sq") else "3"
     return (*names[:-1], names[-1] + power)
 
 
 def _short(name: str) -> str:
-    for word in (name.strip("."), _singular(name)):
+    for word in (name.strip("."), singular(name)):
         if len(word) > 1 and word.lower() in _UNITS or word in _UNITS:
             return _UNITS.get(word.lower(), word)
-    return _singular(name)
+    return singular(name)
 
 
-def _singular(word: str) -> str:
+def singular(word: str) -> str:
     word = word.strip(".")
     word = word.lower() if len(word) > 1 else word
     if len(word) > 3 and word.endswith("ies"):
@@ -135,7 +140,12 @@ def units_agree(left: Unit, right: Unit) -> bool:
     return a <= b or b <= a
 
 
-def letter_as_unit(body: str) -> tuple[str, Unit] | None:
-    """(5, m) for `5 m`, of which take_unit cannot know whether m is a variable."""
-    match = re.fullmatch(rf"(.*[\d}})])\s+([{_LONE_LETTER_UNITS}])", body)
-    return (match[1], (_UNITS.get(match[2].lower(), match[2]),)) if match else None
+def letter_as_unit(body: str, unit: Unit) -> tuple[str, Unit] | None:
+    """(5, m) for `5 m`, of which take_unit cannot know whether m is a variable; for `5m` where that
+    is the unit of the other side.
+    """
+    match = re.fullmatch(rf"(.*[\d}})])(\s*)([{_LONE_LETTER_UNITS}])(?:\^\{{?([23])\}}?)?", body)
+    if match is None:
+        return None
+    found = (_UNITS.get(match[3].lower(), match[3]) + (match[4] or ""),)
+    return (match[1], found) if match[2] or found == unit else None

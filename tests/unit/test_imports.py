@@ -45,7 +45,7 @@ LAYERS: list[list[str]] = [
 
 # Package -> the only files (or folders) that may name it.
 HOMES = {
-    "math_verify": ["verify/equality.py", "verify/math_verifier.py"],
+    "math_verify": ["verify/comparison.py", "verify/equality.py", "verify/math_verifier.py"],
     "vllm": [
         "rollout/vllm/core.py",
         "rollout/vllm/options.py",

@@ -38,7 +38,8 @@ x\le 3 == x ≤ 3 ; x\in(-\infty,3]
 3\times 4 == 12
 602 == \text{(C) } 602 ; (C)\ 602 ; \mathbf{(C)}~602 ; \text{C. } 602 ; C) 602 ; C: 602
 602 == (\text{C})\ 602
-602 != \textbf{(C)}\ 603 ; \text{Option C: } 602
+602 == \text{Option C: } 602 ; 602\ (\text{C}) ; \mathbf{C}. 602 ; \bf{(C)}\ 602
+602 != \textbf{(C)}\ 603
 C == \textbf{(C)}\ 602
 B != \textbf{(C)}\ 602
 \textbf{(C)}\ 602 == 602 ; C ; (C) != B
@@ -87,7 +88,7 @@ $5:21\textsc{pm}$ == 5:21 PM
 1A_{16} == 1a_{16}
 1011_2 != 1011_3 ; 11
 1, 3, 5, \ldots, 2n-1 == 1,3,5,...,2n-1 != 1, 2, \ldots, n
-1,2,\ldots,n != 1,2,3,\ldots,n
+1,2,\ldots,n == 1,2,3,\ldots,n != 1,2,4,\ldots,n ; 1,3,\ldots,n
 1+2+\cdots+n == 1+2+\ldots+n != 1+2+n
 5 \text{ cm} == 5\,\text{cm} ; 5 cm != 5 \text{ m}
 5\text{ cm} == 5
@@ -187,6 +188,41 @@ x=0.0000031 != x=0.0000029
 25^\circ == 25^\circ\text{C}
 25^\circ C != 25^\circ F
 \{1,2,\ldots,n\} == 1,2,\ldots,n
+1,2,\ldots,5 == 1,2,3,4,5 != 1,2,3,4,6
+e == 2.718282 != 2.71
+10000 == 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
+0.00025 == 0.000\,25
+7:55 \text{ p.m.} == 7{:}55\text{ p.m.} ; \text{at }7:55\text{ p.m.} ; 7:55 \text{ in the evening}
+7:55 \text{ p.m.} == t=7:55\text{ p.m.} != 7:55 \text{ in the morning} ; 07:55
+12:00 \text{ p.m.} == \text{noon} != \text{midnight}
+52_8 == (52)_8 ; {52}_8 ; 52\ (\text{base }8) ; x=52_8
+\frac{1}{7} == 0.\dot{1}4285\dot{7}
+12 == = 12 ; \text{twelve} != 12 \text{ squared} ; 12\text{ halves} ; \text{12 twice}
+25 == \text{twenty-five}
+100 == \text{one hundred}
+5\text{ m/s} == 5\ \mathrm{m\,s^{-1}} ; 5\,\frac{\text{m}}{\text{s}}
+5\text{ m} == 5m ; 5 m
+5\text{ L} == 5\text{ liters}
+8\text{ cm} == 8 \operatorname{cm}
+5.4 \text{ cents} == 5.4¢
+\$18.90 == \text{USD }18.90 != \text{EUR }18.90
+30^\circ == 30\text{°} ; 30\textdegree
+1000 == 1e3
+0.00001 == 1e-5
+2.5e-05 == 2.5 \text{ x } 10^{-5} ; 2.5(10)^{-5}
+7 == \textcolor{red}{7} ; \begin{aligned}7\end{aligned} ; 7 \\
+\mathbb{R} == \text{all real numbers}
+\mathbb R\setminus\{1\} == (-\infty,1)\cup(1,\infty)
+5 == 5=x
+\text{ellipse} == \text{an ellipse}
+6 - 5i == 6-5\cdot i ; 6 - 5\mathrm{i} != 6+5i
+2i == \sqrt{-4}
+\frac{20000}{\pi} == \frac{2\times10^4}{\pi}
+120 == {10\choose 3}
+ab == a\cdot b ; ba
+(8,-2) != \{8,-2\}
+x^{ab} == (x^a)^b
+\frac{30^\circ}{2} == \frac{30^\circ}{2}
 \frac16 == 0.1666...
 \frac{3}{11} == 0.2727...
 3:00 PM == 3 PM
@@ -284,6 +320,16 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("3,7", "The answers are 3 and 7.", True),
         ("7", "\\boxed{7}. Wait, that is wrong: \\boxed{8", False),
         ("42", "#### 42", True),
+        ("34", "Answer：34", True),
+        ("34", "The answer is thirty-four.", True),
+        ("34", "The answer isn't 34.", False),
+        ("34", "The answer cannot be 34.", False),
+        ("34", "It is not 34.", False),
+        ("34", "Is the answer 34? No.", False),
+        ("34", "34 is too big.\nAnswer:", False),
+        ("34", "Answer: unknown (34 is a guess)", False),
+        ("7", "The answer is 7. \\boxed{}", False),
+        ("B", "The answer is (B), although option D looks right.", True),
     ],
 )
 def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:

@@ -64,7 +64,7 @@ def test_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
     read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
     assert answers_of(read) == ["0.000025", "0.00000015", "42", "4", "1, -2", "7"]
     assert [bad.reason for bad in read.bad_rows] == [
-        "answer has a last \\boxed{ that is never closed",
+        "answer has a last \\boxed{ that is empty or never closed",
         "answer has no answer behind its last ####, on the last line",
     ]
 

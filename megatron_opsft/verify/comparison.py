@@ -1,0 +1,204 @@
+"""Whether two answers say the same: words, times, bases, ratios, sequences; then mathematics."""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig
+from math_verify import LatexExtractionConfig, parse
+
+from megatron_opsft.verify.equality import same_number, same_value
+from megatron_opsft.verify.numerals import Numeral, read_base, read_clock, read_number
+from megatron_opsft.verify.reading import (
+    Answer,
+    is_product,
+    is_words,
+    plain,
+    same_words,
+    with_letter_as_unit,
+)
+from megatron_opsft.verify.units import units_agree
+
+_TUPLE = re.compile(r"\([^()]*\)")
+_HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
+_MAX_TERMS = 1000  # of a progression that is written out
+# math-verify reads the whole of one box or nothing; units are read before.
+_WHOLE = (
+    LatexExtractionConfig(
+        try_extract_without_anchor=False,
+        boxed_match_priority=0,
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
+        ),
+    ),
+)
+
+
+def is_understood(answer: Answer) -> bool:
+    if not answer.readable:
+        return False
+    body = answer.body
+    return bool(
+        answer.option or read_clock(body) or read_base(body)
+        or is_words(body) or values_of(body)
+    )  # fmt: skip
+
+
+def same_answer(gold: Answer, answer: Answer) -> bool:
+    """Whether a reading of the gold and one of the answer say the same."""
+    if plain(gold.text) == plain(answer.text) != "":
+        return True
+    option = _same_option(gold, answer)
+    if option is not None:
+        return option
+    if not (gold.readable and answer.readable and units_agree(gold.unit, answer.unit)):
+        return False
+    words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
+    if all(words) or (any(words) and not is_product((gold if words[0] else answer).body)):
+        return same_words(gold.body, answer.body)
+    return _same_bodies(gold.body, answer.body) or any(
+        _same_with_unit(*pair) for pair in ((gold, answer), (answer, gold))
+    )
+
+
+def _same_option(gold: Answer, answer: Answer) -> bool | None:
+    """Whether they choose the same letter; None where the rest of them decides."""
+    if gold.option and answer.option:
+        if gold.option == answer.option and gold.body and answer.body:
+            return None
+        return gold.option == answer.option and answer.readable
+    if gold.option and not gold.body:
+        return answer.text.strip("()") == gold.option.lower()
+    return False if answer.option and not answer.body else None
+
+
+def _same_with_unit(one: Answer, other: Answer) -> bool:
+    """37.5% for 0.375, and `5 m` for 5."""
+    if one.unit == ("%",) and not other.unit and _same_percent(one.body, other.body):
+        return True
+    lone = with_letter_as_unit(one, other.unit)
+    return bool(lone and units_agree(lone.unit, other.unit) and _same_bodies(lone.body, other.body))
+
+
+def _same_bodies(gold: str, answer: str) -> bool:
+    if plain(gold) == plain(answer):
+        return True
+    clocks = read_clock(gold), read_clock(answer)
+    if all(clocks):
+        return _same_time(*clocks)
+    if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
+        return False  # a set is no tuple
+    bases = read_base(gold), read_base(answer)
+    if any(bases):
+        return _same_in_base(bases, gold, answer)
+    if ":" in gold or ":" in answer:
+        return _same_ratio(gold, answer)
+    if r"\ldots" in gold or r"\ldots" in answer:
+        return _same_sequence(gold, answer)
+    halves = _HALF_RELATION.fullmatch(gold), _HALF_RELATION.fullmatch(answer)
+    if any(half and not half[1] for half in halves):
+        return bool(
+            halves[0] and halves[1] and halves[0][2] == halves[1][2]
+            and _same_bodies(halves[0][3], halves[1][3])
+        )  # fmt: skip
+    if (left := read_number(gold)) and (right := read_number(answer)):
+        return same_number(left, right)
+    return any(same_value(g, a) for g in values_of(gold) for a in values_of(answer))
+
+
+def _same_time(gold: Any, answer: Any) -> bool:
+    return gold[0] == answer[0] and (gold[1] == answer[1] or not (gold[1] and answer[1]))
+
+
+def _same_in_base(bases: tuple[Any, Any], gold: str, answer: str) -> bool:
+    """Two numerals with bases are compared by value; one without has the digits of the other."""
+    left, right = bases
+    if left and right:
+        return left == right or _value_in_base(*left) == _value_in_base(*right) is not None
+    digits, other = (left[0], answer) if left else (right[0], gold)
+    return other.replace(" ", "").upper().lstrip("0") == digits.lstrip("0")
+
+
+def _value_in_base(digits: str, base: int) -> int | None:
+    try:
+        return int(digits, base)
+    except ValueError:  # 53_4 has a digit that is none
+        return None
+
+
+def _same_ratio(gold: str, answer: str) -> bool:
+    """1:2 is 2:4, and 1/2; each part is a value of its own."""
+    named = [side.rpartition("=")[2] for side in (gold, answer)]
+    parts = [[values_of(part.strip()) for part in side.split(":")] for side in named]
+    if not all(values and isinstance(values[0], sympy.Expr) for side in parts for values in side):
+        return False
+    left, right = ([values[0] for values in side] for side in parts)
+    if {len(left), len(right)} == {1, 2}:
+        quotients = [side[0] / side[1] if len(side) == 2 else side[0] for side in (left, right)]
+        return same_value(*quotients)
+    if len(left) != len(right) or left[0] == 0 or right[0] == 0:
+        return False
+    return all(
+        same_value(g * right[0], a * left[0]) for g, a in zip(left[1:], right[1:], strict=True)
+    )
+
+
+def _same_sequence(gold: str, answer: str) -> bool:
+    """Term by term, dots where the other has dots; decimals may end in dots."""
+    decimals = [re.sub(r"(\.\d+)\s*\\ldots$", r"\1", side) for side in (gold, answer)]
+    if not any(r"\ldots" in side for side in decimals):
+        return _same_bodies(*decimals)
+    left, right = map(_terms, (gold, answer))
+    return len(left) == len(right) and all(
+        g == a if r"\ldots" in g or r"\ldots" in a else _same_bodies(g, a)
+        for g, a in zip(left, right, strict=True)
+    )
+
+
+def _terms(sequence: str) -> list[str]:
+    """The terms; of an arithmetic progression all, or two where its end is not a number."""
+    terms = [term.strip() for term in re.sub(r"^\\\{|\\\}$", "", sequence).split(",")]
+    if r"\ldots" not in terms:
+        return terms
+    dots = terms.index(r"\ldots")
+    numbers = [number.value for number in map(read_number, terms[:dots]) if number]
+    if len(numbers) < max(2, dots):
+        return terms
+    step = numbers[1] - numbers[0]
+    if step == 0 or any(b - a != step for a, b in pairwise(numbers)):
+        return terms
+    end = read_number(terms[-1]) if len(terms) == dots + 2 else None
+    count = (end.value - numbers[0]) / step if end else Fraction(-1)
+    if count.denominator == 1 and 0 < count <= _MAX_TERMS:
+        return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
+    return [*terms[:2], *terms[dots:]]
+
+
+def _same_percent(percent: str, other: str) -> bool:
+    """37.5% is 0.375."""
+    return any(
+        same_value(value / 100, right)
+        for value in values_of(percent)
+        if isinstance(value, sympy.Expr)
+        for right in values_of(other)
+    )
+
+
+@lru_cache(maxsize=4096)
+def values_of(body: str) -> tuple[Any, ...]:
+    """What math-verify makes of the whole of it; () where it cannot."""
+    number = read_number(body)
+    if number:
+        return (_as_sympy(number),)
+    if r"\ldots" in body or re.search(r"\d\s+\d|\d\s*_", body):
+        return ()
+    found = parse(f"\\boxed{{{body}}}", _WHOLE, fallback_mode="no_fallback", parsing_timeout=None)
+    return tuple(value for value in found if not isinstance(value, str))
+
+
+def _as_sympy(number: Numeral) -> sympy.Number:
+    value = sympy.Rational(number.value.numerator, number.value.denominator)
+    return sympy.Float(value, max(15, number.digits)) if number.digits else value
