@@ -16,20 +16,22 @@ _STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _STATED = re.compile(
-    r"(\\\[.*?\\\]|\$\$.*?\$\$)|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)|[,;]?\s+(?:because|since|which|where"
-    r"|so that|when|for|as|but|though|although|whereas|while)\b)",
+    r"(\\\[.*?\\\]|\$\$.*?\$\$)"
+    r"|[^\n]*?(?=\.\s+[A-Z*<]|\.?[*_]*\s*(?:\n|$)"
+    r"|[,;]?\s+(?:because|since|which|where|so that|when|for|as|but|though|although|while)\b)",
     re.DOTALL,
 )
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _IS = re.compile(r"\b(?:is|are|equals)\b")
-_WORDS_OF = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
+_FORMULAS = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
 _NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _DENIES = re.compile(
     r"n't\b|\?|\b(?:not|never|cannot|unlikely|unknown|impossible|guess|wrong|incorrect)\b",
     re.IGNORECASE,
 )
 _COMPARES = re.compile(
-    r"[<>≤≥≠/^*+:_=\\]|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
+    r"[<>≤≥≠/^*+:_=\\]"
+    r"|\b(?:no|least|most|more|less|than|between|about|or|and|over|under|above|below|to)\b",
     re.IGNORECASE,
 )
 
@@ -61,19 +63,21 @@ def boxed_answer(text: str) -> str | None:
 
 def stated_answer(text: str) -> list[str] | None:
     """What follows the last "answer is", "Answer:" and the like, up to the end of its sentence or
-    line, and then what may be the answer in that; [] where it denies an answer or says none. None
-    where nothing is called the answer.
+    line, and then what may be the answer in that. Of words ("this answer is consistent") also what
+    was called the answer before. [] where the last one denies an answer or says none. None where
+    nothing is called the answer.
     """
-    found = list(_STATEMENT.finditer(text))
-    if not found:
-        return None
-    match = found[-1]
-    stated = _STATED.match(text, match.end())
-    answer = stated[0].strip().strip("*").strip() if stated else ""
-    before = text[: match.end()].rpartition("\n")[2]
-    if not answer or _DENIES.search(re.split(r"[.!?]\s", before)[-1] + _WORDS_OF.sub("", answer)):
-        return []
-    return [answer, *_parts_of(answer)]
+    candidates: list[str] | None = None
+    for match in reversed(list(_STATEMENT.finditer(text))):
+        stated = _STATED.match(text, match.end())
+        answer = stated[0].strip().strip("*").strip() if stated else ""
+        sentence = re.split(r"[.!?]\s", text[: match.end()].rpartition("\n")[2])[-1]
+        if not answer or _DENIES.search(sentence + _FORMULAS.sub("", answer)):
+            return candidates or []
+        candidates = [*(candidates or []), answer, *_parts_of(answer)]
+        if ":" in match[0] or re.search(r"[\d$\\]", answer):
+            break
+    return candidates
 
 
 def last_number_is_denied(text: str) -> bool:
@@ -83,7 +87,7 @@ def last_number_is_denied(text: str) -> bool:
     if not numbers:
         return False
     before, behind = numbers[-1][-2:]
-    return _DENIES.search(_WORDS_OF.sub("", before)) is not None or "?" in behind
+    return _DENIES.search(_FORMULAS.sub("", before)) is not None or "?" in behind
 
 
 def _parts_of(sentence: str) -> list[str]:

@@ -72,14 +72,15 @@ def _judge(response_text: str, gold: str) -> Verdict:
         answers = _read(candidate)
         if any(same_answer(g, answer) for g in golds for answer in answers):
             return make_verdict(Outcome.CORRECT, candidate)
-        if any(is_understood(answer) for answer in answers):
+        if any(is_understood(one) and not reading.is_words(one.body) for one in answers):
             return make_verdict(Outcome.WRONG, candidate)
     return make_verdict(Outcome.WRONG, candidates[0])
 
 
 def _judge_prose(tail: str, golds: tuple[Answer, ...]) -> Verdict:
     """What math-verify finds in prose that calls nothing the answer."""
-    if any(reading.plain(gold.text) == reading.plain(reading.read(tail).text) for gold in golds):
+    whole = reading.plain(reading.read(tail).text)
+    if any(reading.plain(gold.text) == whole for gold in golds):
         return make_verdict(Outcome.CORRECT, tail.strip())
     found = [] if last_number_is_denied(tail) else parse(tail, parsing_timeout=None)
     if not found and (brackets := _BRACKETED.findall(tail)):
