@@ -20,7 +20,6 @@ from megatron_opsft.records import Outcome, Problem
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step.batch import pack_updates, sample_batch
-from megatron_opsft.step.judged_problems import judge_problems
 from megatron_opsft.verify.math_verifier import judge
 
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
@@ -29,7 +28,7 @@ CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 def our_step(s: Session, step: int) -> tuple[Stopwatch, int]:
     """The verbs of `train.run_step`; returns its times and the number of sampled tokens."""
     watch = Stopwatch(s.device)
-    batch = sample_batch(s, step, watch, judge_problems)
+    batch = sample_batch(s, step, watch)
     updates = pack_updates(s, batch, watch)
     with watch.phase("train"):
         for update in updates:

@@ -28,8 +28,6 @@ from megatron_opsft.step.batch import (
     whole_result,
 )
 from megatron_opsft.step.fixed_batch import stored_batch
-from megatron_opsft.step.judged_problems import judge_problems
-from megatron_opsft.step.overlap import judge_while_training
 from megatron_opsft.step.sampled_log_probs import score_sampled
 
 log = logging.getLogger("megatron_opsft")
@@ -82,11 +80,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     if s.method.starts_stage:
         begin_stage(s)
     observe_monitor(s, watch)
-    if s.stored is None:
-        judge = judge_while_training if s.config.rollout.overlap else judge_problems
-        batch = sample_batch(s, step, watch, judge)
-    else:
-        batch = stored_batch(s, s.stored, step)
+    batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)
     recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
     updates = pack_updates(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)

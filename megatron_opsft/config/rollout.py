@@ -57,10 +57,6 @@ class RolloutConfig(Section):
         "auto",
         description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculation).",
     )
-    overlap: bool = Field(
-        False,
-        description="Add up the gradients of accepted responses while separate engines decode the others; method.name=on_policy_sft alone. The same step up to rounding, which depends on what is ready when.",
-    )
     speculation: Annotated[Literal["off", "ngram", "suffix"], YamlOff] = Field(
         "off",
         description="Drafts that one forward pass checks: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem. With hf responses are the same tokens; with vllm they keep their distribution, but its seeds then depend on earlier drafts: a resumed or repeated run samples other responses.",

@@ -3,8 +3,8 @@ method's state from step to step.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
@@ -32,19 +32,6 @@ class Update:
     token_weights: tuple[float, ...]
     advantages: tuple[float, ...]
     factor: float
-
-    def without(self, added: Collection[tuple[int, int]]) -> "Update":
-        """What is left of it when the gradients of some responses, given as (place, sample index),
-        have been added up.
-        """
-        if not added:
-            return self
-        rows = zip(self.responses, self.token_weights, self.advantages, strict=True)
-        kept = [row for row in rows if (row[0].place, row[0].sample_index) not in added]
-        responses, token_weights, advantages = zip(*kept, strict=True)
-        return replace(
-            self, responses=responses, token_weights=token_weights, advantages=advantages
-        )
 
 
 class MethodRun:

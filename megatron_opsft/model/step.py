@@ -1,8 +1,7 @@
 """One training step on Megatron's forward-backward schedule."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,9 +90,6 @@ class Trainer:
         self.objective = objective
         self._schedule = PassSchedule(chunks, config, vocab_size=vocab_size)
         self._own_loss_is_finite = True
-        # Of the step under way, on this rank: tokens, losses and statistics; empty between steps.
-        self._sums: list[float] = []
-        self._num_added = 0  # micro-batches
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
         # count is not wanted, so `num_tokens` is left out.
@@ -106,27 +102,28 @@ class Trainer:
         """The GPTModel chunks without their data-parallel wrapper."""
         return self._schedule.models
 
-    def add(self, batches: Sequence[MicroBatch]) -> None:
-        """Sum up the gradients of some micro-batches of the next step, each rank its own.
-
-        Every rank calls it with equally many, at least one; `step` or `accumulate` must follow with
-        the last ones.
-        """
-        self._begin()
-        with self._without_reduction():
-            self._run(batches)
-
     def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
-        """Main gradients of `factor` x the weighted sum of all ranks' token losses, those of
-        batches that were added before included.
+        """Main gradients of `factor` x the weighted sum of all ranks' token losses.
 
         Every rank calls it with equally many micro-batches, at least one.
         """
-        self._begin()
-        self._run(batches)
-        mine, self._sums = self._sums, []
+        for chunk in self.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        losses = self._schedule.run(
+            partial(_sum_losses, self._cross_entropy, self.objective),
+            batches,
+            temperature=self.objective.temperature,
+            forward_only=False,
+        )
         for chunk in self.chunks:
             chunk.scale_gradients(factor)
+        mine = [0.0] * 4  # tokens, losses and statistics of this rank
+        if self.layout.is_loss_rank:
+            mine[0] = sum(batch.num_loss_tokens for batch in batches)
+            for place, each in enumerate(zip(*losses, strict=True), start=1):
+                mine[place] = sum(map(float, each))
         self._own_loss_is_finite = math.isfinite(mine[1])
         tokens, loss, clipped, divergence = sum_over_world(mine)
         return Accumulated(
@@ -135,43 +132,6 @@ class Trainer:
             clip_share=clipped / tokens if self.objective.clips else None,
             kl_mean=divergence / tokens if self.objective.needs_reference else None,
         )
-
-    def _begin(self) -> None:
-        """Nothing is added up yet; nothing where a step is under way."""
-        if self._sums:
-            return
-        self._sums = [0.0] * 4
-        self._num_added = 0
-        for chunk in self.chunks:
-            chunk.train()
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
-
-    def _run(self, batches: Sequence[MicroBatch]) -> None:
-        """A pass over these, whose gradients and losses are added to what is there."""
-        losses = self._schedule.run(
-            partial(_sum_losses, self._cross_entropy, self.objective),
-            batches,
-            temperature=self.objective.temperature,
-            forward_only=False,
-        )
-        self._num_added += len(batches)
-        if self.layout.is_loss_rank:
-            self._sums[0] += sum(batch.num_loss_tokens for batch in batches)
-            for place, each in enumerate(zip(*losses, strict=True), start=1):
-                self._sums[place] += sum(map(float, each))
-
-    @contextmanager
-    def _without_reduction(self) -> Iterator[None]:
-        """No rank hears of the others' gradients: sums of them are the same later."""
-        config = self._config
-        finalize, no_sync = config.finalize_model_grads_func, config.no_sync_func
-        config.finalize_model_grads_func = config.no_sync_func = None
-        with ExitStack() as stack:
-            for chunk in self.chunks:
-                stack.enter_context(chunk.no_sync())
-            yield
-        config.finalize_model_grads_func, config.no_sync_func = finalize, no_sync
 
     def score(
         self, samples: Sequence[Sample], *, temperature: float = 1.0, entropy: bool = False
@@ -199,8 +159,7 @@ class Trainer:
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.
 
-        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False. Those
-        that were added before count as well.
+        No micro-batch anywhere (nothing accepted): nothing changes and `applied` is False.
         Errors: `NonFiniteError` on every rank, before any weight changes.
         """
         if not batches:
@@ -227,7 +186,7 @@ class Trainer:
             grad_norm=grad_norm,
             lr=lr,
             trained_tokens=found.trained_tokens,
-            num_microbatches=self._num_added,
+            num_microbatches=len(batches),
             clip_share=found.clip_share,
             kl_mean=found.kl_mean,
         )

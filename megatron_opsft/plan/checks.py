@@ -80,11 +80,6 @@ def _of_engines(job: TrainingJob) -> list[str]:
         notes.append(
             "separate engines never sleep: each is counted on the device of the rank that asks it"
         )
-    if rollout.overlap:
-        notes.append(
-            "rollout.overlap: passes over accepted responses are counted as if each came when it "
-            "is needed, but for the last micro-batch"
-        )
     return notes
 
 

@@ -14,11 +14,7 @@ from megatron_opsft.plan.memory import Stage, engine_elements
 from megatron_opsft.plan.reference import exchange_seconds
 from megatron_opsft.plan.seconds import push_seconds
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.training import (
-    TrainingEstimate,
-    estimate_training,
-    gather_in_push_seconds,
-)
+from megatron_opsft.plan.training import estimate_training, gather_in_push_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +22,9 @@ class StepEstimate:
     """Seconds of a step on its critical path: a phase ends with its slowest rank.
 
     rollout = prefill + decode; train includes `exchange` (what no backward pass hides) and
-    `update`; overlapped: seconds of it during which engines still decode (`rollout.overlap`). push
-    is what metrics.jsonl calls sync. pass_tokens: of a response in a forward pass, above 1 with
-    drafts. bubble: share of a pipeline's time that its
-    ranks wait in it; decode_overhead: share of decoding that reads nothing.
+    `update`. push is what metrics.jsonl calls sync. pass_tokens: of a response in a forward pass,
+    above 1 with drafts. bubble: share of a pipeline's time that its ranks wait in it;
+    decode_overhead: share of decoding that reads nothing.
 
     Seconds that a rank waits, means over all ranks: rollout_tail for the slowest engine and
     verification, pipeline_bubble inside of its own pipeline, slowest_rank for another pipeline.
@@ -54,7 +49,6 @@ class StepEstimate:
     num_microbatches: int
     reference: float = 0.0
     old_logprob: float = 0.0
-    overlapped: float = 0.0
     pass_tokens: float = 1.0
 
     @property
@@ -64,7 +58,7 @@ class StepEstimate:
     @property
     def total(self) -> float:
         scored = self.reference + self.old_logprob
-        return self.rollout + self.verify + scored + self.train - self.overlapped + self.push
+        return self.rollout + self.verify + scored + self.train + self.push
 
     @property
     def waiting(self) -> float:
@@ -99,19 +93,8 @@ def estimate_step(
         num_microbatches=training.num_microbatches,
         reference=_reference_seconds(job, stages, training.score),
         old_logprob=training.score if job.scores_before else 0.0,
-        overlapped=_overlapped(job, training, rollout.decode),
         pass_tokens=rollout.pass_tokens,
     )
-
-
-def _overlapped(job: TrainingJob, training: TrainingEstimate, decoding: float) -> float:
-    """Passes over what is ready while engines decode: all but the last micro-batch's, which waits
-    for the last response.
-    """
-    if not (job.config.rollout.overlap and training.num_microbatches):
-        return 0.0
-    early = training.passes * (1 - 1 / training.num_microbatches)
-    return min(early, decoding)
 
 
 def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) -> float:

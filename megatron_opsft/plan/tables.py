@@ -152,11 +152,10 @@ def _step_table(run: RunEstimate) -> Table:
             f"{step.num_microbatches} micro-batches a rank; bubbles {step.bubble:.0%}, exchange "
             f"{step.exchange:.2f} s, update {step.update:.2f} s; MFU {run.mfu:.1%}",
         ),
-        ("of it early", -step.overlapped, "passes while engines still decode (rollout.overlap)"),
         ("push", step.push, "updated weights into the engines, with proof"),
     ]
     for name, seconds, about in rows:
-        if seconds or name not in ("old log-probs", "reference", "of it early"):
+        if seconds or name not in ("old log-probs", "reference"):
             table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", about)
     table.add_section()
     table.add_row(

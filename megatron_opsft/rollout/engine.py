@@ -209,20 +209,6 @@ class ReachableEngine(Protocol):
         """Why some worker's parameters cannot be written as they are; "" where all can."""
 
 
-class BackgroundEngine(Protocol):
-    """What engines in processes of their own add: they decode while this process does other things,
-    if a thread of it runs `stream_once`.
-    """
-
-    def stream_once(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """As `StreamingEngine.stream`, alone on this rank; ends early where engines die."""
-
-    def recover(self) -> bool:
-        """Whether some rank's engine died; it has a successor with the same weights now, and all
-        ranks must run `stream_once` again. Called by every rank when all have come to its end.
-        """
-
-
 class RolloutEngine(StreamingEngine, Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 

@@ -4,7 +4,6 @@ none.
 
 from megatron_opsft.config import Config, RolloutConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
 from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 
 
@@ -19,35 +18,7 @@ def check_engine(config: Config) -> None:
             "model.load=engine: weights come from vLLM inside the training ranks alone; set "
             "rollout.engine=vllm and rollout.placement=colocated, or model.load=disk"
         )
-    if rollout.overlap:
-        _check_overlap(config)
     check_installed(rollout.engine)
-
-
-def _check_overlap(config: Config) -> None:
-    """Errors: `UserError` where nothing can be trained on while engines decode."""
-    rollout, method = config.rollout, config.method.name
-    if rollout.placement != "separate":
-        raise UserError(
-            f"rollout.overlap=true with rollout.placement={rollout.placement}: engines inside the "
-            "training ranks decode where training would compute; set rollout.placement=separate"
-        )
-    if method != ON_POLICY_SFT.name:
-        raise UserError(
-            f"rollout.overlap=true with method.name={method}: what it makes of a response depends "
-            "on the others of its group, so nothing is known before all are decoded; set "
-            f"method.name={ON_POLICY_SFT.name} or rollout.overlap=false"
-        )
-    if config.method.num_updates > 1:
-        raise UserError(
-            f"rollout.overlap=true with method.num_updates={config.method.num_updates}: which "
-            "update a response belongs to, and from which weights, is not known before; set 1"
-        )
-    if rollout.dealing == "fixed":
-        raise UserError(
-            "rollout.overlap=true with rollout.dealing=fixed: engines get their work as they have "
-            "room; leave rollout.dealing out"
-        )
 
 
 def reads_files(rollout: RolloutConfig) -> bool:

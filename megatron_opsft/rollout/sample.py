@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
-from typing import cast
 
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem, Rollout
-from megatron_opsft.rollout.background import BackgroundSampling
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
-from megatron_opsft.rollout.engine import BackgroundEngine, RolloutEngine, SamplingSettings
+from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import PromptRequest, dealt_size, make_request, my_share
 from megatron_opsft.runtime.distributed import Layout, any_over_world, deal, gather_from_all
 from megatron_opsft.runtime.job import Job
@@ -55,22 +53,6 @@ class Sampler:
         if self.steals:
             return self._by_room(requests, settings)
         return self._in_shares(requests, settings, num_samples)
-
-    def begin(
-        self,
-        problems: Sequence[Problem],
-        settings: SamplingSettings,
-        *,
-        num_samples: int,
-        step: int,
-        encode: Callable[[Problem], tuple[int, ...]] | None = None,
-    ) -> BackgroundSampling:
-        """`sample` in the background, of a `BackgroundEngine`: responses stay on the rank whose
-        engine made them.
-        """
-        requests = self._requests(problems, num_samples, step, encode)
-        queue, _ = self._queue(requests, settings.max_response_tokens)
-        return BackgroundSampling(cast(BackgroundEngine, self.engine), queue, settings)
 
     def _requests(
         self,

@@ -97,7 +97,6 @@ class RunRecorder:
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
             **batch.drafts,
-            **_overlapped(self._s.config.rollout.overlap, batch),
             "weight_version": pushed.version,
             **_sent(pushed),
             **_differences(pushed),
@@ -240,10 +239,6 @@ class RunRecorder:
 def _of_objective(result: StepResult) -> dict[str, float]:
     values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _overlapped(is_on: bool, batch: JudgedBatch) -> dict[str, float]:
-    return {"overlap_share": len(batch.added) / max(len(batch.trained), 1)} if is_on else {}
 
 
 def _sent(pushed: SyncResult) -> dict[str, float]:

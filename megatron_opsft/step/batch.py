@@ -20,13 +20,7 @@ from megatron_opsft.rollout.draft_counts import say_if_stopped, sum_counts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import (
-    Asked,
-    Judge,
-    JudgedProblems,
-    join_draws,
-    judge_problems,
-)
+from megatron_opsft.step.judged_problems import Asked, JudgedProblems, join_draws, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +50,7 @@ class JudgedBatch(JudgedProblems):
         return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
 
 
-def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> JudgedBatch:
+def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     """Responses to the step's problems, with verdicts. Called by every rank.
 
     A method may drop groups that teach nothing; problems are then drawn again for as often as it
@@ -76,7 +70,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
             limit=limit,
             seed_step=draw + 1,
         )
-        parts.append(judge(s, asked, watch))
+        parts.append(judge_problems(s, asked, watch))
         whole = join_draws(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
@@ -98,7 +92,6 @@ def sample_batch(s: Session, step: int, watch: Stopwatch, judge: Judge) -> Judge
         rollouts=whole.rollouts,
         verdicts=whole.verdicts,
         responses=responses,
-        added=whole.added,
         groups=groups,
         weights=weights,
         fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
@@ -155,8 +148,7 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     with watch.phase("train"):
         updates = [
             pack_update(s, update, batch.fetcher(update.responses))
-            for whole in s.method.updates(batch.responses, batch.groups, batch.weights)
-            for update in [whole.without(batch.added)]
+            for update in s.method.updates(batch.responses, batch.groups, batch.weights)
         ]
     needs_old = len(updates) > 1 or objective.reward_beta > 0
     if needs_old and s.stored is None:  # fixed data bring their own, where they matter

@@ -12,15 +12,13 @@ from megatron_opsft.session import Session
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedProblems:
     """rollouts, verdicts: this rank's; responses: facts of all ranks' responses, in the order of
-    `problems` and the same on every rank. added: (place, sample index) of those whose gradients
-    have been added up already.
+    `problems` and the same on every rank.
     """
 
     problems: Sequence[Problem]
     rollouts: Sequence[Rollout]
     verdicts: Sequence[Verdict]
     responses: Sequence[ResponseFacts]
-    added: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +33,6 @@ class Asked:
     limit: int
     seed_step: int
     encode: Callable[[Problem], tuple[int, ...]] | None = None
-
-
-# `judge_problems`, or what stands in for it.
-Judge = Callable[[Session, Asked, Stopwatch], JudgedProblems]
 
 
 def judge_problems(s: Session, asked: Asked, watch: Stopwatch) -> JudgedProblems:

@@ -16,8 +16,8 @@ def documented(section: str) -> set[str]:
     return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
 
 
-# Of separate engines: gloo/test_engines_elsewhere.py and gloo/test_overlap.py.
-ELSEWHERE = {"sync_bytes_sent", "sync_share_changed", "overlap_share"}
+# Of separate engines: gloo/test_engines_elsewhere.py.
+ELSEWHERE = {"sync_bytes_sent", "sync_share_changed"}
 
 
 def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plans of drafts, of engines with devices of their own, and of training while these decode."""
+"""Plans of drafts, and of engines with devices of their own."""
 
 from dataclasses import replace
 
@@ -83,12 +83,3 @@ def test_every_engine_elsewhere_gets_a_copy_over_the_network() -> None:
     assert push_bytes(near) == (wanted, 0.0)
     assert estimate_step(many, make_responses(many)).push > step_of(*SEPARATE).push
     assert any("on other nodes" in note for note in notes_of(job))
-
-
-def test_overlap_hides_all_passes_but_the_last_micro_batch_s() -> None:
-    after, during = step_of(*SEPARATE), step_of(*SEPARATE, "rollout.overlap=true")
-    assert after.overlapped == 0.0
-    assert replace(during, overlapped=0.0) == after
-    passes = during.train - during.exchange - during.update
-    assert 0.5 * passes < during.overlapped < passes
-    assert during.total == pytest.approx(after.total - during.overlapped)
