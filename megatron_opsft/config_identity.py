@@ -41,7 +41,6 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("rollout", "draft_model", None),
     ("rollout", "draft_tokens", 3),
     ("rollout", "speculation", "off"),
-    ("sync", "delta", False),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),
 )

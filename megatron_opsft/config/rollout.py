@@ -124,10 +124,6 @@ class SyncConfig(Section):
     bucket_mb: int = Field(
         256, ge=1, description="Weights travel in buckets of so many MiB, two at a time."
     )
-    delta: bool = Field(
-        False,
-        description="To engines in processes of their own that weights go straight to: send only the elements whose bits have changed since the push before, where that is less. It keeps a copy of the shards.",
-    )
     logprob_alarm: float | None = Field(
         None,
         gt=0,

@@ -242,8 +242,7 @@ def _of_objective(result: StepResult) -> dict[str, float]:
 
 
 def _sent(pushed: SyncResult) -> dict[str, float]:
-    values = {"sync_bytes_sent": pushed.bytes_sent, "sync_share_changed": pushed.share_changed}
-    return {key: value for key, value in values.items() if value is not None}
+    return {} if pushed.bytes_sent is None else {"sync_bytes_sent": pushed.bytes_sent}
 
 
 def _differences(pushed: SyncResult) -> dict[str, float]:

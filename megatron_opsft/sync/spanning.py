@@ -25,25 +25,19 @@ _MAX_DEATHS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """in_place: which way it took. bytes_sent: by all ranks. share_changed: of the elements of
-    their messages; None where it was not looked at.
-    """
+    """in_place: which way it took. bytes_sent: by all ranks."""
 
     in_place: bool
     bytes_sent: int
-    share_changed: float | None
 
 
 class SpanningPush:
     """Pushes to `engine`; made once."""
 
-    def __init__(
-        self, shards: ModelShards, engine: ReachableEngine, bucket_bytes: int, *, delta: bool
-    ) -> None:
+    def __init__(self, shards: ModelShards, engine: ReachableEngine, bucket_bytes: int) -> None:
         self._shards = shards
         self._engine = engine
         self._bucket_bytes = bucket_bytes
-        self._delta = delta
         self.may_write_in_place = False
         self._planned: bool | None = None
         self._transfers: list[Transfer] = []
@@ -68,15 +62,8 @@ class SpanningPush:
         if self._planned is not in_place:
             self._plan(in_place)
         self._engine.receive(self._send, version)
-        sent, compared, changed = sum_over_world(
-            [
-                sum(transfer.bytes_sent for transfer in self._transfers),
-                sum(transfer.elements_compared for transfer in self._transfers),
-                sum(transfer.elements_changed for transfer in self._transfers),
-            ]
-        )
-        share = changed / compared if compared else None
-        return Pushed(in_place=in_place, bytes_sent=int(sent), share_changed=share)
+        (sent,) = sum_over_world([sum(transfer.bytes_sent for transfer in self._transfers)])
+        return Pushed(in_place=in_place, bytes_sent=int(sent))
 
     def _send(self) -> None:
         for transfer in self._transfers:
@@ -87,18 +74,16 @@ class SpanningPush:
         assert group is not None
         self._transfers = []
         schedules = list(self._schedules(in_place))
-        delta = self._delta and (in_place or not self.may_write_in_place)
         shapes = {} if in_place else self._shards.table.hf_shapes()
 
         def way_of(rank: int) -> Way:
             programs = tuple(schedule.program(rank) for schedule in schedules)
-            return Way(in_place=in_place, programs=programs, shapes=shapes, delta=delta)
+            return Way(in_place=in_place, programs=programs, shapes=shapes)
 
         self._engine.plan(way_of)
         rank, sources = self._shards.layout.rank, self._shards.by_name
         self._transfers = [
-            Transfer(schedule.program(rank), sources, {}, group, delta=delta)
-            for schedule in schedules
+            Transfer(schedule.program(rank), sources, {}, group) for schedule in schedules
         ]
         self._planned = in_place
 

@@ -61,9 +61,7 @@ class WeightSync:
         self.version = -1
         self._spanning: SpanningPush | None = None
         if engine.reachable is not None:
-            self._spanning = SpanningPush(
-                shards, engine.reachable, self._bucket_bytes, delta=config.delta
-            )
+            self._spanning = SpanningPush(shards, engine.reachable, self._bucket_bytes)
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
@@ -113,7 +111,6 @@ class WeightSync:
             num_bytes=self._shards.model_bytes,
             seconds=seconds,
             bytes_sent=None if pushed is None else pushed.bytes_sent,
-            share_changed=None if pushed is None else pushed.share_changed,
             logprob_diff_mean=mean,
             logprob_diff_max=largest,
         )

@@ -19,14 +19,12 @@ class Way:
     """How a worker gets its weights.
 
     programs: one that fills its own parameters where `in_place`; else several, each of which fills
-    whole HF tensors that are then given to its loader. shapes: of those. delta: as for `Transfer`;
-    of whole tensors a copy of the model is kept for it.
+    whole HF tensors that are then given to its loader. shapes: of those.
     """
 
     in_place: bool
     programs: tuple[Program, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    delta: bool
 
 
 class Receiver:
@@ -56,10 +54,9 @@ class Receiver:
             if not way.in_place:
                 staged = self._stage(program, way)
             targets = parameters if way.in_place else staged
-            transfer = Transfer(program, {}, targets, self._group, delta=way.delta)
+            transfer = Transfer(program, {}, targets, self._group)
             self._transfers.append((transfer, staged))
-            if not way.delta:
-                staged.clear()  # until it is filled
+            staged.clear()  # until it is filled
 
     def _stage(self, program: Program, way: Way) -> dict[str, Tensor]:
         received = [rect for r in program.rounds for rects in r.receives.values() for rect in rects]
@@ -87,12 +84,10 @@ class Receiver:
 
     def _whole_tensors(self, way: Way) -> Iterator[tuple[str, Tensor]]:
         for (transfer, staged), program in zip(self._transfers, way.programs, strict=True):
-            if not way.delta:
-                staged.update(self._stage(program, way))
+            staged.update(self._stage(program, way))
             transfer.run()
             yield from staged.items()
-            if not way.delta:
-                staged.clear()
+            staged.clear()
 
     def leave(self) -> None:
         """Close the group, so that the others hear of it."""

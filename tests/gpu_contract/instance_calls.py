@@ -141,8 +141,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "chunk.train": f"{_DDP}.train",
         "chunk.zero_grad_buffer": f"{_DDP}.zero_grad_buffer",
         "chunk.scale_gradients": f"{_DDP}.scale_gradients",
-        "chunk.no_sync": f"{_DDP}.no_sync",
-        "stack.enter_context": "contextlib.ExitStack.enter_context",
         "losses.statistics": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.statistics",
         "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
         "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",

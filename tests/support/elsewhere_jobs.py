@@ -67,15 +67,15 @@ def differing_weights(session: Session) -> list[str]:
 
 def push_steps(
     session: Session, recorder: RunRecorder, num_steps: int
-) -> list[tuple[str, int, float | None, list[str]]]:
-    """Real steps; of each push its way, the bytes sent, the share that changed, wrong tensors."""
+) -> list[tuple[str, int, list[str]]]:
+    """Real steps; of each push its way, the bytes sent, wrong tensors."""
     found = []
     push = session.sync.push
 
     def noting(version: int, samples: Any) -> Any:
         result = push(version, samples)
         wrong = differing_weights(session)
-        found.append((result.path, result.bytes_sent, result.share_changed, wrong))
+        found.append((result.path, result.bytes_sent, wrong))
         return result
 
     session.sync.push = noting  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ def documented(section: str) -> set[str]:
 
 
 # Of separate engines: gloo/test_engines_elsewhere.py.
-ELSEWHERE = {"sync_bytes_sent", "sync_share_changed"}
+ELSEWHERE = {"sync_bytes_sent"}
 
 
 def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:

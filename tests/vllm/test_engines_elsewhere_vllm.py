@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 def test_packed_weights_come_as_whole_tensors(vllm_world: World, tmp_path: Path) -> None:
     with engine_hosts(tmp_path, 1) as elsewhere:
         overrides = [*elsewhere, "parallel.pp=2", "sync.bucket_mb=1", "optimizer.lr=5e-4"]
-        kept = KeptSession(vllm_world, tmp_path / "run", 2, [*overrides, "sync.delta=true"])
+        kept = KeptSession(vllm_world, tmp_path / "run", 2, overrides)
         for differences, ways, not_pulled in kept.run(train_and_compare, 3, timeout=300):
             assert len(differences) == 3
             assert max(differences) < 1e-4
