@@ -9,7 +9,6 @@ COMMON = [
     "datasets>=3",
     "math-verify==0.9.0",
     "matplotlib>=3.8",
-    "pyzmq>=25",
     "psutil",  # without it Megatron's checkpoint writer dies in a forked child and the save hangs
     "pydantic>=2.9",
     "PyYAML>=6",

@@ -24,8 +24,8 @@ from megatron_opsft.evaluate.inputs import Inputs, read_inputs
 from megatron_opsft.evaluate.run import sample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import make_tickets
+from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.open_engine import ColocatedEngine
 from megatron_opsft.rollout.requests import single_requests
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job
@@ -47,7 +47,7 @@ def main() -> None:
     device = select_device("auto")
     job = join_job(device, timedelta(minutes=10))
     rates: dict[str, list[float]] = {"bare": [], "eval": []}
-    engine: ColocatedEngine | None = None
+    engine: RolloutEngine | None = None
     with tempfile.TemporaryDirectory() as scratch, Verifier(VerifyConfig(workers=1)) as verifier:
         for repeat in range(options.repeats + 1):
             settings = EvalSettings(
@@ -88,7 +88,7 @@ def main() -> None:
         )
 
 
-def measure_bare(inputs: Inputs, engine: ColocatedEngine) -> float:
+def measure_bare(inputs: Inputs, engine: RolloutEngine) -> float:
     """Tokens per second of the engine alone, given all requests at once."""
     tickets = make_tickets(
         inputs.benchmarks, inputs.model.prompts, {b.name: set() for b in inputs.benchmarks}, 0
@@ -124,7 +124,7 @@ def measure_bare(inputs: Inputs, engine: ColocatedEngine) -> float:
 
 
 def measure_eval(
-    inputs: Inputs, engine: ColocatedEngine, job: Job, name: str, verifier: Verifier
+    inputs: Inputs, engine: RolloutEngine, job: Job, name: str, verifier: Verifier
 ) -> float:
     """Tokens per second from the first request to the last stored verdict."""
     out = inputs.settings.out

@@ -40,13 +40,11 @@ from megatron_opsft.weights.rules import WeightTable
 class LayoutEngine:
     """The weights' side of a rollout engine: vLLM's parameters on this rank, and nothing else."""
 
-    reachable = None
-
     def __init__(
         self, table: WeightTable, tp: int, layout: Layout, like: Tensor, *, packed: str
     ) -> None:
         self.layout = vllm_layout(table, tp, packed_head=False)
-        self.replica = Replica(numbers=(layout.rank // tp,), count=layout.world_size // tp)
+        self.replica = Replica(number=layout.rank // tp, count=layout.world_size // tp)
         self._tp_rank = layout.rank % tp
         self._packed = packed
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}
@@ -56,11 +54,6 @@ class LayoutEngine:
             self.tensors[parameter.name] = tensor
             for part in parameter.parts:
                 self._parts.setdefault(part.source.tensor, []).append((part, tensor))
-
-    @property
-    def in_place(self) -> "LayoutEngine":
-        """This process holds the weights."""
-        return self
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""

@@ -72,7 +72,7 @@ def ours(s: Session, problems: Sequence[Problem], step: int) -> tuple[int, float
 def measure(config_file: Path, overrides: Sequence[str], num_steps: int) -> dict[str, Any]:
     """The numbers of the JSON line."""
     with tempfile.TemporaryDirectory() as directory:
-        fixed = ["rollout.engine=vllm", "rollout.placement=colocated", f"run.dir={directory}"]
+        fixed = ["rollout.engine=vllm", f"run.dir={directory}"]
         config = load_config(config_file, [*overrides, *fixed])
         sides: dict[str, list[tuple[int, float]]] = {"ours": [], "bare": []}
         with open_session(config) as s, open_recorder(s, resume=False, overwrite=True) as recorder:

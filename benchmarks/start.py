@@ -2,7 +2,7 @@
 
     python benchmarks/start.py [--ranks N] [--tp N --pp N --rollout-tp N] [--hidden N --layers N]
 
-Writes a Qwen2 with random weights, opens a session with colocated vLLM on it, and fills the
+Writes a Qwen2 with random weights, opens a session with vLLM on it, and fills the
 trainer's shards by both ways in turn, each with the files dropped from the page cache before it.
 On a CPU vLLM keeps linear weights as they are here (not packed for oneDNN), as on a GPU: packed
 ones are read from disk. Prints one JSON line for each way: medians over the repeats of the slowest

@@ -31,11 +31,9 @@ from megatron_opsft.command_line import (
 from megatron_opsft.convert.commands import app as convert_app
 from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
 from megatron_opsft.diagnose.commands import diagnose
-from megatron_opsft.errors import EnginesLost, NonFiniteError, RanksMissing, SyncError, UserError
+from megatron_opsft.errors import NonFiniteError, RanksMissing, SyncError, UserError
 from megatron_opsft.evaluate.commands import app as eval_app
 from megatron_opsft.launch.commands import app as launch_app
-from megatron_opsft.launch.engine_command import EXAMPLES as ENGINE_EXAMPLES
-from megatron_opsft.launch.engine_command import engine
 from megatron_opsft.make_data.commands import EXAMPLES, data
 from megatron_opsft.plan.commands import app as plan_app
 from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
@@ -91,7 +89,6 @@ app.add_typer(eval_app, name="eval")
 app.add_typer(plan_app, name="plan")
 app.add_typer(launch_app, name="launch")
 app.command(epilog=EXAMPLES)(data)
-app.command(epilog=ENGINE_EXAMPLES)(engine)
 app.command(epilog=STUDY_EXAMPLES)(study)
 app.command(epilog=DIAGNOSE_EXAMPLES)(diagnose)
 app.command(cls=ReportCommand, epilog=REPORT_EXAMPLES)(report)
@@ -206,7 +203,7 @@ def run(commands: typer.Typer) -> None:
         _exit(f"error: {error}", 3)
     except SyncError as error:
         _exit(f"error: {describe_rank()}: {error}", 3)
-    except (EnginesLost, RanksMissing) as error:
+    except RanksMissing as error:
         _exit(f"error: {describe_rank()}: {error}", PEER_LOST_EXIT_CODE)
     except Exception as error:
         if full := full_disk_behind(error):
@@ -244,7 +241,7 @@ def _explaining_loss(run_dir: Path) -> Iterator[None]:
         yield
     except FullDiskError as error:
         raise UserError(f"{error}; make room, then continue with --resume") from error
-    except (UserError, NonFiniteError, SyncError, EnginesLost):
+    except (UserError, NonFiniteError, SyncError):
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():

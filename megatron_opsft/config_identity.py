@@ -52,7 +52,6 @@ def config_hash(config: Config) -> str:
     for key in _NOT_HASHED:
         del tree["run"][key]
     del tree["checkpoint"], tree["model"]["load"]
-    del tree["rollout"]["engines"], tree["rollout"]["engine_token_file"]
     for section, key, default in _LATER_KEYS:  # at their defaults a run is what it was without
         if tree[section][key] == default:
             del tree[section][key]
@@ -80,8 +79,6 @@ _FREE_ON_RESUME = (
     "model.load",
     "parallel.",
     "rollout.dealing",
-    "rollout.engines",
-    "rollout.engine_token_file",
     "checkpoint.",
     "eval.export_best",
     "eval.patience",

@@ -21,18 +21,8 @@ class SyncError(Exception):
     """The rollout engine does not hold the trainer's weights after a push. Exits with 3."""
 
 
-class EnginesLost(Exception):
-    """Separate rollout engines that have worked are gone for good. Exits with 69: the run goes on
-    from its newest checkpoint where it is started again.
-    """
-
-
 class RanksMissing(Exception):
     """Ranks of the job have not come to its start. Exits with 69."""
-
-
-class EngineDied(Exception):
-    """A separate rollout engine ended or hung; whoever catches it starts another one."""
 
 
 def first_line(error: BaseException) -> str:

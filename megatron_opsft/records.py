@@ -196,13 +196,11 @@ class SyncResult:
     path: "in_place" (slices written into the engine's parameters) or "stream" (whole tensors).
     num_bytes: of the model. logprob_diff_*: absolute differences between trainer and engine over
     the tokens of some responses; None where none were scored.
-    bytes_sent: by all ranks to engines in processes of their own, where they go straight there.
     """
 
     version: int
     path: str
     num_bytes: int
     seconds: float
-    bytes_sent: int | None = None
     logprob_diff_mean: float | None = None
     logprob_diff_max: float | None = None

@@ -36,11 +36,11 @@ from megatron_opsft.rollout.limits import (
     engines_steal,
     fit_lengths,
     max_engine_tokens,
-    reads_files,
 )
-from megatron_opsft.rollout.open_engine import check_gpus, open_engine
+from megatron_opsft.rollout.open_engine import open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
 from megatron_opsft.rollout.sample import Sampler
+from megatron_opsft.rollout.traits import engine_traits
 from megatron_opsft.run_input import (
     RunInput,
     evaluation_of,
@@ -206,7 +206,6 @@ def _choose_device(config: Config) -> Device:
     check_engine(config)
     prepare_environment(config)
     device = select_device(config.run.device)
-    check_gpus(config, device)
     if config.run.deterministic:
         check_deterministic(device, config.model.dtype)
     if not device.is_cuda:
@@ -232,8 +231,7 @@ def _build(
     trainer, shards = parts.trainer, parts.shards
     announce(f"opening the rollout engine ({config.rollout.engine})")
     engine = open_engine(
-        *(config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout),
-        push_again=lambda: sync.push(sync.version),
+        config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout
     )
     held_out = evaluation_of(config, given)
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
@@ -241,7 +239,7 @@ def _build(
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
     # The reference model is what the run began with.
     if not resumes or trainer.objective.needs_reference:
-        by_engine = config.model.load != "disk" and reads_files(config.rollout)
+        by_engine = config.model.load != "disk" and engine_traits(config.rollout.engine).reads_files
         load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
     reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
     return Session(

@@ -20,8 +20,6 @@
 #                      node: on a shared one all ranks of a job write the same files at once
 #   OMP_NUM_THREADS    by default the CPUs of a task
 #   NCCL_SOCKET_IFNAME network interface of NCCL's bootstrap, such as ib0 or eth0; Gloo takes the same
-#   ROLLOUT_NODES      so many of the job's nodes, the last ones, hold rollout engines instead of ranks
-#   ENGINES_PER_NODE   engines on each of them; ENGINE_TP: GPUs of each engine (rollout.tp)
 #   NCCL_*             whatever the fabric needs (NCCL_IB_HCA, NCCL_DEBUG=INFO, ...) reaches the ranks
 #
 # Whatever sbatch takes (partition, account, time, nodes) is given to sbatch, or to its own variables:
@@ -33,7 +31,6 @@ VENV=${VENV:-$PROJECT_DIR/.venv}
 CONTAINER_IMAGE=${CONTAINER_IMAGE:-}
 CONTAINER_MOUNTS=${CONTAINER_MOUNTS:-$PROJECT_DIR:$PROJECT_DIR}
 MAX_RESTARTS=${MAX_RESTARTS:-3}
-ROLLOUT_NODES=${ROLLOUT_NODES:-0} ENGINES_PER_NODE=${ENGINES_PER_NODE:-1} ENGINE_TP=${ENGINE_TP:-1}
 SET_ADDR=${MASTER_ADDR:-} SET_PORT=${MASTER_PORT:-}
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-0}
@@ -80,74 +77,16 @@ choose_config() {
   [[ -f $CONFIG ]] || fail "CONFIG=$CONFIG does not exist below PROJECT_DIR=$PROJECT_DIR"
 }
 
-# Sets NODES, the job's nodes, and NUM_RANKS, all ranks on those that have no engines.
-choose_nodes() {
-  mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-  TRAIN_NODES=$((SLURM_JOB_NUM_NODES - ROLLOUT_NODES))
-  ((TRAIN_NODES > 0)) || fail "ROLLOUT_NODES=$ROLLOUT_NODES of $SLURM_JOB_NUM_NODES nodes leave none for the ranks"
-  NUM_RANKS=$((SLURM_NTASKS * TRAIN_NODES / SLURM_JOB_NUM_NODES))
-}
-
-# The address at which SLURM itself reaches a node. Sets ADDRESS.
-find_address() {
-  local node
-  node=$(scontrol show node --oneliner "$1")
-  [[ $node =~ NodeAddr=([^ ]+) ]] || fail "scontrol show node $1 names no NodeAddr; set MASTER_ADDR"
-  ADDRESS=${BASH_REMATCH[1]}
-}
-
 # MASTER_ADDR and MASTER_PORT. The port lies below those that systems hand out (from 32768), follows from
 # the job, and differs from one start of a job to the next: a rank left over cannot join.
 choose_rendezvous() {
-  find_address "${NODES[0]}"
-  export MASTER_ADDR=${SET_ADDR:-$ADDRESS}
+  local first node
+  first=$(scontrol show hostnames "$SLURM_JOB_NODELIST") # into `head` it could die of SIGPIPE
+  first=${first%%$'\n'*}
+  node=$(scontrol show node --oneliner "$first")
+  [[ $node =~ NodeAddr=([^ ]+) ]] || fail "scontrol show node $first names no NodeAddr; set MASTER_ADDR"
+  export MASTER_ADDR=${SET_ADDR:-${BASH_REMATCH[1]}}
   export MASTER_PORT=${SET_PORT:-$((15000 + (SLURM_JOB_ID * 31 + 10#${ATTEMPT/./} * 7) % 17000))}
-}
-
-# Engines on the last nodes, at the ports behind MASTER_PORT, each node's in a loop of its own until `stop_engines`.
-# Sets ENGINE_WORDS for the ranks and KEEPERS. The token is in a file that its owner alone can read.
-start_engines() {
-  local node first=0 number addresses=()
-  ENGINE_WORDS=() KEEPERS=()
-  ((ROLLOUT_NODES > 0)) || return 0
-  export ENGINE_TOKEN_FILE=$JOB_LOGS/engine-token JOB_LOGS
-  (umask 077 && head -c 32 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$ENGINE_TOKEN_FILE")
-  for node in "${NODES[@]:TRAIN_NODES}"; do
-    find_address "$node"
-    for ((number = 0; number < ENGINES_PER_NODE; number++)); do
-      addresses+=("$ADDRESS:$((MASTER_PORT + 1 + ${#addresses[@]}))")
-    done
-  done
-  ENGINE_ADDRESSES=$(IFS=, && echo "${addresses[*]}")
-  export ENGINE_ADDRESSES
-  for node in "${NODES[@]:TRAIN_NODES}"; do
-    keep_engines "$node" "$first" &
-    KEEPERS+=($!)
-    first=$((first + ENGINES_PER_NODE))
-  done
-  ENGINE_WORDS=(rollout.placement=separate "rollout.engines=$ENGINE_ADDRESSES")
-  ENGINE_WORDS+=("rollout.engine_token_file=$ENGINE_TOKEN_FILE")
-}
-
-# A node's engines, again and again: also when the node was gone.
-keep_engines() {
-  local step=""
-  trap '[[ -z $step ]] || kill "$step" 2>/dev/null; exit 0' TERM
-  while :; do
-    srun --nodes=1 --nodelist="$1" --ntasks="$ENGINES_PER_NODE" --kill-on-bad-exit=0 --label \
-      --open-mode=append --output="$JOB_LOGS/engines-$1.log" "${SRUN_OPTIONS[@]}" \
-      bash "$SCRIPT_DIR/engine.sh" "$2" "$ENGINE_TP" "${PREFIX[@]}" "$PYTHON" -m megatron_opsft engine &
-    step=$!
-    wait "$step" || true
-    sleep 2
-  done
-}
-
-stop_engines() {
-  local keeper
-  for keeper in "${KEEPERS[@]}"; do kill "$keeper" 2>/dev/null || true; done
-  for keeper in "${KEEPERS[@]}"; do wait "$keeper" 2>/dev/null || true; done
-  rm -f "$JOB_LOGS/engine-token"
 }
 
 # The ranks' command line: `COMMAND` behind what the container needs. Sets SRUN_OPTIONS and PREFIX.
@@ -178,15 +117,9 @@ start_ranks() {
   choose_rendezvous
   export OUTCOME_FILE=$JOB_LOGS/outcome-$ATTEMPT
   rm -f "$OUTCOME_FILE"
-  say "start $ATTEMPT: $NUM_RANKS ranks on $SLURM_JOB_NODELIST, rendezvous at $MASTER_ADDR:$MASTER_PORT"
-  start_engines
-  local where=()
-  if ((ROLLOUT_NODES > 0)); then
-    say "engines at $ENGINE_ADDRESSES"
-    where=(--nodes="$TRAIN_NODES" --ntasks="$NUM_RANKS" --nodelist="$(IFS=, && echo "${NODES[*]:0:TRAIN_NODES}")")
-  fi
-  srun "${where[@]}" --kill-on-bad-exit=1 --label --open-mode=append --output="$JOB_LOGS/node-%n.log" \
-    "${SRUN_OPTIONS[@]}" bash "$SCRIPT_DIR/rank.sh" "${PREFIX[@]}" "$@" "${ENGINE_WORDS[@]}" &
+  say "start $ATTEMPT: $SLURM_NTASKS ranks on $SLURM_JOB_NODELIST, rendezvous at $MASTER_ADDR:$MASTER_PORT"
+  srun --kill-on-bad-exit=1 --label --open-mode=append --output="$JOB_LOGS/node-%n.log" \
+    "${SRUN_OPTIONS[@]}" bash "$SCRIPT_DIR/rank.sh" "${PREFIX[@]}" "$@" &
   pid=$!
   # SLURM signals steps (--signal=USR1@..., scancel --signal) or the script (B:USR1@..., scancel --batch).
   # The first reaches the ranks without us; the second goes on through srun.
@@ -198,7 +131,6 @@ start_ranks() {
     wait "$pid" || code=$?
   done
   trap - USR1 TERM
-  stop_engines
   ls "$JOB_LOGS" >/dev/null # on a network file system: sees what other nodes have just written
   OUTCOME="0 every rank is done"
   if ((code != 0)); then OUTCOME="$code srun ended with exit code $code"; fi
@@ -216,7 +148,6 @@ job_goes_on() {
 run_ranks() {
   local code failures=0 restarts=${SLURM_RESTART_COUNT:-0}
   export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun does not take it from sbatch by itself
-  choose_nodes
   mkdir -p "$JOB_LOGS"
   local logs=() node
   for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$JOB_LOGS/node-$node.log"); done

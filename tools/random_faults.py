@@ -53,8 +53,6 @@ class Run:
         self._command += [*args.overrides, *LAYOUTS[layout], f"run.dir={run_dir}"]
         self._command += [f"run.silence_seconds={SILENCE_SECONDS}"]
         self._command += [f"run.hang_minutes={HANG_MINUTES}", "--ranks=2", "--max-restarts=1000"]
-        if args.engine:
-            self._command += ["rollout.engine=vllm", "rollout.placement=separate"]
         self.lines: list[str] = []
         self.begin(resume=False)
 
@@ -82,13 +80,6 @@ class Run:
         try:
             children = psutil.Process(self.process.pid).children()
             return [child for child in children if "RANK" in child.environ()]
-        except psutil.Error:
-            return []
-
-    def engines(self) -> list[psutil.Process]:
-        try:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            return [p for p in children if "megatron_opsft.rollout.remote.process" in p.cmdline()]
         except psutil.Error:
             return []
 
@@ -131,8 +122,6 @@ def inject(kind: str, run: Run, draw: random.Random) -> Fault | None:
         elif kind in ("nan", "stuck"):
             (run.faults / kind).touch()
             return Fault(kind, lambda: (run.faults / kind).unlink(missing_ok=True))
-        elif kind == "engine":
-            draw.choice(run.engines()).kill()
         elif kind == "disk":
             return fill_disk(run, ranks, draw)
         else:
@@ -185,7 +174,7 @@ def corrupt(run: Run, ranks: list[psutil.Process], draw: random.Random) -> Fault
 
 def outcome(run: Run, fault: Fault, before: int, line: int) -> str:
     """How it ended, or a finding; `before` and `line`: steps and lines of output until then."""
-    quiet = fault.kind in ("disk", "engine", "nan", "stuck")
+    quiet = fault.kind in ("disk", "nan", "stuck")
 
     def recovered() -> bool:
         restarted = any("; restart " in text for text in run.lines[line:])
@@ -212,7 +201,7 @@ def outcome(run: Run, fault: Fault, before: int, line: int) -> str:
 
 def spoken(run: Run, line: int) -> str:
     """What the run has said about it."""
-    starts = ("error: ", "WARNING checkpoint", "WARNING cannot", "WARNING rollout engine")
+    starts = ("error: ", "WARNING checkpoint", "WARNING cannot")
     return " | ".join(text[:160] for text in run.lines[line:] if text.startswith(starts))
 
 
@@ -222,11 +211,9 @@ def disturb(
     """One fault: it, seconds until its outcome, outcome and words; None: the run ended before."""
     kind = draw.choice(kinds)
     line = len(run.lines)
-    if kind in ("stop", "nan", "stuck", "disk", "engine", "corrupt"):
+    if kind in ("stop", "nan", "stuck", "disk", "corrupt"):
         # Before, ranks cannot see each other, or there is nothing to damage.
         run.wait(lambda: any(WATCHED in text for text in run.lines[line:]), 120)
-    if kind == "engine" and draw.random() < 0.8:  # else it is likely to be still on its start
-        run.wait(lambda: any(text.startswith("step ") for text in run.lines[line:]), 180)
     run.wait(lambda: False, draw.uniform(0, 8))
     if kind == "corrupt":
         run.wait(lambda: any((run.dir / "checkpoints").glob("step_*")), 60)
@@ -268,7 +255,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0, help="stop after so many; 0: never")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="kill,stop,corrupt,disk,nan,stuck,term")
-    parser.add_argument("--engine", action="store_true", help="a separate vLLM engine; may be hit")
     parser.add_argument("--dir", type=Path, help="where the runs are written; by default temporary")
     return parser.parse_intermixed_args()
 
@@ -276,7 +262,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     args = parse()
     draw = random.Random(args.seed)
-    kinds = args.kinds.split(",") + ["engine"] * args.engine
+    kinds = args.kinds.split(",")
     counts: Counter[str] = Counter()
     slowest: dict[str, float] = {}
     findings: list[str] = []

@@ -5,21 +5,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import CommaSeparated, HomeExpanded, Section, YamlOff
+from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
 from megatron_opsft.errors import UserError
 
 
 class RolloutConfig(Section):
     engine: str = Field("hf", description="hf: Hugging Face transformers; vllm: vLLM.")
-    placement: Literal["colocated", "separate"] = Field(
-        "colocated",
-        description="colocated: inside the training ranks; separate: in processes of its own, started and watched by the run.",
-    )
     tp: int = Field(
         1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."
-    )
-    num_engines: int = Field(
-        1, ge=1, description="How many separate engines; colocated there are world size / tp."
     )
     gpu_memory_fraction: float = Field(
         0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
@@ -28,19 +21,6 @@ class RolloutConfig(Section):
         None,
         ge=1,
         description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves, on a CPU what batch_size needs.",
-    )
-    engine_timeout_seconds: float = Field(
-        300.0,
-        gt=0,
-        description="A separate engine that shows no sign of life for so long is killed and started anew.",
-    )
-    engines: Annotated[tuple[str, ...], CommaSeparated] = Field(
-        (),
-        description="Addresses (host:port) of separate engines on other nodes, each a running `megatron-opsft engine`; by default the run starts its own. Slurm jobs with --rollout-nodes fill it in.",
-    )
-    engine_token_file: Annotated[Path | None, HomeExpanded] = Field(
-        None,
-        description="File with the secret that trainer and engines share, readable by you alone; by default the environment variable MEGATRON_OPSFT_ENGINE_TOKEN.",
     )
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
@@ -94,26 +74,6 @@ class RolloutConfig(Section):
     def speculates(self) -> bool:
         """Whether an engine decodes with drafts."""
         return self.speculation != "off" or self.draft_model is not None
-
-    @model_validator(mode="after")
-    def _engines_are_separate(self) -> Self:
-        """Errors: `UserError` for addresses that nobody would ask."""
-        if self.engines and self.placement != "separate":
-            raise UserError(
-                "rollout.engines: engines on other nodes are separate ones; set "
-                "rollout.placement=separate"
-            )
-        if self.engines and self.num_engines not in (1, len(self.engines)):
-            raise UserError(
-                f"rollout.num_engines={self.num_engines}, but rollout.engines has "
-                f"{len(self.engines)} addresses; leave num_engines out"
-            )
-        return self
-
-    @property
-    def num_separate(self) -> int:
-        """How many separate engines there are."""
-        return len(self.engines) or self.num_engines
 
 
 class SyncConfig(Section):

@@ -18,7 +18,7 @@ class ModelConfig(Section):
     )
     load: Literal["auto", "disk", "engine"] = Field(
         "auto",
-        description="disk: every rank reads its shards from the files. engine: colocated vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
+        description="disk: every rank reads its shards from the files. engine: vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
     )
 
 

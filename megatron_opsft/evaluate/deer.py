@@ -104,8 +104,7 @@ class Deer:
     keeps that promise), not on the others of the call.
 
     How often the engine is called depends on what it samples. So it must answer this rank without
-    the help of others: the Hugging Face engine, vLLM inside the ranks with tp=1, or separate vLLM
-    engines (whose ranks act together) in a job of one rank.
+    the help of others: the Hugging Face engine, or vLLM with tp=1.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import TICKET_SAMPLES, make_tickets
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
-from megatron_opsft.rollout.open_engine import ColocatedEngine
+from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.verify.cores import share_of_cores
@@ -121,8 +121,8 @@ def sample(
     job: Job,
     name: str,
     verifier: Verifier,
-    engine: ColocatedEngine | None,
-) -> ColocatedEngine | None:
+    engine: RolloutEngine | None,
+) -> RolloutEngine | None:
     """Make the missing samples of one model, on all ranks together.
 
     name: of this part of the job. engine: one that is open, if any. Returns the open engine.
@@ -197,8 +197,8 @@ def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> t
 
 
 def _load(
-    inputs: Inputs, subject: Subject, job: Job, engine: ColocatedEngine | None
-) -> ColocatedEngine:
+    inputs: Inputs, subject: Subject, job: Job, engine: RolloutEngine | None
+) -> RolloutEngine:
     """An engine with the subject's weights: the open one where it can hold them."""
     fits = engine is not None and inputs.model.model.table.shape == subject.model.table.shape
     if engine is None or not fits:
@@ -211,7 +211,7 @@ def _load(
 
 
 def _finished(
-    inputs: Inputs, subject: Subject, engine: ColocatedEngine, queue: WorkQueue
+    inputs: Inputs, subject: Subject, engine: RolloutEngine, queue: WorkQueue
 ) -> Iterator[list[tuple[Rollout, int]]]:
     """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
     between.

@@ -125,7 +125,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 @app.command(
     epilog=examples(
         "megatron-opsft launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
-        "megatron-opsft launch slurm CONFIG --nodes 2 --rollout-nodes 2",
         "megatron-opsft launch slurm CONFIG OTHER --sbatch=--qos=high --dry-run",
     )
 )
@@ -138,9 +137,6 @@ def slurm(
         ),
     ],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of a job.")] = 1,
-    rollout_nodes: Annotated[
-        int, typer.Option(min=0, help="So many more, which hold rollout engines and no ranks.")
-    ] = 0,
     ranks_per_node: Annotated[int, typer.Option(min=1, help="One for each GPU.")] = 8,
     gpus_per_node: Annotated[
         int | None, typer.Option(min=0, help="By default one for each rank; 0: none.")
@@ -161,7 +157,7 @@ def slurm(
 
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """
-    from megatron_opsft.launch.slurm import Resources, batch_job, engines_per_node, submit
+    from megatron_opsft.launch.slurm import Resources, batch_job, submit
 
     configs = [find_yaml(Path(word)) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
@@ -171,11 +167,6 @@ def slurm(
     for path, config in loaded.items():
         _check_world_size(nodes * ranks_per_node, config.parallel, f"{path} with --nodes")
     gpus = ranks_per_node if gpus_per_node is None else gpus_per_node
-    rollout = next(iter(loaded.values())).rollout
-    if len({(c.rollout.tp, c.rollout.num_engines) for c in loaded.values()}) > 1 and rollout_nodes:
-        raise UserError(
-            "--rollout-nodes: all files must have the same rollout.tp and rollout.num_engines"
-        )
     job = batch_job(
         {path: config.run.dir for path, config in loaded.items()},
         overrides,
@@ -183,9 +174,6 @@ def slurm(
             nodes=nodes,
             ranks_per_node=ranks_per_node,
             gpus_per_node=gpus,
-            rollout_nodes=rollout_nodes,
-            engines_per_node=engines_per_node(rollout, rollout_nodes, gpus) if rollout_nodes else 1,
-            engine_tp=rollout.tp,
             partition=partition,
             account=account,
             time=time,

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config import RolloutConfig
 from megatron_opsft.errors import UserError
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
@@ -25,10 +24,7 @@ _LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What sbatch is asked for; None leaves it to the script, the environment, or SLURM.
-
-    nodes: those of the ranks; rollout_nodes: more, for engines.
-    """
+    """What sbatch is asked for; None leaves it to the script, the environment, or SLURM."""
 
     nodes: int
     ranks_per_node: int
@@ -38,9 +34,6 @@ class Resources:
     time: str | None = None
     job_name: str | None = None
     more: tuple[str, ...] = ()
-    rollout_nodes: int = 0
-    engines_per_node: int = 1
-    engine_tp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +73,10 @@ def batch_job(
     }
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix
-    if resources.rollout_nodes:
-        variables |= {
-            "ROLLOUT_NODES": str(resources.rollout_nodes),
-            "ENGINES_PER_NODE": str(resources.engines_per_node),
-            "ENGINE_TP": str(resources.engine_tp),
-        }
     name = resources.job_name or f"opsft-{next(iter(run_dirs.values())).name}"
     options = [
         f"--job-name={name}",
-        f"--nodes={resources.nodes + resources.rollout_nodes}",
+        f"--nodes={resources.nodes}",
         f"--ntasks-per-node={resources.ranks_per_node}",
         f"--gpus-per-node={resources.gpus_per_node}",
     ]
@@ -101,23 +88,6 @@ def batch_job(
     script = str(SCRIPTS.resolve() / SCRIPT)
     command = ("sbatch", *options, *resources.more, script, *overrides)
     return BatchJob(variables=variables, command=command)
-
-
-def engines_per_node(rollout: RolloutConfig, rollout_nodes: int, gpus_per_node: int) -> int:
-    """How many engines each rollout node has: one for each rollout.tp GPUs; without GPUs, their
-    share of rollout.num_engines.
-
-    Errors: `UserError` where that is not a whole number.
-    """
-    engines, rest = divmod(gpus_per_node, rollout.tp)
-    if gpus_per_node == 0:
-        engines, rest = divmod(max(rollout.num_engines, rollout_nodes), rollout_nodes)
-    if rest:
-        what = f"rollout.tp={rollout.tp}: the {gpus_per_node} GPUs of a node"
-        if gpus_per_node == 0:
-            what = f"rollout.num_engines={rollout.num_engines}: the --rollout-nodes {rollout_nodes}"
-        raise UserError(f"{what} cannot be shared out equally; change one of them")
-    return engines
 
 
 def limit_seconds(text: str) -> int | None:

@@ -5,10 +5,7 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.rollout.limits import (
-    check_engine_ranks,
-    check_lengths,
-)
+from megatron_opsft.rollout.limits import check_engine_ranks, check_lengths
 from megatron_opsft.rollout.traits import check_engine_settings
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
@@ -24,9 +21,7 @@ def check_job(job: TrainingJob) -> None:
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
     rollout = config.rollout
-    check_engine_settings(
-        rollout.engine, rollout.tp, rollout.placement, rollout.speculation, rollout.draft_model
-    )
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculation, rollout.draft_model)
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
@@ -47,7 +42,7 @@ def _check_engines(job: TrainingJob) -> None:
             f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
             "experts"
         )
-    check_engine_ranks(rollout, job.world_size)
+    check_engine_ranks(rollout.tp, job.world_size)
 
 
 def _uncounted(settings: MethodSettings) -> list[str]:
@@ -63,22 +58,6 @@ def _uncounted(settings: MethodSettings) -> list[str]:
         notes.append(
             f"{settings.name} samples {samples} responses to each of {problems} monitor problems "
             "from time to time: they are not counted"
-        )
-    return notes
-
-
-def _of_engines(job: TrainingJob) -> list[str]:
-    rollout, notes = job.config.rollout, []
-    if job.engines_apart:
-        where = "on other nodes" if rollout.engines else "of the trainer's nodes"
-        num_devices = job.num_engines * job.engine_tp
-        notes.append(
-            f"separate engines have {num_devices} devices {where}, beside the trainer's "
-            f"{job.world_size}: cost and device-hours count both"
-        )
-    elif rollout.placement == "separate":
-        notes.append(
-            "separate engines never sleep: each is counted on the device of the rank that asks it"
         )
     return notes
 
@@ -120,7 +99,6 @@ def notes_of(job: TrainingJob) -> list[str]:
     if config.method.objective(temperature).temperature != temperature:
         notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
     notes += _uncounted(config.method)
-    notes += _of_engines(job)
     if job.hardware.is_cuda and config.model.dtype == "float32":
         notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
     return notes

@@ -159,9 +159,7 @@ def _estimate(job: TrainingJob, workload: Workload) -> RolloutEstimate:
     engine = engines[slowest]
     crowding = ends[slowest] / engine.total if engine.total else 1.0
     verified = _verify_seconds(job, _to_verify(shares, workload.limit, job.world_size))
-    # Ranks without an engine of their own, beside separate ones, wait all the time.
-    ranks_per_engine = job.engine_tp if job.config.rollout.placement == "colocated" else 1
-    busy = (sum(ends) * ranks_per_engine + sum(verified)) / job.world_size
+    busy = (sum(ends) * job.engine_tp + sum(verified)) / job.world_size
     return RolloutEstimate(
         prefill=engine.prefill * crowding,
         decode=engine.decode * crowding,

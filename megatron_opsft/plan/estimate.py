@@ -77,7 +77,7 @@ class RunEstimate:
         """The whole run's, those of engines with their own devices included, evaluation and
         checkpoints left out.
         """
-        return self.step.total * self.num_steps * self.job.num_devices / 3600
+        return self.step.total * self.num_steps * self.job.world_size / 3600
 
     @property
     def price(self) -> float:
@@ -208,7 +208,6 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "recompute": job.config.train.recompute,
         "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
-        "num_devices": job.num_devices,
         "cross_entropy": job.cross_entropy.method,
         "parameters": sum(rank.stage.whole_parameters for rank in run.memory),
         "stages": stages,

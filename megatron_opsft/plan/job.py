@@ -136,20 +136,7 @@ class TrainingJob:
 
     @property
     def num_engines(self) -> int:
-        if self.config.rollout.placement == "separate":
-            return self.config.rollout.num_separate
         return self.world_size // self.engine_tp
-
-    @property
-    def engines_apart(self) -> bool:
-        """Whether engines have devices of their own."""
-        return self.config.rollout.placement == "separate" and self.hardware.is_cuda
-
-    @property
-    def num_devices(self) -> int:
-        """The trainer's, and those of engines that have their own."""
-        engines = self.num_engines * self.engine_tp if self.engines_apart else 0
-        return self.world_size + engines
 
     @property
     def ranks_per_node(self) -> int:

@@ -199,7 +199,7 @@ def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMe
     """The three phases of a rank; num_microbatches: of a step on each data-parallel rank."""
     in_flight = num_in_flight(job, stage.index, num_microbatches)
     kept, moment, loss = activation_bytes(job, stage, in_flight)
-    engine = NOT_HERE if job.engines_apart else engine_memory(job)
+    engine = engine_memory(job)
     base = job.hardware.reserved_bytes + stage.resident_bytes
     buckets = _bucket_bytes(job)
     return RankMemory(
@@ -234,9 +234,6 @@ class EngineMemory:
         return self.weights + self.extra + max(0.0, self.kv_cache)
 
 
-NOT_HERE = EngineMemory(weights=0.0, extra=0.0, kv_cache=0.0, asleep=0.0, can_sleep=False)
-
-
 def engine_memory(job: TrainingJob) -> EngineMemory:
     """As `rollout.vllm.options` and `rollout.hf.engine` say."""
     rollout = job.config.rollout
@@ -255,8 +252,7 @@ def engine_memory(job: TrainingJob) -> EngineMemory:
         extra = _ENGINE_EXTRA_BYTES + _profiled_bytes(job)
         budget = rollout.gpu_memory_fraction * job.hardware.memory_bytes
         cache = float(rollout.kv_cache_bytes or budget - weights - extra)
-        can_sleep = rollout.placement == "colocated"
-        asleep = _ASLEEP_BYTES if can_sleep else weights + extra + max(0.0, cache)
+        can_sleep, asleep = True, _ASLEEP_BYTES
     return EngineMemory(
         weights=weights, extra=extra, kv_cache=cache, asleep=asleep, can_sleep=can_sleep
     )

@@ -105,18 +105,14 @@ def _reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) 
 
 
 def push_bytes(job: TrainingJob) -> tuple[float, float]:
-    """(bytes that a device receives, or sends where those are more; share of them between nodes).
+    """(bytes that a device receives; share of them between nodes).
 
     Of what its engine wants a rank holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x
-    pp); other pipeline stages are on other nodes as soon as one stage fills a node. A separate
-    engine holds nothing itself, and every one gets its own copy, which all ranks send parts of.
+    pp); other pipeline stages are on other nodes as soon as one stage fills a node.
     """
-    wanted = engine_elements(job) * job.dtype_bytes
-    if job.engines_apart:
-        sent = wanted * job.engine_tp * job.num_engines / job.world_size
-        return max(float(wanted), sent), float(bool(job.config.rollout.engines))
     if job.world_size == 1:
         return 0.0, 0.0
+    wanted = engine_elements(job) * job.dtype_bytes
     parallel, moe = job.parallel, job.shape.moe
     experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes / job.engine_tp
     experts *= moe.num_experts * moe.ffn_size if moe else 0

@@ -54,10 +54,7 @@ def _headline(run: RunEstimate) -> str:
         layout += f", experts EP {job.parallel.ep} x TP {job.parallel.expert_tp}"
     if job.parallel.vpp:
         layout += f", {job.parallel.vpp} virtual stages"
-    engines = (
-        f"{job.num_engines} x {job.config.rollout.engine} engine of {job.engine_tp} "
-        f"({job.config.rollout.placement})"
-    )
+    engines = f"{job.num_engines} x {job.config.rollout.engine} engine of {job.engine_tp}"
     return (
         f"{whole / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: {layout}; "
         f"{engines}; recompute {job.config.train.recompute}; loss {job.cross_entropy.method} "

@@ -86,7 +86,7 @@ def check_run(
             check_source(source)
     open_prompt_file(config.data.template)
     check_engine(config)
-    check_engine_ranks(config.rollout, world_size)
+    check_engine_ranks(config.rollout.tp, world_size)
     check_responses(config)
     check_judge(config.verify)
     _check_wandb(config)

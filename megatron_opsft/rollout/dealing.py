@@ -49,16 +49,16 @@ class WorkQueue:
         self._written: list[str] = []
         self._used_up = f"{name}/used up"  # how many parts are
 
-    def take(self, room: int, engine: int = 0) -> list[PromptRequest]:
-        """See `rollout.engine.Take`. engine: which of this rank's engines has the room.
+    def take(self, room: int) -> list[PromptRequest]:
+        """See `rollout.engine.Take`.
 
         The other ranks of a tensor-parallel engine get what its first one takes.
         """
-        name = f"{self._name}/take/{self._replica.numbers[engine]}/{next(self._takes)}"
+        name = f"{self._name}/take/{self._replica.number}/{next(self._takes)}"
         if not self._replica.answers:
             number, start, stop = json.loads(self._job.get(name))
         else:
-            number, start, stop = self._claim(self._replica.numbers[engine], room)
+            number, start, stop = self._claim(self._replica.number, room)
             if self._replica.num_ranks > 1:
                 self._written.append(name)
                 self._job.put(name, json.dumps((number, start, stop)))
@@ -67,8 +67,8 @@ class WorkQueue:
     def forget(self) -> None:
         """Leave nothing in the store, when every rank has seen the end."""
         if self._replica.answers:
-            self._written += [self._key(number) for number in self._replica.numbers]
-        if 0 in self._replica.numbers:
+            self._written.append(self._key(self._replica.number))
+        if self._replica.number == 0:
             self._written.append(self._used_up)
         for name in self._written:
             self._job.drop(name)
@@ -123,7 +123,7 @@ class WorkQueue:
     def _write(self, number: int, written: str, start: int, stop: int) -> bool:
         """Whether the part was as known; it is now in any case."""
         # No two writers write the same: a swap that failed cannot look like one that did not.
-        mine = f"{start} {stop} {self._replica.numbers[0]} {next(self._changes)}"
+        mine = f"{start} {stop} {self._replica.number} {next(self._changes)}"
         if self._replica.count == 1:
             self._known[number] = (start, stop, mine)
             return True

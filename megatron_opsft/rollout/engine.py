@@ -10,8 +10,7 @@ from torch import Tensor
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.requests import PromptRequest
-from megatron_opsft.runtime.spanning_group import SpanningGroup
-from megatron_opsft.transfer.receiver import Way
+from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.weights.rectangles import Parameter
 
 
@@ -30,15 +29,14 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Which engines this rank asks: `numbers` of `count` that share a step's requests; none on a
-    rank that asks no engine at all.
+    """Which engine this rank asks: `number` of `count` that share a step's requests.
 
     num_ranks: the tensor-parallel ranks of an engine make the same requests, and one of them gets
     the answers; answers: whether it is this one.
     batch_size: how many responses at most are dealt out together; None: the group of a prompt.
     """
 
-    numbers: tuple[int, ...]
+    number: int
     count: int
     num_ranks: int = 1
     answers: bool = True
@@ -51,12 +49,10 @@ class EngineSettings:
 
     tp: ranks that share it. max_tokens: the longest prompt and response together. batch_size:
     responses decoded at once.
-    under_launcher: this process is one of the ranks of a launcher, and each rank is one worker;
-    otherwise the engine starts workers of its own where tp is above 1.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
     job_id: the same on all ranks of a job and no other. speculation, draft_model, draft_tokens:
-    as in `rollout`. engine: its kind, for a process of its own to know.
+    as in `rollout`.
     """
 
     model_dir: Path
@@ -68,13 +64,11 @@ class EngineSettings:
     gpu_memory_fraction: float
     kv_cache_bytes: int | None
     seed: int
-    under_launcher: bool
     collective_minutes: float
     job_id: str = ""
     speculation: str = "off"
     draft_model: Path | None = None
     draft_tokens: int = 0
-    engine: str = "vllm"
 
     @property
     def speculates(self) -> bool:
@@ -119,7 +113,7 @@ class Checksums:
     draft_fault: what is wrong with the weights of the engine's draft model; "" where nothing is.
     """
 
-    of_rank: Mapping[int, Sequence[int | None]]
+    of_rank: Mapping[int, Sequence[int]]
     signed_zeros: bool = True
     draft_fault: str = ""
 
@@ -137,17 +131,9 @@ class Scores:
     stale_tokens: int
 
 
-class Take(Protocol):
-    """Where an engine's work comes from."""
-
-    def __call__(self, room: int, engine: int = 0) -> Sequence[PromptRequest]:
-        """Requests for at most `room` responses; empty: no work is left. engine: which of the
-        rank's engines has room for them.
-        """
-
-
-Patient = Callable[[int], Sequence[PromptRequest] | None]
-"""A `Take` of one engine that may have nothing now and more later: None, if that engine is busy."""
+Take = Callable[[int], Sequence[PromptRequest]]
+"""Where an engine's work comes from: requests for at most so many responses; none: no work is left.
+"""
 
 
 class StreamingEngine(Protocol):
@@ -163,21 +149,6 @@ class StreamingEngine(Protocol):
         """
 
 
-class InPlaceUpdate(Protocol):
-    """What an engine in the trainer's own process adds: its parameters can be read there, and
-    perhaps written. Every rank calls every method.
-    """
-
-    def weights(self) -> EngineWeights:
-        """This rank's parameters."""
-
-    def begin_update(self) -> None:
-        """Before weights are written in place: no generation until `finish_update`."""
-
-    def finish_update(self, version: int) -> None:
-        """After all were written in place: caches are dropped, `version` is current."""
-
-
 class FileReader(Protocol):
     """What an engine adds that reads a model's files itself. Every rank calls every method."""
 
@@ -187,40 +158,11 @@ class FileReader(Protocol):
         """
 
 
-class ReachableEngine(Protocol):
-    """What engines add whose workers can join a process group with the training ranks. Every rank
-    calls every method; `EngineDied`, on every rank, means that there is no group any more.
-    """
-
-    layout: EngineLayout
-    num_engines: int
-    group: SpanningGroup | None
-
-    def join(self) -> None:
-        """Make the group: the workers are its ranks behind the trainer's, engine by engine."""
-
-    def plan(self, way_of: Callable[[int], Way]) -> None:
-        """What the following calls of `receive` do; way_of: a worker's rank -> its part."""
-
-    def receive(self, send: Callable[[], None], version: int) -> None:
-        """One push; send: this rank's part."""
-
-    def why_not_in_place(self) -> str:
-        """Why some worker's parameters cannot be written as they are; "" where all can."""
-
-
 class RolloutEngine(StreamingEngine, Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
+    tokenizer: Decoder
     layout: EngineLayout
-
-    @property
-    def reachable(self) -> "ReachableEngine | None":
-        """None but for engines in processes of their own that weights go straight to."""
-
-    @property
-    def in_place(self) -> InPlaceUpdate | None:
-        """None where the engine is another process."""
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
@@ -244,6 +186,15 @@ class RolloutEngine(StreamingEngine, Protocol):
         is missing at the end. After an error the engine refuses to generate until an update
         succeeds.
         """
+
+    def weights(self) -> EngineWeights:
+        """This rank's parameters, to be read, and perhaps written."""
+
+    def begin_update(self) -> None:
+        """Before weights are written in place: no generation until `finish_update`."""
+
+    def finish_update(self, version: int) -> None:
+        """After all were written in place: caches are dropped, `version` is current."""
 
     def checksums(self, cuts: int) -> Checksums:
         """Checksums of all parameters of the tensor-parallel ranks that this rank can reach."""

@@ -2,7 +2,7 @@
 none.
 """
 
-from megatron_opsft.config import Config, RolloutConfig
+from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
 
@@ -10,20 +10,13 @@ from megatron_opsft.rollout.traits import check_engine_settings, check_installed
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(
-        rollout.engine, rollout.tp, rollout.placement, rollout.speculation, rollout.draft_model
-    )
-    if config.model.load == "engine" and not reads_files(rollout):
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculation, rollout.draft_model)
+    if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
         raise UserError(
-            "model.load=engine: weights come from vLLM inside the training ranks alone; set "
-            "rollout.engine=vllm and rollout.placement=colocated, or model.load=disk"
+            "model.load=engine: weights come from vLLM alone; set rollout.engine=vllm, or "
+            "model.load=disk"
         )
     check_installed(rollout.engine)
-
-
-def reads_files(rollout: RolloutConfig) -> bool:
-    """Whether the run's engine is a `FileReader`."""
-    return engine_traits(rollout.engine).reads_files and rollout.placement == "colocated"
 
 
 def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
@@ -37,13 +30,7 @@ def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
     return wanted and num_engines > 1
 
 
-def check_engine_ranks(rollout: RolloutConfig, world_size: int) -> None:
-    """Errors: `UserError` where so many ranks cannot be shared out among the engines."""
-    if rollout.placement == "colocated":
-        check_colocated(rollout.tp, world_size)
-
-
-def check_colocated(tp: int, world_size: int) -> None:
+def check_engine_ranks(tp: int, world_size: int) -> None:
     """Errors: `UserError` where the ranks cannot be shared out among engines of `tp` ranks."""
     if world_size % tp:
         raise UserError(

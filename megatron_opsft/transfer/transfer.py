@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from megatron_opsft.runtime.spanning_group import JobGroup, Message, PointToPoint
 from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.schedule import Program, Round
 
@@ -35,7 +35,7 @@ class _Posted:
 class Transfer:
     """Fills the targets of all ranks from their sources; made once, run for every push or pull.
 
-    Every rank of the group has its own program of the same schedule.
+    Every rank has its own program of the same schedule.
     """
 
     def __init__(
@@ -43,31 +43,24 @@ class Transfer:
         program: Program,
         sources: Mapping[str, Tensor],
         targets: Mapping[str, Tensor],
-        group: PointToPoint | None = None,
     ) -> None:
         """sources, targets: this rank's live parameters under the schedule's names, looked up anew
-        at every run. group: by default the job's ranks.
+        at every run.
 
         Errors: ValueError for a parameter that is missing or not of the others' dtype.
         """
         self._program = program
         self._sources = sources
         self._targets = targets
-        self._group = group or JobGroup()
         self._empty = _check_parameters(program, sources, targets)
         self._is_connected = False
-        self.bytes_sent = 0
 
     @torch.no_grad()
     def run(self) -> None:
-        """Collective over the group. It takes less than two buckets of memory.
-
-        `bytes_sent` is then this rank's. Errors: RuntimeError where a member of a spanning group is
-        lost.
-        """
-        self.bytes_sent = 0
+        """Collective over the world. It takes less than two buckets of memory."""
         if self._program.rounds and not self._is_connected:
-            self._group.connect(self._empty)
+            # NCCL wants a collective of all ranks before messages between some of them.
+            dist.all_reduce(self._empty.new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         posted: _Posted | None = None
         for number, current in enumerate(self._program.rounds):
@@ -84,14 +77,13 @@ class Transfer:
 
     def _post(self, current: Round, number: int) -> _Posted:
         packed, landings = [], []
-        receives: list[Message] = []
-        sends: list[Message] = []
+        operations: list[dist.P2POp] = []
         for peer, rects in current.receives.items():
             for views in _together(_views(rects, self._targets)):
                 message = self._room(views)
                 if len(views) > 1 or message is not views[0]:
                     landings.append((views, message))
-                receives.append((peer, message))
+                operations.append(dist.P2POp(dist.irecv, message, peer, tag=number))
         for peer, rects in current.sends.items():
             for views in _together(_views(rects, self._sources)):
                 message = self._room(views)
@@ -99,9 +91,8 @@ class Transfer:
                     packed.append(message)
                     for view, place in _places(views, message):
                         place.copy_(view)
-                sends.append((peer, message))
-        self.bytes_sent += sum(message.numel() * message.itemsize for _, message in sends)
-        works = self._group.exchange(receives, sends, number)
+                operations.append(dist.P2POp(dist.isend, message, peer, tag=number))
+        works = dist.batch_isend_irecv(operations) if operations else []
         return _Posted(packed, landings, works)
 
     def _room(self, views: Sequence[Tensor]) -> Tensor:

@@ -1,9 +1,11 @@
 """A few faults on real runs; many at random: tools/random_faults.py."""
 
 import signal
+import socket
 from pathlib import Path
 
 import psutil
+import pytest
 from forked_cli import ForkedCli
 from jobs import run_training
 from small_run import FOUR_STEPS, QUICKSTART
@@ -11,6 +13,7 @@ from test_launch_local import wait_until
 from world import World
 
 from megatron_opsft.report.differences import compare_runs, read_lines
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 
 SMALL = [*FOUR_STEPS, "run.silence_seconds=4"]
 # From the second checkpoint on the kernel refuses files of more than 1 MB: checkpoints are larger,
@@ -40,6 +43,25 @@ RunRecorder.record = record_and_lose
 """
 
 
+# A rank as another launcher than torchrun would start it, and an engine that dies while it decodes.
+RANK = """
+import os
+os.environ.update(RANK="{rank}", LOCAL_RANK="{rank}", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
+"""
+DYING_ENGINE = """
+import signal
+from megatron_opsft.rollout.hf.engine import HfEngine
+stream = HfEngine.stream
+def stream_and_die(self, take, sampling):
+    for number, ended in enumerate(stream(self, take, sampling)):
+        if self.version == 2 and number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield ended
+HfEngine.stream = stream_and_die
+"""
+
+
 def ranks_of(launcher: int) -> dict[str, psutil.Process]:
     children = psutil.Process(launcher).children()
     return {child.environ()["RANK"]: child for child in children if "RANK" in child.environ()}
@@ -53,12 +75,38 @@ def damage_newest(run_dir: Path) -> Path:
     return path
 
 
-def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
-    cli: ForkedCli, world: World, tmp_path: Path
-) -> None:
-    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
-    overrides = [*SMALL, f"run.dir={undisturbed}"]
+@pytest.fixture(scope="module")
+def undisturbed(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two ranks."""
+    run_dir = tmp_path_factory.mktemp("undisturbed") / "run"
+    overrides = [*SMALL, f"run.dir={run_dir}"]
     assert world.run(run_training, 2, QUICKSTART, overrides) == [0, 0]
+    return run_dir
+
+
+def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    """An engine lives in its rank's process, which dies with it."""
+    words = [QUICKSTART, *SMALL, f"run.dir={tmp_path}"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first, second = (RANK.format(rank=rank, port=port) for rank in range(2))
+    dying = cli.start(["train", *words], prelude=second + DYING_ENGINE)
+    ended = cli.run(["train", *words], prelude=first)
+    assert dying.wait().exit_code == -signal.SIGKILL
+    assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "rank 1 on " in error and "died in phase rollout of step 3" in error
+    again = cli.run(["launch", "local", *words, "--ranks=2", "--resume"])
+    assert again.exit_code == 0, again.stderr
+    assert compare_runs(undisturbed, tmp_path) == []
+
+
+def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
     words = ["launch", "local", QUICKSTART, *SMALL, f"run.dir={run_dir}", "--ranks=2"]
     run = cli.start([*words, "--max-restarts=1"])
     wait_until((run_dir / "checkpoints/step_000002").exists)

@@ -69,21 +69,3 @@ def test_a_sleeping_engine_gives_its_memory_back(tmp_path: Path) -> None:
     overrides = [*BFLOAT16, "rollout.kv_cache_bytes=4000000000"]
     before, asleep = with_session(tmp_path, overrides, free_memory_around_sleep)
     assert asleep - before > 3_500_000_000
-
-
-@pytest.mark.vllm
-def test_a_separate_engine_has_a_gpu_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("vllm")
-    caplog.set_level("INFO", logger="megatron_opsft")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    overrides = [*BFLOAT16, "rollout.placement=separate"]
-    differences, ways, not_pulled = with_session(
-        tmp_path, overrides, partial(train_and_compare, num_steps=3)
-    )
-    assert ways == ["stream"] * 3
-    assert not_pulled == 0
-    assert max(differences) < 0.3
-    assert "weights go to separate engines through" in caplog.text

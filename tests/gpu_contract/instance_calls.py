@@ -22,17 +22,6 @@ _ASYNC_REQUEST = "megatron.core.dist_checkpointing.strategies.async_utils.AsyncR
 _MODULE = "torch.nn.Module"
 _LLM = "vllm.LLM"
 _ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
-# Every model of the architectures that are supported.
-_VLLM_MODELS = tuple(
-    f"vllm.model_executor.models.{name}"
-    for name in (
-        "qwen2.Qwen2ForCausalLM",
-        "qwen3.Qwen3ForCausalLM",
-        "qwen3_moe.Qwen3MoeForCausalLM",
-        "llama.LlamaForCausalLM",
-        "mistral.MistralForCausalLM",
-    )
-)
 _TENSORS = f"{_PACKAGE}.rollout.vllm.engine_tensors.EngineTensors"
 _PROOF = f"{_PACKAGE}.rollout.vllm.draft_model.DraftProof"
 _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
@@ -40,15 +29,9 @@ WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
 
 # Method names of the workers that a string names.
-RPC = ("self._core.rpc", "self._vllm.rpc", "self.rpc", "self.llm.collective_rpc")
+RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
 
 Targets = str | tuple[str, ...]
-
-
-def _of_cores(method: str) -> tuple[str, ...]:
-    """A method of whichever engine a process of its own holds."""
-    cores = ("rollout.vllm.core.VllmCore", "rollout.remote.hf_core.HfCore")
-    return tuple(f"{_PACKAGE}.{core}.{method}" for core in cores)
 
 
 INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
@@ -157,31 +140,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "losses": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.__call__",
     },
     "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
-    "rollout/remote/process.py": {
-        "self._core.sample": _of_cores("sample"),
-        "self._core.stream": _of_cores("stream"),
-        "self._core.score": _of_cores("score"),
-        "self._core.take_draft_counts": _of_cores("take_draft_counts"),
-        "self._core.checksums": _of_cores("checksums"),
-        "self._core.parameter": _of_cores("parameter"),
-        "self._core.plan": _of_cores("plan"),
-        "self._core.receive": _of_cores("receive"),
-        "self._core.why_not_in_place": _of_cores("why_not_in_place"),
-        "self._vllm.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
-        "self._vllm.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
-        "self._beat": GIVEN,
-        "self._tell": GIVEN,
-        "self._wait": GIVEN,
-        "self._socket.poll": "zmq.Socket.poll",
-        "self._socket.recv_pyobj": "zmq.Socket.recv_pyobj",
-        "waiting.popleft": "collections.deque.popleft",
-        "getattr(service, request.method)": GIVEN,
-        "ctypes.CDLL(None).prctl": GIVEN,
-        "context.socket": "zmq.Context.socket",
-        "socket.poll": "zmq.Socket.poll",
-        "socket.recv_pyobj": "zmq.Socket.recv_pyobj",
-        "socket.send_pyobj": "zmq.Socket.send_pyobj",
-    },
     "rollout/vllm/core.py": {
         "self.llm.collective_rpc": f"{_LLM}.collective_rpc",
         "self.llm.enqueue": f"{_LLM}.enqueue",
@@ -191,7 +149,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "engine.has_unfinished_requests": f"{_ENGINE}.has_unfinished_requests",
         "engine.step": f"{_ENGINE}.step",
         "self.layout.parameters_of": GIVEN,
-        "beat": GIVEN,
         "take": GIVEN,
         "self.llm.llm_engine.engine_core.shutdown": (
             "vllm.v1.engine.core_client.InprocClient.shutdown"
@@ -233,19 +190,10 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self.opsft_read_files": f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker.opsft_read_files",
     },
     "rollout/vllm/worker.py": {
-        "model.load_weights": tuple(f"{model}.load_weights" for model in _VLLM_MODELS),
         "self.model_runner.get_model": f"{_RUNNER}.get_model",
-        "self.parse_update_info": (
-            "vllm.distributed.weight_transfer.base.WeightTransferEngine.parse_update_info"
-        ),
-        "open_shared(address, self.device).cpu().numpy().tobytes": "numpy.ndarray.tobytes",
-        "self._opsft_receiver.plan": f"{_PACKAGE}.transfer.receiver.Receiver.plan",
-        "self._opsft_receiver.receive": f"{_PACKAGE}.transfer.receiver.Receiver.receive",
         "self.model_runner.drafter.take_counts": (
             f"{_PACKAGE}.rollout.vllm.proposer.SuffixProposer.take_counts"
         ),
-        "self.opsft_tensors().forget": f"{_TENSORS}.forget",
-        "tensors.packed": f"{_TENSORS}.packed",
         "tensors.forget": f"{_TENSORS}.forget",
     },
     "runtime/context.py": {
@@ -269,7 +217,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
 HOLDERS = (
     "model/hidden_states.py",
     "model/load.py",
-    "rollout/remote/process.py",
     "rollout/vllm/engine.py",
     "rollout/vllm/engine_tensors.py",
 )

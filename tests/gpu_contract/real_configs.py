@@ -27,11 +27,9 @@ from megatron_opsft.weights.rules import WeightTable
 
 CONFIGS = sorted((Path(__file__).parents[2] / "examples/configs").glob("*.yaml"))
 ENGINES = {
-    "colocated": [],
-    "colocated, tp 2": ["rollout.tp=2"],
-    "separate": ["rollout.placement=separate"],
-    "separate, tp 2": ["rollout.placement=separate", "rollout.tp=2"],
-    "separate, cache": ["rollout.placement=separate", "rollout.kv_cache_bytes=4000000000"],
+    "tp 1": [],
+    "tp 2": ["rollout.tp=2"],
+    "cache": ["rollout.kv_cache_bytes=4000000000"],
 }
 PLANNED_BATCH_TOKENS = load_hardware("h100").engine_batch_tokens
 GPU = Device(torch_device=torch.device("cuda", 0), backend="cpu:gloo,cuda:nccl")
@@ -60,11 +58,10 @@ def settings_of(config: Config, table: WeightTable) -> Any:
     keep = lambda settings, *args, **kwargs: seen.append(settings)  # noqa: E731
     with (
         patch.object(module, "VllmEngine", keep),
-        patch.object(module, "RemoteEngine", keep),
         patch.object(module, "broadcast_object", lambda value: value),
     ):
         model_dir = resolve_config(config.model.path)
-        module.open_engine(config, model_dir, None, table, GPU, ONE_OF_8, print)  # type: ignore[arg-type]
+        module.open_engine(config, model_dir, None, table, GPU, ONE_OF_8)  # type: ignore[arg-type]
     (settings,) = seen
     return settings
 
@@ -96,7 +93,6 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
     table = WeightTable(read_model_shape(resolve_config(config.model.path)))
     found = vllm_config(config, table)
     model, parallel, cache = found.model_config, found.parallel_config, found.cache_config
-    transfer = found.weight_transfer_config
     return {
         "dtype": [str(model.dtype), f"torch.{config.model.dtype}"],
         "tokens": [model.max_model_len, max_engine_tokens(config)],
@@ -119,7 +115,6 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
         "memory": [cache.gpu_memory_utilization, config.rollout.gpu_memory_fraction],
         "kv_cache_bytes": [cache.kv_cache_memory_bytes, config.rollout.kv_cache_bytes],
         "prefix_caching": cache.enable_prefix_caching,
-        "transfer": transfer.backend if transfer else None,
         "device": found.device_config.device_type,
         "eager": model.enforce_eager,
     }

@@ -162,15 +162,6 @@ def test_every_attribute_that_is_read_is_there() -> None:
     assert missing == []
 
 
-def test_the_shared_gpu_memory_s_device_is_where_torch_has_it() -> None:
-    from megatron_opsft.runtime import shared_memory
-
-    parameters = list(
-        inspect.signature(find("torch.multiprocessing.reductions.rebuild_cuda_tensor")).parameters
-    )
-    assert parameters[shared_memory._DEVICE_INDEX] == "storage_device"
-
-
 def break_call(before: str, after: str, file: str = "rollout/vllm/core.py") -> Source:
     """A file with one change that breaks it."""
     text = (PACKAGE / file).read_text(encoding="utf-8")

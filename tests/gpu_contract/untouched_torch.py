@@ -1,7 +1,7 @@
 """Imports everything that a run on GPUs imports, in its order, and says what that did to torch.
 
 Prints JSON: what was replaced, which modules of vLLM's CPU worker were imported, and what was
-imported. Usage: python untouched_torch.py colocated|separate [MODULE...], more modules to import.
+imported. Usage: python untouched_torch.py [MODULE...], more modules to import.
 """
 
 import importlib
@@ -13,7 +13,7 @@ from typing import Any
 BY_VLLM = {"torch.cuda.set_stream"}
 CPU_WORKER = "vllm.v1.worker.cpu"
 
-# What each process of a run imports before its first step, in order. vLLM's part starts where
+# What a rank of a run imports before its first step, in order. vLLM's part starts where
 # `VllmCore` imports it.
 TRAINER = [
     "megatron_opsft.cli",
@@ -25,14 +25,12 @@ TRAINER = [
     "megatron_opsft.rollout.vllm.engine",
     "megatron_opsft.sync.weight_sync",
 ]
-ENGINE_PROCESS = ["megatron_opsft.rollout.remote.process"]
 VLLM = [
     "vllm.v1.engine.llm_engine",
     "vllm.v1.worker.gpu_worker",
     "megatron_opsft.rollout.vllm.worker",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.device_allocator.cumem",
-    "vllm.distributed.weight_transfer",
     "vllm.v1.attention.backends.flash_attn",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.mistral",
@@ -62,19 +60,17 @@ def attributes() -> dict[str, Any]:
 
 def main() -> None:
     """Import, compare, print."""
-    placement, extra = sys.argv[1], sys.argv[2:]
     import torch._dynamo  # replaces torch.manual_seed, whoever imports it first  # noqa: F401
     from pretend_cuda import pretend, pretend_to_vllm
 
     pretend()
     before = attributes()
-    modules = TRAINER if placement == "colocated" else ENGINE_PROCESS
-    for module in modules:
+    for module in TRAINER:
         importlib.import_module(module)
     driver = pretend_to_vllm()
     from vllm import LLM, SamplingParams  # noqa: F401
 
-    for module in [*VLLM, *extra]:
+    for module in [*VLLM, *sys.argv[1:]]:
         importlib.import_module(module)
     after = attributes()
     replaced = {name for name, value in before.items() if after.get(name) != value}
@@ -87,7 +83,7 @@ def main() -> None:
         "replaced": sorted(replaced - BY_VLLM),
         "replaced_by_vllm": sorted(replaced & BY_VLLM),
         "cpu_worker": sorted(name for name in sys.modules if name.startswith(CPU_WORKER)),
-        "imported": [*modules, *VLLM],
+        "imported": [*TRAINER, *VLLM],
     }
     print(json.dumps(told))
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
@@ -192,35 +191,3 @@ def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: Fo
     assert errors == [("base", "not made yet"), ("ours", None)]
     assert rows[1]["training"]["steps"] == 1
     assert json.loads((out / "runs/ours-s0/train/manifest.json").read_text())["world_size"] == 2
-
-
-def test_engines_on_a_node_of_their_own_and_that_node_killed(
-    cluster: SlurmCluster, cli: ForkedCli
-) -> None:
-    """Every process of the job on that node is killed once: SLURM's script starts engines again."""
-    run_dir = cluster.directory / "elsewhere"
-    resources = ["--nodes=1", "--rollout-nodes=1", "--ranks-per-node=2", "--gpus-per-node=0"]
-    config = [QUICKSTART, *SMALL, f"run.dir={run_dir}", "run.steps=3", "rollout.num_engines=2"]
-    options = [*resources, "--sbatch=--cpus-per-task=1", "--dry-run"]
-    printed = cli.run(["launch", "slurm", *config, *options])
-    assert printed.exit_code == 0, printed.stderr
-    job = cluster.submit(shlex.split(printed.stdout), {"OMP_NUM_THREADS": "1"})
-    wait_until(lambda: bool(read_lines(run_dir / "metrics.jsonl")))
-    hit = [
-        process
-        for process in psutil.process_iter(["environ"])
-        if (process.info["environ"] or {}).get("SLURMD_NODENAME") == "n2"
-        and process.info["environ"].get("SLURM_JOB_ID") == job
-        and str(cluster.directory) in process.info["environ"].get("SLURM_CONF", "")
-    ]
-    assert len(hit) >= 4  # two engines, and their hosts
-    for process in hit:
-        process.kill()
-    assert cluster.wait(job) == "COMPLETED", cluster.output(job)
-    assert "was lost: the connection to its node is closed" in cluster.output(job)
-    assert "2 ranks on n[1-2]" in cluster.output(job)
-    lines = read_lines(run_dir / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert max(line["logprob_diff_max"] for line in lines) < 1e-4
-    logs = cluster.directory / "logs" / f"opsft-elsewhere-{job}"
-    assert not (logs / "engine-token").exists()

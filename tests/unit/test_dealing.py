@@ -38,7 +38,7 @@ def asked_of_ranks(
     problems = [Problem(id=f"p{n}", text="x" * n, answer="1") for n in range(num_prompts)]
     asked = []
     for rank in range(num_ranks):
-        engine: Any = Recorder(Replica(numbers=(rank,), count=num_ranks, batch_size=batch_size))
+        engine: Any = Recorder(Replica(number=rank, count=num_ranks, batch_size=batch_size))
         encoder: Any = SimpleNamespace(encode=lambda problem: (2, *range(len(problem.text))))
         layout: Any = SimpleNamespace(rank=rank, world_size=num_ranks)
         job: Any = None  # asked only by engines that take from each other

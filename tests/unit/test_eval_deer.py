@@ -49,7 +49,7 @@ class FakeEngine:
     calls: (what, number of requests, limit) of every call. seeds: of what was not greedy.
     """
 
-    replica: Replica = Replica(numbers=(0,), count=1)
+    replica: Replica = Replica(number=0, count=1)
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 
@@ -512,7 +512,7 @@ def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message
 
 
 def test_engine_that_answers_another_rank() -> None:
-    engine = RandomEngine(replica=Replica(numbers=(0,), count=1, answers=False))
+    engine = RandomEngine(replica=Replica(number=0, count=1, answers=False))
     with pytest.raises(UserError, match="use engines of tensor-parallel size 1"):
         _random_deer(engine)
 

@@ -54,7 +54,6 @@ HOMES = {
         "rollout/vllm/cpu_worker.py",
         "rollout/vllm/cpu_kernels.py",
     ],
-    "zmq": ["rollout/remote/"],
     "typer": [
         "cli.py",
         "command_line.py",
@@ -62,7 +61,6 @@ HOMES = {
         "diagnose/commands.py",
         "evaluate/commands.py",
         "launch/commands.py",
-        "launch/engine_command.py",
         "make_data/commands.py",
         "plan/commands.py",
         "plan/options.py",
@@ -88,6 +86,7 @@ HOMES = {
         "runtime/",
         "plan/ranks.py",
         "loss/output_head.py",  # the type of a group
+        "transfer/transfer.py",
         "model/checkpoint.py",
         "model/checkpoint_write.py",
         "sync/export.py",

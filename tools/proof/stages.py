@@ -173,7 +173,7 @@ STAGES = (
         name="push_and_rollouts",
         proves="checksums are the CPU's; a Hugging Face engine is written in place on the GPU",
         on_gpu=tests(
-            *("tests/gpu/test_push.py", "tests/gpu/test_shared_memory_gpu.py", "-m", "not vllm"),
+            *("tests/gpu/test_push.py", "-m", "not vllm"),
             modules=SESSION,
             seconds=45,
             limit=240,
@@ -216,7 +216,7 @@ STAGES = (
     ),
     Stage(
         name="vllm_push",
-        proves="pushes into vLLM against Hugging Face, memory given back, an engine of its own",
+        proves="pushes into vLLM against Hugging Face, memory given back",
         on_gpu=tests(
             *("tests/gpu/test_push.py", "-m", "vllm"),
             modules=(*SESSION, "vllm"),

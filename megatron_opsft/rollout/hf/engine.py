@@ -30,7 +30,7 @@ from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
 
-_ALONE = Replica(numbers=(0,), count=1)
+_ALONE = Replica(number=0, count=1)
 
 
 class HfEngine:
@@ -120,7 +120,7 @@ class HfEngine:
     ) -> list[Rollout]:
         """See `RolloutEngine.generate`. RuntimeError before the first complete `load_weights`."""
         batches = iter(split_batches(prompts, self.batch_size))
-        finished = self.stream(lambda room, engine=0: next(batches, ()), sampling)
+        finished = self.stream(lambda room: next(batches, ()), sampling)
         done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
         return [
             done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices
@@ -160,21 +160,12 @@ class HfEngine:
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
 
-    @property
-    def reachable(self) -> None:
-        """It is in the trainer's process."""
-
-    @property
-    def in_place(self) -> "HfEngine":
-        """This process holds the weights."""
-        return self
-
     def begin_update(self) -> None:
-        """See `InPlaceUpdate.begin_update`."""
+        """See `RolloutEngine.begin_update`."""
         self.version = None
 
     def finish_update(self, version: int) -> None:
-        """See `InPlaceUpdate.finish_update`."""
+        """See `RolloutEngine.finish_update`."""
         self.version = version
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -206,7 +197,7 @@ class HfEngine:
         self.finish_update(version)
 
     def weights(self) -> EngineWeights:
-        """See `InPlaceUpdate.weights`: the model's own parameters under their HF names."""
+        """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
         return EngineWeights(tp_rank=0, tensors=dict(self.named_weights()))
 
     def checksums(self, cuts: int) -> Checksums:

@@ -1,17 +1,14 @@
 """One vLLM engine in this process: starting it, sampling and scoring with token ids.
 
-With `options` and what runs in the workers the only file that names vllm. `engine` puts it inside
-the training ranks, `remote.process` into a process of its own.
+With `options` and what runs in the workers the only file that names vllm.
 """
 
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
@@ -19,9 +16,9 @@ from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
-    Patient,
     SamplingSettings,
     Scores,
+    Take,
 )
 from megatron_opsft.rollout.requests import PromptRequest, single_requests
 from megatron_opsft.rollout.traits import check_installed
@@ -30,8 +27,6 @@ from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
 from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.runtime.phase import count_done, count_tokens
-from megatron_opsft.runtime.spanning_group import Meeting
-from megatron_opsft.transfer.receiver import Way
 from megatron_opsft.weights.rules import WeightTable
 
 _log = logging.getLogger(__name__)
@@ -119,21 +114,20 @@ class VllmCore:
         self,
         prompts: Sequence[PromptRequest],
         sampling: SamplingSettings,
-        beat: Callable[[], None] = lambda: None,
     ) -> list[list[int]]:
         """Token ids of all responses, in the order of the prompts and of their samples.
 
-        beat: called after every decoding step. The cache starts empty, so what comes out depends
-        on the weights and on this call's requests alone.
+        The cache starts empty, so what comes out depends on the weights and on this call's requests
+        alone.
         """
         self.drop_cache()
         outputs = self._run(
-            [(p.prompt_ids, sampling_params(sampling, s)) for p in prompts for s in p.seeds], beat
+            [(p.prompt_ids, sampling_params(sampling, s)) for p in prompts for s in p.seeds]
         )
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def stream(
-        self, take: Patient, sampling: SamplingSettings
+        self, take: Take, sampling: SamplingSettings
     ) -> Iterator[list[tuple[PromptRequest, list[int]]]]:
         """After each decoding step the responses that ended in it: requests of one, token ids.
 
@@ -146,9 +140,8 @@ class VllmCore:
         more = True
         while more or running:
             room = self.batch_size - len(running)
-            taken = take(room) if more and room else None
-            if taken is not None:
-                singles = single_requests(taken)
+            if more and room:
+                singles = single_requests(take(room))
                 more = bool(singles)
                 for single in singles:
                     name = f"stream-{next(names)}"
@@ -204,35 +197,6 @@ class VllmCore:
         fault = self._reason("opsft_draft_fault")
         return f"the draft model {self._draft_model} is spoiled: {fault}" if fault else ""
 
-    def parameter(self, name: str) -> list[Tensor]:
-        """One parameter of every tensor-parallel rank, on the CPU."""
-        return self.rpc("opsft_parameter", name)
-
-    def join(self, meeting: Meeting, first_rank: int, own_host: str) -> str:
-        """The workers become ranks of a group, from `first_rank` on; why not, else ""."""
-        return self._reason("opsft_join", meeting, first_rank, own_host)
-
-    def plan(self, ways: Sequence[Way]) -> None:
-        """What `receive` does from now on; a way for each worker."""
-        self._loads = not ways[0].in_place
-        self.rpc("opsft_plan", ways)
-
-    def receive(self) -> str:
-        """Weights over the group; why they did not get through, else "".
-
-        Errors: SystemExit where a model was left half loaded.
-        """
-        reason = self._reason("opsft_receive", tuple(self.layout.hf_columns))
-        if reason and self._loads:
-            raise SystemExit(f"weights did not get through: {reason}")
-        self.drop_cache()
-        return reason
-
-    def why_not_in_place(self) -> str:
-        """Why some worker's parameters cannot be written in place; "" where they can."""
-        parameters = [self.layout.parameters_of(n) for n in range(self.layout.tp_size)]
-        return self._reason("opsft_why_not_in_place", parameters)
-
     def drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""
         if not self.llm.reset_prefix_cache():
@@ -246,11 +210,7 @@ class VllmCore:
         del self.llm
         gc.collect()
 
-    def _run(
-        self,
-        requests: Sequence[tuple[Sequence[int], Any]],
-        beat: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
+    def _run(self, requests: Sequence[tuple[Sequence[int], Any]]) -> list[Any]:
         """vLLM's outputs of (prompt, sampling parameters), in their order."""
         if not requests:
             return []
@@ -263,7 +223,6 @@ class VllmCore:
         outputs: list[Any] = []
         while engine.has_unfinished_requests():
             outputs += _step(engine)
-            beat()
         return sorted(outputs, key=lambda output: int(output.request_id))
 
 

@@ -16,7 +16,7 @@ from megatron_opsft.rollout.engine import (
     Scores,
     Take,
 )
-from megatron_opsft.rollout.limits import check_colocated
+from megatron_opsft.rollout.limits import check_engine_ranks
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.core import VllmCore
@@ -42,11 +42,11 @@ class VllmEngine:
 
         Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
         """
-        check_colocated(settings.tp, world_size)
+        check_engine_ranks(settings.tp, world_size)
         self.version: int | None = None
         self.tokenizer = tokenizer
         self.replica = Replica(
-            numbers=(rank // settings.tp,),
+            number=rank // settings.tp,
             count=world_size // settings.tp,
             num_ranks=settings.tp,
             answers=rank % settings.tp == 0,
@@ -112,23 +112,14 @@ class VllmEngine:
         known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
         self.load_weights(known, version)
 
-    @property
-    def reachable(self) -> None:
-        """It is in the trainer's process."""
-
-    @property
-    def in_place(self) -> "VllmEngine":
-        """This process holds the weights."""
-        return self
-
     def begin_update(self) -> None:
-        """See `InPlaceUpdate.begin_update`. The KV cache stays unmapped until the end."""
+        """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
         self.version = None
         if self._asleep:
             self._core.llm.wake_up(tags=["weights"])
 
     def finish_update(self, version: int) -> None:
-        """See `InPlaceUpdate.finish_update`."""
+        """See `RolloutEngine.finish_update`."""
         if self._asleep:
             self._core.llm.wake_up(tags=["kv_cache"])
             self._asleep = False
@@ -137,7 +128,7 @@ class VllmEngine:
         self.version = version
 
     def weights(self) -> EngineWeights:
-        """See `InPlaceUpdate.weights`."""
+        """See `RolloutEngine.weights`."""
         return EngineWeights(
             tp_rank=self._tp_rank,
             tensors=self._tensors,

@@ -51,18 +51,8 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "worker_extension_cls": f"{_WORKER}.OpsftWorker",
+        "distributed_executor_backend": "external_launcher",  # each rank is one worker
     }
-    if settings.under_launcher:
-        options["distributed_executor_backend"] = "external_launcher"
-        if not settings.is_cuda:
-            os.environ[JOB_ID_VARIABLE] = settings.job_id
-            options["worker_cls"] = _CPU_WORKER
-    else:
-        from vllm.config import WeightTransferConfig
-
-        from megatron_opsft.rollout.vllm.worker import BACKEND
-
-        options["weight_transfer_config"] = WeightTransferConfig(backend=BACKEND)
     if settings.speculation != "off":
         options["speculative_config"] = {
             "method": "custom_class",
@@ -77,8 +67,10 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
-        options["enable_sleep_mode"] = settings.under_launcher
+        options["enable_sleep_mode"] = True
     else:
+        os.environ[JOB_ID_VARIABLE] = settings.job_id
+        options["worker_cls"] = _CPU_WORKER
         options["enforce_eager"] = True
         options["block_size"] = _CPU_BLOCK_TOKENS
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes or _cpu_cache(settings, table)

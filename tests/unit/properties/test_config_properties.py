@@ -149,7 +149,6 @@ OTHERS = {
     ("data", "pass_rate"): ["data.pass_rate=[0.1, 0.9]", "data.pass_rate_from=runs/e"],
     ("data", "pass_rate_from"): ["data.pass_rate_from=runs/e", "data.pass_rate=[0.1, 0.9]"],
     ("data", "template"): ["data.template=cod"],
-    ("rollout", "engines"): ["rollout.engines=[a:1]", "rollout.placement=separate"],
     ("eval", "more"): ["eval.more={amc: amc.jsonl}", "eval.data=math.jsonl"],
 }
 
