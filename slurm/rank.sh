@@ -3,7 +3,7 @@
 # The first rank to end with anything but 0 writes why into OUTCOME_FILE: "EXITCODE explanation".
 set -euo pipefail
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS
-export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / ${SLURM_STEP_NUM_NODES:-$SLURM_JOB_NUM_NODES}))
+export LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))
 (umask 077 && mkdir -p "$NODE_CACHE")
 if [[ ! -O $NODE_CACHE ]]; then # compiled code is run from there
   echo "error: NODE_CACHE=$NODE_CACHE on ${SLURMD_NODENAME:-$HOSTNAME} belongs to somebody else" >&2

@@ -136,19 +136,6 @@ Take = Callable[[int], Sequence[PromptRequest]]
 """
 
 
-class StreamingEngine(Protocol):
-    """Samples without end from work that is taken when there is room for it."""
-
-    replica: Replica
-
-    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """Responses as they finish, until `take` has none left and all are through.
-
-        Lists come every few tokens, if only empty ones; where `replica.answers` is false all are.
-        The tensor-parallel ranks of an engine must get the same answers from `take`.
-        """
-
-
 class FileReader(Protocol):
     """What an engine adds that reads a model's files itself. Every rank calls every method."""
 
@@ -158,11 +145,12 @@ class FileReader(Protocol):
         """
 
 
-class RolloutEngine(StreamingEngine, Protocol):
+class RolloutEngine(Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
     tokenizer: Decoder
     layout: EngineLayout
+    replica: Replica
 
     def generate(
         self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
@@ -171,6 +159,13 @@ class RolloutEngine(StreamingEngine, Protocol):
 
         Prompts of the same problem must not ask for the same sample index. Empty where
         `replica.answers` is false.
+        """
+
+    def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
+        """Responses as they finish, until `take` has none left and all are through.
+
+        Lists come every few tokens, if only empty ones; where `replica.answers` is false all are.
+        The tensor-parallel ranks of an engine must get the same answers from `take`.
         """
 
     def take_draft_counts(self) -> DraftCounts:

@@ -33,20 +33,15 @@ def select_device(wanted: str) -> Device:
     if wanted == "cpu" or not available:
         return Device(torch_device=torch.device("cpu"), backend="gloo")
     index = int(os.environ.get("LOCAL_RANK", "0"))
-    if index >= num_gpus():
+    if index >= (num_gpus := torch.cuda.device_count()):
         raise UserError(
             f"run.device={wanted}: this rank is number {index} of its node, and torch sees "
-            f"{num_gpus()} GPU(s) there; start at most so many ranks on a node (torchrun "
+            f"{num_gpus} GPU(s) there; start at most so many ranks on a node (torchrun "
             "--nproc-per-node, sbatch --ntasks-per-node), and let each see all GPUs of its node "
             "(no --gpus-per-task, no --gpu-bind)"
         )
     torch.cuda.set_device(index)
     return Device(torch_device=torch.device("cuda", index), backend="cpu:gloo,cuda:nccl")
-
-
-def num_gpus() -> int:
-    """That torch sees on this node."""
-    return torch.cuda.device_count()
 
 
 # What libraries read of it when they start. TransformerEngine: no attention whose backward pass

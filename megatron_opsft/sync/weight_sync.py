@@ -71,11 +71,11 @@ class WeightSync:
         """
         start = time.perf_counter()
         first = self.version < 0
-        written = self._transfer is not None
-        if self._transfer is not None:
+        transfer = self._transfer
+        if transfer is not None:
             self._engine.begin_update()
             self._wait_for_weights()
-            self._transfer.run()
+            transfer.run()
             self._engine.finish_update(version)
         else:
             self._wait_for_weights()
@@ -91,7 +91,7 @@ class WeightSync:
             mean, largest = self._compare_log_probs(samples)
         return SyncResult(
             version=version,
-            path="in_place" if written else "stream",
+            path="stream" if transfer is None else "in_place",
             num_bytes=self._shards.model_bytes,
             seconds=seconds,
             logprob_diff_mean=mean,

@@ -127,7 +127,7 @@ class HfEngine:
         ]
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `StreamingEngine.stream`: batch by batch, within a batch every few tokens."""
+        """See `RolloutEngine.stream`: batch by batch, within a batch every few tokens."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         while batch := take(self.batch_size):

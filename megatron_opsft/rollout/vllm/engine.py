@@ -76,7 +76,7 @@ class VllmEngine:
         )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `StreamingEngine.stream`. RuntimeError before the first complete update."""
+        """See `RolloutEngine.stream`. RuntimeError before the first complete update."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         for ended in self._core.stream(take, sampling):
