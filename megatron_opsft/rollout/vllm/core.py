@@ -38,7 +38,7 @@ class VllmCore:
     The ranks of a tensor-parallel group make the same calls in the same order.
     """
 
-    def __init__(self, settings: EngineSettings, table: WeightTable, rank: int = 0) -> None:
+    def __init__(self, settings: EngineSettings, table: WeightTable, rank: int) -> None:
         """rank: of this process in its job. Errors: `UserError` for what vLLM refuses."""
         check_installed("vllm")
         if table.shape.moe and not settings.is_cuda:
