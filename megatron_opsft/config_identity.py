@@ -38,9 +38,7 @@ _LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("parallel", "ep", 1),
     ("parallel", "etp", None),
     ("rollout", "dealing", "auto"),
-    ("rollout", "draft_model", None),
-    ("rollout", "draft_tokens", 3),
-    ("rollout", "speculation", "off"),
+    ("rollout", "speculative", None),
     ("verify", "judge", "math"),
     ("verify", "judge_field", None),
 )

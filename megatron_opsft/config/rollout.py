@@ -1,11 +1,10 @@
 """Engines, how they sample, and how weights come to them."""
 
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+from megatron_opsft.config_section import Section, YamlOff
 from megatron_opsft.errors import UserError
 
 
@@ -35,19 +34,11 @@ class RolloutConfig(Section):
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
     dealing: Literal["auto", "fixed", "stealing"] = Field(
         "auto",
-        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculation).",
+        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculative).",
     )
-    speculation: Annotated[Literal["off", "ngram", "suffix"], YamlOff] = Field(
-        "off",
-        description="Drafts that one forward pass checks: ngram takes them from the response itself, suffix also from its siblings and from earlier responses to the problem. With hf responses are the same tokens; with vllm they keep their distribution, but its seeds then depend on earlier drafts: a resumed or repeated run samples other responses.",
-    )
-
-    draft_model: Annotated[Path | None, HomeExpanded] = Field(
+    speculative: dict[str, Any] | None = Field(
         None,
-        description="Directory of an EAGLE-3 (or EAGLE) head for the model, which drafts in vLLM in place of rollout.speculation; it is not trained. Responses keep their distribution, but seeds then depend on earlier drafts, as with speculation in vLLM.",
-    )
-    draft_tokens: int = Field(
-        3, ge=1, description="Tokens that the draft model drafts for one forward pass."
+        description="vLLM alone: its speculative_config, handed over as it is, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4} (docs/rollouts.md). Responses keep their distribution, but their seeds then depend on earlier drafts: a resumed or repeated run may sample other responses.",
     )
 
     @model_validator(mode="after")
@@ -59,21 +50,6 @@ class RolloutConfig(Section):
                 "equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates greedily)"
             )
         return self
-
-    @model_validator(mode="after")
-    def _drafts_have_one_source(self) -> Self:
-        """Errors: `UserError` where two would draft."""
-        if self.draft_model is not None and self.speculation != "off":
-            raise UserError(
-                f"rollout.draft_model={self.draft_model} with rollout.speculation="
-                f"{self.speculation}: drafts have one source; leave one of them out"
-            )
-        return self
-
-    @property
-    def speculates(self) -> bool:
-        """Whether an engine decodes with drafts."""
-        return self.speculation != "off" or self.draft_model is not None
 
 
 class SyncConfig(Section):

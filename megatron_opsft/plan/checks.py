@@ -21,7 +21,7 @@ def check_job(job: TrainingJob) -> None:
     if hardware.is_cuda and config.run.device == "cpu":
         raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.speculation, rollout.draft_model)
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative)
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)

@@ -21,7 +21,6 @@ from megatron_opsft.plan.lengths import (
 )
 from megatron_opsft.plan.options import (
     Acceptance,
-    DraftAcceptance,
     Gpu,
     GpusPerNode,
     HardwareFile,
@@ -77,7 +76,6 @@ def run(
     sigma: Sigma = DEFAULT_SIGMA,
     acceptance: Acceptance = PAPER_ACCEPTANCE,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
-    draft_acceptance: DraftAcceptance = 0.0,
     search: Annotated[
         bool, typer.Option("--search", help="Look for the fastest layout that fits.")
     ] = False,
@@ -110,7 +108,6 @@ def run(
         sigma=sigma,
         acceptance=acceptance,
         prompt_tokens=prompt_tokens,
-        draft_acceptance=draft_acceptance,
     ).workload(job)
     if search:
         raise typer.Exit(_search(job, workload, num_steps, top, as_json))

@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.plan.cores import shared_ends
 from megatron_opsft.plan.decoding import Segment, refilled_segments, static_segments
-from megatron_opsft.plan.drafts import fastest_pass
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import engine_memory, kv_bytes_per_token
 from megatron_opsft.plan.seconds import (
     decode_step_overhead,
     decode_step_seconds,
-    draft_token_seconds,
     engine_sizes,
     prefill_seconds,
 )
@@ -67,14 +65,11 @@ def num_slots(job: TrainingJob, workload: Workload, shares: Sequence[Share]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSeconds:
-    """What an engine does with its share; overhead: the part of `decode` that reads nothing;
-    pass_tokens: of a response in a forward pass, above 1 with drafts.
-    """
+    """What an engine does with its share; overhead: the part of `decode` that reads nothing."""
 
     prefill: float
     decode: float
     overhead: float
-    pass_tokens: float
 
     @property
     def total(self) -> float:
@@ -91,27 +86,15 @@ def engine_seconds(job: TrainingJob, workload: Workload, share: Share, slots: in
         segments = static_segments(share, workload.prompt_tokens, slots, workload.limit)
     # The responses to a problem share its prompt.
     problems = -(-len(share) // job.config.rollout.group_size)
-    of_drafts = 0.0
-    if job.config.rollout.draft_model is not None:
-        of_drafts = draft_token_seconds(job.shape, job.hardware, job.engine_tp, job.dtype_bytes)
-
-    def pass_seconds(segment: Segment, num_drafted: int) -> float:
-        batch, context = segment.batch, segment.context
-        checking = decode_step_seconds(sizes, job.hardware, batch, context, 1 + num_drafted)
-        return checking + num_drafted * of_drafts
-
-    passes = [
-        (s.num_steps, *fastest_pass(job, workload.draft_acceptance, partial(pass_seconds, s)))
-        for s in segments
-    ]
-    num_passes = sum(steps / tokens for steps, _, tokens in passes)
     return EngineSeconds(
         prefill=prefill_seconds(
             job.shape, job.hardware, workload.prompt_tokens, problems, job.engine_tp
         ),
-        decode=sum(steps * seconds for steps, seconds, _ in passes),
-        overhead=num_passes * decode_step_overhead(sizes, job.hardware),
-        pass_tokens=sum(steps for steps, _, _ in passes) / num_passes if passes else 1.0,
+        decode=sum(
+            s.num_steps * decode_step_seconds(sizes, job.hardware, s.batch, s.context)
+            for s in segments
+        ),
+        overhead=sum(s.num_steps for s in segments) * decode_step_overhead(sizes, job.hardware),
     )
 
 
@@ -120,8 +103,7 @@ class RolloutEstimate:
     """Seconds of the phases before training. prefill, decode: of the slowest engine, verify: of the
     rank that has most to verify; tail: that a rank waits for these, mean over the ranks.
 
-    decode_overhead: share of decoding that reads nothing. slots: see `num_slots`. pass_tokens: of
-    a response in a forward pass.
+    decode_overhead: share of decoding that reads nothing. slots: see `num_slots`.
     """
 
     prefill: float
@@ -130,7 +112,6 @@ class RolloutEstimate:
     verify: float
     tail: float
     slots: int
-    pass_tokens: float = 1.0
 
 
 NOTHING_SAMPLED = RolloutEstimate(
@@ -143,8 +124,10 @@ def estimate_rollout(job: TrainingJob, workload: Workload) -> RolloutEstimate:
     if not workload.lengths:
         return NOTHING_SAMPLED
     # The trainer's layout plays no part: a search meets the same few rollouts again and again.
-    trainer = {"parallel": ParallelConfig(), "train": TrainConfig()}
-    return _estimate(replace(job, config=job.config.model_copy(update=trainer)), workload)
+    # Nor do speculative tokens, whose settings no cache could take for a key.
+    rollout = job.config.rollout.model_copy(update={"speculative": None})
+    rest = {"parallel": ParallelConfig(), "train": TrainConfig(), "rollout": rollout}
+    return _estimate(replace(job, config=job.config.model_copy(update=rest)), workload)
 
 
 @lru_cache(maxsize=32)
@@ -167,7 +150,6 @@ def _estimate(job: TrainingJob, workload: Workload) -> RolloutEstimate:
         verify=max(verified),
         tail=ends[slowest] + max(verified) - busy,
         slots=slots,
-        pass_tokens=engine.pass_tokens,
     )
 
 

@@ -22,14 +22,13 @@ class Workload:
 
     lengths: sampled tokens, in the order in which they are asked for. accepted: those of the
     responses trained on, which may not be accepted at all (`plan.learning`). prompt_tokens: mean of
-    a prompt; limit: of a response. draft_acceptance: the chance that a draft's token is right.
+    a prompt; limit: of a response.
     """
 
     lengths: tuple[int, ...]
     accepted: tuple[int, ...]
     prompt_tokens: int
     limit: int
-    draft_acceptance: float = 0.0
 
     @property
     def sampled_tokens(self) -> int:

@@ -19,7 +19,6 @@ from megatron_opsft.plan.activations import (
     recomputed_bytes,
 )
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.seconds import draft_model_bytes
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -238,8 +237,6 @@ def engine_memory(job: TrainingJob) -> EngineMemory:
     """As `rollout.vllm.options` and `rollout.hf.engine` say."""
     rollout = job.config.rollout
     weights, extra = float(engine_elements(job) * job.dtype_bytes), 0.0
-    if rollout.draft_model is not None:
-        weights += draft_model_bytes(job.shape, job.engine_tp, job.dtype_bytes)
     can_sleep, asleep = False, weights
     if not job.engine.refills:
         tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))

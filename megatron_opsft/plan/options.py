@@ -1,7 +1,7 @@
 """What the commands that plan and simulate have in common: options, and what these name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,14 +38,6 @@ Acceptance = Annotated[
     float,
     typer.Option(min=0, max=1, help="Share of correct, finished responses."),
 ]
-DraftAcceptance = Annotated[
-    float,
-    typer.Option(
-        min=0,
-        max=1,
-        help="Chance that a drafted token is right (a run's draft_acceptance).",
-    ),
-]
 PromptTokens = Annotated[
     int, typer.Option(min=1, help="Mean tokens of a prompt, where nothing else says.")
 ]
@@ -62,7 +54,6 @@ class ResponseOptions:
     sigma: float
     acceptance: float
     prompt_tokens: int
-    draft_acceptance: float = 0.0
     trace: "Sequence[Group] | None" = None
 
     def workload(self, job: "TrainingJob", seed: int | None = None) -> "Workload":
@@ -92,7 +83,7 @@ class ResponseOptions:
                 prompt_tokens=prompt_tokens,
                 seed=seed,
             )
-        return learned_by(job.config, replace(workload, draft_acceptance=self.draft_acceptance))
+        return learned_by(job.config, workload)
 
 
 def load_device(

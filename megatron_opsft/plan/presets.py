@@ -28,8 +28,6 @@ from megatron_opsft.plan.stages import count_stages
 # What training starts at, most responses cut off by the limit.
 START_MEAN_TOKENS = 10000.0
 START_ACCEPTANCE = 0.3
-DRAFTS = ["rollout.speculation=suffix"]
-DRAFT_ACCEPTANCE = 0.6  # assumed: none was measured on a GPU
 
 FIRST_LINE = (
     "# What these commands predict (tools/update_presets.py writes it; nothing is measured yet):"
@@ -60,7 +58,7 @@ def with_figures(path: Path) -> str:
             f"{path}: between {FIRST_LINE!r} and {LAST_LINE!r} there must be lines such as "
             "'#   megatron-opsft plan FILE --nodes 1 --gpu h100'"
         )
-    config, with_drafts = load_config(path), load_config(path, DRAFTS)
+    config = load_config(path)
     written = []
     for command in commands:
         num_nodes, device = int(command[2]), command[3]
@@ -68,10 +66,7 @@ def with_figures(path: Path) -> str:
             estimate_preset(config, num_nodes, device, at_start=at_start)
             for at_start in (False, True)
         )
-        drafts = estimate_preset(
-            with_drafts, num_nodes, device, at_start=False, draft_acceptance=DRAFT_ACCEPTANCE
-        )
-        written += [command[0], *_comment(_sentences(now, start, drafts))]
+        written += [command[0], *_comment(_sentences(now, start))]
     return before + "\n".join([FIRST_LINE, *written, LAST_LINE, ""]) + after
 
 
@@ -101,14 +96,7 @@ def with_methods_table(page: str, folder: Path) -> str:
     return before + TABLE_BEGINS + methods_table(folder) + TABLE_ENDS + after
 
 
-def estimate_preset(
-    config: Config,
-    num_nodes: int,
-    device: str,
-    *,
-    at_start: bool,
-    draft_acceptance: float = 0.0,
-) -> RunEstimate:
+def estimate_preset(config: Config, num_nodes: int, device: str, *, at_start: bool) -> RunEstimate:
     """The plan of a configuration on nodes of 8 devices; at_start: with the long responses that
     training begins with, instead of those that it ends at. Parameters are counted, not built.
     """
@@ -121,12 +109,11 @@ def estimate_preset(
         sigma=DEFAULT_SIGMA,
         acceptance=START_ACCEPTANCE if at_start else PAPER_ACCEPTANCE,
         prompt_tokens=DEFAULT_PROMPT_TOKENS,
-        draft_acceptance=draft_acceptance,
     )
     return estimate_run(job, count_stages(job), responses.workload(job), config.run.steps)
 
 
-def _sentences(now: RunEstimate, start: RunEstimate, drafts: RunEstimate) -> str:
+def _sentences(now: RunEstimate, start: RunEstimate) -> str:
     rank, job, step = now.worst, now.job, now.step
     stage = rank.stage
     engine = rank.rollout - rank.reserved - stage.resident_bytes
@@ -144,8 +131,7 @@ def _sentences(now: RunEstimate, start: RunEstimate, drafts: RunEstimate) -> str
         f"Seconds a step: {step.total:.1f} (rollout {step.rollout:.1f}, training {step.train:.1f}, "
         f"push {step.push:.1f}), {hours:.1f} hours for {now.num_steps:,} steps; at the start, with "
         f"--mean-tokens {START_MEAN_TOKENS:.0f} --acceptance {START_ACCEPTANCE}, "
-        f"{start.step.total:.1f}; with {DRAFTS[0]} --draft-acceptance {DRAFT_ACCEPTANCE}, "
-        f"{drafts.step.total:.1f}."
+        f"{start.step.total:.1f}."
     )
 
 

@@ -140,19 +140,18 @@ def engine_sizes(shape: ModelShape, tp: int, dtype_bytes: int) -> EngineSizes:
 
 
 def decode_step_seconds(
-    engine: EngineSizes, hardware: Hardware, batch: int, context: float, row_tokens: int = 1
+    engine: EngineSizes, hardware: Hardware, batch: int, context: float
 ) -> float:
-    """A forward pass over so many tokens, a draft's included, of each of `batch` sequences that
-    hold `context` tokens together: weights are read once, and of the experts those that some token
-    goes to, as if it chose evenly.
+    """A forward pass over one token of each of `batch` sequences that hold `context` tokens
+    together: weights are read once, and of the experts those that some token goes to, as if it
+    chose evenly.
     """
-    num_tokens = batch * row_tokens
     num_bytes = engine.read_bytes + engine.kv_bytes * context
     if engine.num_experts:
-        missed = (1 - engine.top_k / engine.num_experts) ** num_tokens
+        missed = (1 - engine.top_k / engine.num_experts) ** batch
         num_bytes += engine.expert_bytes * engine.num_experts * (1 - missed)
     reading = num_bytes / (hardware.memory_bandwidth * hardware.decode_fraction)
-    products = engine.flops * num_tokens / (hardware.peak_flops * hardware.prefill_fraction)
+    products = engine.flops * batch / (hardware.peak_flops * hardware.prefill_fraction)
     return max(reading, products) + decode_step_overhead(engine, hardware)
 
 
@@ -160,20 +159,6 @@ def decode_step_overhead(engine: EngineSizes, hardware: Hardware) -> float:
     """Seconds of a decoding step that do not depend on what is read."""
     exchanges = 2 * engine.num_layers * _SMALL_ALL_REDUCE_SECONDS if engine.tp > 1 else 0.0
     return hardware.decode_overhead_seconds + exchanges
-
-
-def draft_model_bytes(shape: ModelShape, tp: int, dtype_bytes: int) -> float:
-    """Weights of a draft model on one rank, as if it had one layer of the model's and a head over
-    the whole vocabulary.
-    """
-    head = shape.hidden_size * shape.vocab_size
-    return (layer_weights(shape) + head) * dtype_bytes / tp
-
-
-def draft_token_seconds(shape: ModelShape, hardware: Hardware, tp: int, dtype_bytes: int) -> float:
-    """One token of a draft model, for a batch whose products hide behind reading its weights."""
-    num_bytes = draft_model_bytes(shape, tp, dtype_bytes)
-    return num_bytes / (hardware.memory_bandwidth * hardware.decode_fraction)
 
 
 def prefill_seconds(

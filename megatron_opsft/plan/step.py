@@ -22,9 +22,8 @@ class StepEstimate:
     """Seconds of a step on its critical path: a phase ends with its slowest rank.
 
     rollout = prefill + decode; train includes `exchange` (what no backward pass hides) and
-    `update`. push is what metrics.jsonl calls sync. pass_tokens: of a response in a forward pass,
-    above 1 with drafts. bubble: share of a pipeline's time that its ranks wait in it;
-    decode_overhead: share of decoding that reads nothing.
+    `update`. push is what metrics.jsonl calls sync. bubble: share of a pipeline's time that its
+    ranks wait in it; decode_overhead: share of decoding that reads nothing.
 
     Seconds that a rank waits, means over all ranks: rollout_tail for the slowest engine and
     verification, pipeline_bubble inside of its own pipeline, slowest_rank for another pipeline.
@@ -49,7 +48,6 @@ class StepEstimate:
     num_microbatches: int
     reference: float = 0.0
     old_logprob: float = 0.0
-    pass_tokens: float = 1.0
 
     @property
     def rollout(self) -> float:
@@ -93,7 +91,6 @@ def estimate_step(
         num_microbatches=training.num_microbatches,
         reference=_reference_seconds(job, stages, training.score),
         old_logprob=training.score if job.scores_before else 0.0,
-        pass_tokens=rollout.pass_tokens,
     )
 
 

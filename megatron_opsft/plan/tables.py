@@ -125,8 +125,6 @@ def _step_table(run: RunEstimate) -> Table:
         f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, {step.slots} "
         f"at once in an engine (its cache holds {run.kv_tokens:,} tokens)"
     )
-    if job.config.rollout.speculates:
-        sampled += f"; with drafts {step.pass_tokens:.2f} tokens of each in a pass"
     if method.has_fixed_data:
         trained, sampled = "stored", "nothing is sampled"
     rows: list[tuple[str, float, str]] = [

@@ -18,7 +18,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.entries import check_free, entries_of
 from megatron_opsft.preflight.lock import check_unlocked, locked
-from megatron_opsft.rollout.draft_files import check_draft
 from megatron_opsft.rollout.limits import (
     check_engine,
     check_engine_ranks,
@@ -93,13 +92,11 @@ def check_run(
 
 
 def _check_model(config: Config) -> None:
-    """Of a model that is here: its shape against layout and lengths. Of a draft model."""
+    """Of a model that is here: its shape against layout and lengths."""
     model_dir = local_model(config.model.path)
-    shape = None if model_dir is None else read_model_shape(model_dir)
-    if config.rollout.draft_model is not None:
-        check_draft(config.rollout.draft_model, shape)
-    if shape is None:
+    if model_dir is None:
         return
+    shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings
     check_lengths(fit_lengths(config, positions), positions)

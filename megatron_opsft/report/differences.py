@@ -6,14 +6,13 @@ from typing import Any
 from megatron_opsft.report.lines import read_json_lines
 
 TIMING_SUFFIX = "_seconds"
-TIMED_PREFIX = "draft_"  # of speculation, which follows what passes cost
 
 
 def compare_runs(first: Path, second: Path) -> list[str]:
     """What differs between two run directories, one line each; empty for the same run.
 
-    Compared exactly: metrics.jsonl and evals.jsonl but for keys that end in `_seconds` or begin
-    with `draft_`, rollouts, and the exported weights.
+    Compared exactly: metrics.jsonl and evals.jsonl but for keys that end in `_seconds`, rollouts,
+    and the exported weights.
     """
     found: list[str] = []
     for name in ("metrics.jsonl", "evals.jsonl"):
@@ -27,11 +26,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """As `read_json_lines`, without the timings."""
     rows = read_json_lines(path)
     return [
-        {
-            key: value
-            for key, value in row.items()
-            if not key.endswith(TIMING_SUFFIX) and not key.startswith(TIMED_PREFIX)
-        }
+        {key: value for key, value in row.items() if not key.endswith(TIMING_SUFFIX)}
         for row in rows
     ]
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.weights.rectangles import Parameter
@@ -51,8 +50,7 @@ class EngineSettings:
     responses decoded at once.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
-    job_id: the same on all ranks of a job and no other. speculation, draft_model, draft_tokens:
-    as in `rollout`.
+    job_id: the same on all ranks of a job and no other. speculative: as in `rollout`.
     """
 
     model_dir: Path
@@ -66,14 +64,7 @@ class EngineSettings:
     seed: int
     collective_minutes: float
     job_id: str = ""
-    speculation: str = "off"
-    draft_model: Path | None = None
-    draft_tokens: int = 0
-
-    @property
-    def speculates(self) -> bool:
-        """Whether it decodes with drafts."""
-        return self.speculation != "off" or self.draft_model is not None
+    speculative: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +101,7 @@ class Checksums:
     `weights.parameter_checksums` defines them.
 
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
-    draft_fault: what is wrong with the weights of the engine's draft model; "" where nothing is.
+    draft_fault: how the engine's draft model is not as it was loaded; "" where it is.
     """
 
     of_rank: Mapping[int, Sequence[int]]
@@ -129,6 +120,24 @@ class Scores:
 
     log_probs: tuple[tuple[float, ...], ...]
     stale_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecCounts:
+    """drafts: how often speculative tokens of a response were checked; draft_tokens: how many, and
+    accepted: those that were right.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: "SpecCounts") -> "SpecCounts":
+        return SpecCounts(
+            drafts=self.drafts + other.drafts,
+            draft_tokens=self.draft_tokens + other.draft_tokens,
+            accepted=self.accepted + other.accepted,
+        )
 
 
 Take = Callable[[int], Sequence[PromptRequest]]
@@ -168,8 +177,8 @@ class RolloutEngine(Protocol):
         The tensor-parallel ranks of an engine must get the same answers from `take`.
         """
 
-    def take_draft_counts(self) -> DraftCounts:
-        """What drafts have brought on this rank since the last call."""
+    def take_spec_counts(self) -> SpecCounts:
+        """Of the engine of this rank, since the last call."""
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """How probable the engine finds these responses; call it right after a push."""

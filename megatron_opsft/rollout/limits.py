@@ -10,7 +10,7 @@ from megatron_opsft.rollout.traits import check_engine_settings, check_installed
 def check_engine(config: Config) -> None:
     """Errors: `UserError` for settings that contradict each other and for a missing engine."""
     rollout = config.rollout
-    check_engine_settings(rollout.engine, rollout.tp, rollout.speculation, rollout.draft_model)
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative)
     if config.model.load == "engine" and not engine_traits(rollout.engine).reads_files:
         raise UserError(
             "model.load=engine: weights come from vLLM alone; set rollout.engine=vllm, or "
@@ -23,9 +23,7 @@ def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
     """Whether engines take from each other what has not begun: as `rollout.dealing` wants it."""
     rollout = config.rollout
     traits = engine_traits(rollout.engine)
-    independent = traits.independent(config.model.dtype, is_cuda) and (
-        traits.same_with_drafts or not rollout.speculates
-    )
+    independent = traits.independent(config.model.dtype, is_cuda) and rollout.speculative is None
     wanted = rollout.dealing == "stealing" or (rollout.dealing == "auto" and independent)
     return wanted and num_engines > 1
 

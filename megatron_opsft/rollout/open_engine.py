@@ -10,7 +10,6 @@ import torch
 from megatron_opsft.config import Config
 from megatron_opsft.rollout.engine import EngineSettings, Replica, RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.responses import Decoder
 from megatron_opsft.rollout.vllm.engine import VllmEngine
@@ -44,7 +43,6 @@ def build_engine(
                 replica=Replica(number=rank, count=world_size, batch_size=settings.batch_size),
                 # How many ranks share the work decides which responses share a batch.
                 exact=settings.dtype == "float32",
-                speculation=Speculation.of(settings.speculation),
             )
         case "vllm":
             return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
@@ -73,9 +71,7 @@ def open_engine(
         seed=config.run.seed,
         collective_minutes=config.run.collective_minutes,
         job_id=broadcast_object(uuid4().hex),
-        speculation=rollout.speculation,
-        draft_model=rollout.draft_model,
-        draft_tokens=rollout.draft_tokens,
+        speculative=rollout.speculative,
     )
     return build_engine(
         rollout.engine,

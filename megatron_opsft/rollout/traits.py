@@ -3,9 +3,9 @@ for. Imports no engine.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from megatron_opsft.errors import UserError
 
@@ -20,9 +20,7 @@ class EngineTraits:
     process that has closed one. reads_files: it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
-    max_draft: tokens of the longest draft of `rollout.speculation` that it takes; draft_models: it
-    also takes those of a model. same_with_drafts: responses are then the same, token by token;
-    otherwise only of the same distribution.
+    speculative: it takes `rollout.speculative`.
     experts_on_cpu: a mixture of experts can be updated there.
     independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
     it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
@@ -39,9 +37,7 @@ class EngineTraits:
     reopens: bool
     reads_files: bool
     refills: bool
-    max_draft: int
-    draft_models: bool
-    same_with_drafts: bool
+    speculative: bool
     experts_on_cpu: bool
     independent: Callable[[str, bool], bool]
     eval_batch_size: int
@@ -58,9 +54,7 @@ ENGINES = {
         reopens=True,
         reads_files=False,
         refills=False,
-        max_draft=15,
-        draft_models=False,
-        same_with_drafts=True,
+        speculative=False,
         experts_on_cpu=True,
         independent=lambda dtype, is_cuda: dtype == "float32",
         eval_batch_size=64,
@@ -75,9 +69,7 @@ ENGINES = {
         reopens=False,
         reads_files=True,
         refills=True,
-        max_draft=7,  # vLLM sets memory aside for the longest
-        draft_models=True,
-        same_with_drafts=False,
+        speculative=True,
         experts_on_cpu=False,
         independent=lambda dtype, is_cuda: is_cuda,
         eval_batch_size=256,
@@ -96,8 +88,7 @@ def engine_traits(name: str, *, section: str = "rollout.") -> EngineTraits:
 def check_engine_settings(
     name: str,
     tp: int,
-    speculation: str = "off",
-    draft_model: Path | None = None,
+    speculative: Mapping[str, Any] | None = None,
     *,
     section: str = "rollout.",
 ) -> None:
@@ -107,12 +98,11 @@ def check_engine_settings(
     engine_traits(name, section=section)
     for option, value, default, able in (
         ("tp", tp, 1, {n for n, its in ENGINES.items() if its.tensor_parallel}),
-        ("speculation", speculation, "off", {n for n, its in ENGINES.items() if its.max_draft}),
         (
-            "draft_model",
-            draft_model or "null",
+            "speculative",
+            "null" if speculative is None else dict(speculative),
             "null",
-            {n for n, its in ENGINES.items() if its.draft_models},
+            {n for n, its in ENGINES.items() if its.speculative},
         ),
     ):
         if value != default and name not in able:

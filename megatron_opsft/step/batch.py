@@ -16,7 +16,7 @@ from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, ResponseFacts, StepResult
-from megatron_opsft.rollout.draft_counts import say_if_stopped, sum_counts
+from megatron_opsft.rollout.engine import SpecCounts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -30,14 +30,14 @@ class JudgedBatch(JudgedProblems):
     responses: of the groups that the method keeps, or of the first ones where it keeps none;
     groups: the same by problem; weights: what the method makes of them, in the same order; fetcher:
     how this rank gets the tokens of some of them; refills: how often problems were drawn again;
-    drafts: metrics of speculation, if it is on.
+    spec_metrics: of `rollout.speculative`, where it is set.
     """
 
     groups: Sequence[Group]
     weights: Weights
     fetcher: Callable[[Sequence[ResponseFacts]], Fetch]
     refills: int = 0
-    drafts: Mapping[str, float] = field(default_factory=dict)
+    spec_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accepted(self) -> list[ResponseFacts]:
@@ -61,7 +61,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     wanted = s.config.data.prompts_per_step
     parts: list[JudgedProblems] = []
     more = True
-    _draft_figures(s)  # what was before is an evaluation's
+    _spec_metrics(s)  # what was before is an evaluation's
     while more:
         draw = s.method.first_draw(step) + len(parts)
         asked = Asked(
@@ -96,17 +96,19 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         weights=weights,
         fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
-        drafts=_draft_figures(s),
+        spec_metrics=_spec_metrics(s),
     )
 
 
-def _draft_figures(s: Session) -> dict[str, float]:
-    if not s.config.rollout.speculates:
+def _spec_metrics(s: Session) -> dict[str, float]:
+    """Since the last call, by the counters of all engines. Called by every rank."""
+    if s.config.rollout.speculative is None:
         return {}
-    counts = sum_counts(gather_from_all([s.sampler.engine.take_draft_counts()]))
-    if s.layout.is_main and s.config.rollout.draft_model is not None:
-        say_if_stopped(counts)
-    return counts.figures()
+    counts = sum(gather_from_all([s.sampler.engine.take_spec_counts()]), SpecCounts())
+    return {
+        "spec_acceptance": counts.accepted / max(counts.draft_tokens, 1),
+        "spec_tokens_per_draft": counts.accepted / max(counts.drafts, 1),
+    }
 
 
 def begin_stage(s: Session) -> None:

@@ -18,7 +18,7 @@ def differing_parameters(
     """By rank: the parameters of its engine whose checksum is not the trainer's.
 
     ignored: names that are left out. Collective over the world.
-    Errors: `SyncError` on every rank where an engine's draft model is not what was loaded.
+    Errors: `SyncError` on every rank where an engine's draft model is not as it was loaded.
     """
     described = engine.layout
     layout = shards.layout

@@ -23,7 +23,7 @@ _MODULE = "torch.nn.Module"
 _LLM = "vllm.LLM"
 _ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
 _TENSORS = f"{_PACKAGE}.rollout.vllm.engine_tensors.EngineTensors"
-_PROOF = f"{_PACKAGE}.rollout.vllm.draft_model.DraftProof"
+_DRAFT = f"{_PACKAGE}.rollout.vllm.draft_weights.DraftWeights"
 _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
 WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
@@ -141,6 +141,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
     "rollout/vllm/core.py": {
+        "error.errors": "pydantic.ValidationError.errors",
         "self.llm.collective_rpc": f"{_LLM}.collective_rpc",
         "self.llm.enqueue": f"{_LLM}.enqueue",
         "self.llm.reset_prefix_cache": f"{_LLM}.reset_prefix_cache",
@@ -159,7 +160,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
         "self._core.stream": f"{_PACKAGE}.rollout.vllm.core.VllmCore.stream",
         "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
-        "self._core.take_draft_counts": f"{_PACKAGE}.rollout.vllm.core.VllmCore.take_draft_counts",
+        "self._core.take_spec_counts": f"{_PACKAGE}.rollout.vllm.core.VllmCore.take_spec_counts",
         "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
         "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
         "self._core.close": f"{_PACKAGE}.rollout.vllm.core.VllmCore.close",
@@ -177,23 +178,17 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "module.cpu_linear": GIVEN,
         "product": GIVEN,
     },
-    "rollout/vllm/draft_model.py": {
-        "self._model.modules": f"{_MODULE}.modules",
+    "rollout/vllm/draft_weights.py": {
+        "self._policy.modules": f"{_MODULE}.modules",
         "self._draft.named_modules": f"{_MODULE}.named_modules",
         "self._draft.named_buffers": f"{_MODULE}.named_buffers",
         "self._tensors.forget": f"{_TENSORS}.forget",
-        "self._opsft_draft.fault": f"{_PROOF}.fault",
-        "self._opsft_draft.why_not_loaded": f"{_PROOF}.why_not_loaded",
-        "self._opsft_draft.why_not_shared": f"{_PROOF}.why_not_shared",
-        "self.model_runner.get_model": f"{_RUNNER}.get_model",
-        "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
-        "self.opsft_read_files": f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker.opsft_read_files",
     },
+    "rollout/vllm/spec_counters.py": {"self._read": f"{_LLM}.get_metrics"},
     "rollout/vllm/worker.py": {
         "self.model_runner.get_model": f"{_RUNNER}.get_model",
-        "self.model_runner.drafter.take_counts": (
-            f"{_PACKAGE}.rollout.vllm.proposer.SuffixProposer.take_counts"
-        ),
+        "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
+        "self._opsft_draft.fault": f"{_DRAFT}.fault",
         "tensors.forget": f"{_TENSORS}.forget",
     },
     "runtime/context.py": {

@@ -6,7 +6,7 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 # In vLLM's folder: what needs none of the folder's ranks, but processes of its own.
-_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py", "test_speculation.py")
+_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py", "test_cpu_kernels.py")
 
 
 class GroupScheduling(LoadScopeScheduling):

@@ -1,6 +1,5 @@
 """The embedded engine on tiny random models, against transformers' generation and exact numbers."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from transformers import (
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout, Sample
-from megatron_opsft.rollout.draft_length import DraftLength
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.decoding import ROUNDING
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.passes import ModelPasses
-from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.requests import PromptRequest, make_request, my_share, split_batches
 
 VOCAB_SIZE = 97
@@ -74,10 +71,8 @@ def _model(kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     return model.to(dtype)
 
 
-def _engine(
-    model: PreTrainedModel, batch_size: int = 64, speculation: Speculation | None = None
-) -> HfEngine:
-    return HfEngine(model, SpellingTokenizer(), batch_size, version=0, speculation=speculation)
+def _engine(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
+    return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
 
 
 def _requests(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[PromptRequest]:
@@ -150,50 +145,9 @@ def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
     assert sorted(alone, key=_key) == sorted(together, key=_key)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_tied", "llama"])
-def test_drafts_of_any_length_leave_every_token_as_it_is(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Right and wrong drafts, the end of text and the limit inside of drafts included; and a few
-    passes without drafts in between, for rows that stand at different places.
-    """
-    engine = _engine(_model(kind), batch_size=16)
-    requests, settings = _requests(num_prompts=6, group_size=5), _settings()
-    plain = engine.generate(requests, settings)
-    assert {rollout.finish_reason for rollout in plain} == set(FinishReason)
-    most = iter([0, 15, 1, 7, 3] * 5000)
-    monkeypatch.setattr(
-        DraftLength, "choose", lambda *given: [min(n, next(most)) for n in given[-1]]
-    )
-    pauses = iter([0, 0, 1, 0, 4, 0, 2] * 5000)
-    monkeypatch.setattr(DraftLength, "rest", lambda *_: next(pauses))
-    engine = _engine(engine.model, batch_size=16, speculation=Speculation())
-    assert engine.decoding.speculation is not None
-    engine.decoding.speculation.length._plain = defaultdict(lambda: 1.0)
-    assert engine.generate(requests, settings) == plain
-    counts = engine.decoding.speculation.length.counts
-    first = counts.accepted, counts.drafted
-    assert engine.generate(requests, settings) == plain  # the history has the very responses
-    assert counts.accepted - first[0] > 100
-    assert counts.drafted > counts.accepted
-
-
-def test_responses_of_one_token_need_no_pass_that_could_have_drafts() -> None:
-    engine = _engine(_model("llama"), speculation=Speculation())
-    rollouts = engine.generate(_requests(), _settings(max_response_tokens=1))
+def test_responses_of_one_token_end() -> None:
+    rollouts = _engine(_model("llama")).generate(_requests(), _settings(max_response_tokens=1))
     assert {len(rollout.response_ids) for rollout in rollouts} == {1}
-    assert engine.take_draft_counts().rows == 0
-
-
-def test_passes_that_the_longest_response_cuts_off_are_not_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Six tokens without an end: one of the prompt's pass, five more, three and then two."""
-    monkeypatch.setattr(DraftLength, "rest", lambda *_: 3)
-    engine = _engine(_model("llama"), batch_size=4, speculation=Speculation())
-    settings = _settings(max_response_tokens=6, end_token_ids=(VOCAB_SIZE,))
-    engine.generate(_requests(num_prompts=1, group_size=4), settings)
-    assert engine.take_draft_counts().rows == 4 * 5
 
 
 @pytest.mark.slow

@@ -50,7 +50,6 @@ HOMES = {
         "rollout/vllm/core.py",
         "rollout/vllm/options.py",
         "rollout/vllm/worker.py",
-        "rollout/vllm/draft_model.py",
         "rollout/vllm/cpu_worker.py",
         "rollout/vllm/cpu_kernels.py",
     ],

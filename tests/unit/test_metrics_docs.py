@@ -16,10 +16,14 @@ def documented(section: str) -> set[str]:
     return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
 
 
+# Of vLLM: vllm/test_speculative.py.
+ELSEWHERE = {"spec_acceptance", "spec_tokens_per_draft"}
+
+
 def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
     """Of a run that has every kind of key."""
     keys = ["method.name=grpo", "method.beta=0.1", "method.updates_per_batch=2", "run.steps=1"]
-    keys += ["rollout.speculation=ngram", "eval.max_response_tokens=64"]
+    keys += ["eval.max_response_tokens=64"]
     ended = cli.run(["train", QUICKSTART, *SMALL_RUN, *keys, f"run.dir={tmp_path}"])
     assert ended.exit_code == 0, ended.stderr
     rollouts = gzip.decompress((tmp_path / "rollouts/step_000001.jsonl.gz").read_bytes())
@@ -29,4 +33,4 @@ def test_every_key_is_documented(cli: ForkedCli, tmp_path: Path) -> None:
         rollouts,
     ]
     for section, lines in zip(SECTIONS, written, strict=True):
-        assert documented(section) == set(json.loads(lines.splitlines()[0]))
+        assert documented(section) - ELSEWHERE == set(json.loads(lines.splitlines()[0]))

@@ -4,8 +4,8 @@ The last token of each row has been drawn and is not in the cache yet: the next 
 its place, and gives the logits of the one after. Rows that have ended go on with the others,
 unseen, until dropping them pays.
 
-Shapes: N rows in the batch, S prompt length with padding, L longest response, T places in the
-cache, V vocabulary.
+Shapes: N rows in the batch, S prompt length with padding, L longest response, T prompt and response
+together, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from transformers import DynamicCache
 
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.batching import COMPACT_AT
-from megatron_opsft.rollout.hf.kv_cache import write_at
 from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
 from megatron_opsft.rollout.requests import PromptRequest
 from megatron_opsft.rollout.sampling import uniforms
@@ -25,8 +24,7 @@ from megatron_opsft.runtime.phase import count_tokens
 
 class DecodingBatch:
     """rows: places in `singles` of the responses in the batch; num_drawn: tokens drawn of each,
-    unseen ones included; ended: which have ended. uneven: rows stand at different places; whoever
-    brings that about says so.
+    unseen ones included; ended: which have ended.
     """
 
     def __init__(
@@ -42,15 +40,12 @@ class DecodingBatch:
         self.limit, self.device = sampling.max_response_tokens, mask_NS.device
         num_rows, self.width_S = mask_NS.shape
         self.rows = list(range(num_rows))
-        self.num_drawn = [0] * num_rows
+        self.num_drawn = 0
         self.ended = [False] * num_rows
-        self.uneven = False
         seeds_N = torch.tensor([single.seeds[0] for single in singles], device=self.device)
         self.uniforms_NL = uniforms(seeds_N, self.limit)  # of all responses, as the tokens
-        # What an ended row draws beyond the longest response goes into one more column.
-        self.tokens_NL = torch.full((num_rows, self.limit + 1), -1, device=self.device)
+        self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
         self.mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1)
-        self.places_T = torch.arange(self.mask_NT.shape[1], device=self.device)
         self._ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=self.device)
         self._prompts_N = mask_NS.sum(dim=-1)
         self.rows_N = torch.arange(num_rows, device=self.device)
@@ -60,50 +55,42 @@ class DecodingBatch:
         """Whether any response has not ended."""
         return not all(self.ended)
 
-    @property
-    def passes_left(self) -> int:
-        """Until every row that goes on has reached the longest response."""
-        going = [n for n, ended in zip(self.num_drawn, self.ended, strict=True) if not ended]
-        return self.limit - min(going)
-
     def begin(self, logits_NV: Tensor) -> dict[int, list[int]]:
         """Draw the first tokens, from the logits after the prompts; see `run`."""
         return self._draw(1, logits_NV)
 
     def run(self, num_passes: int) -> dict[int, list[int]]:
-        """So many tokens more of every row, at most `passes_left`; the responses that ended in
-        them: row -> token ids up to the end token. Errors: `NonFiniteError`.
+        """So many tokens more of every row, but none beyond the longest response; the responses
+        that ended in them: row -> token ids up to the end token. Errors: `NonFiniteError`.
         """
-        return self._draw(min(num_passes, self.passes_left))
+        return self._draw(min(num_passes, self.limit - self.num_drawn))
 
     def _draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
         rows_N = self.rows_N
-        drawn_N = torch.tensor(self.num_drawn, device=self.device)
         length_N = torch.tensor(self.ended, device=self.device).long()  # 0: goes on
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)
-        for total in range(max(self.num_drawn), max(self.num_drawn) + num_tokens):
+        for drawn in range(self.num_drawn, self.num_drawn + num_tokens):
             if logits_NV is None:
-                logits_NV = self._forward(drawn_N, self.width_S + min(total, self.limit))
+                logits_NV = self._forward(drawn)
             finite_N &= logits_NV.amax(dim=-1).isfinite()
-            uniforms_N = self.uniforms_NL[rows_N, drawn_N.clamp_max(self.limit - 1)]
+            uniforms_N = self.uniforms_NL[rows_N, drawn]
             token_N, sure_N = self.passes.draw(logits_NV, uniforms_N, self.sampling)
             if self.passes.noise and not bool(sure_N.all()):
                 for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
-                    ids = [*self.singles[self.rows[n]].prompt_ids, *self.ids(n, int(drawn_N[n]))]
+                    ids = [*self.singles[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
                     token_N[n] = self.passes.draw_alone(
                         ids, logits_NV[n], uniforms_N[n], self.sampling
                     )
-            self.tokens_NL[rows_N, drawn_N] = token_N
-            drawn_N = (drawn_N + 1).clamp_max(self.limit)
-            ended_N = torch.isin(token_N, self._ends) | (drawn_N == self.limit)
-            length_N = torch.where((length_N == 0) & ended_N, drawn_N, length_N)
+            self.tokens_NL[rows_N, drawn] = token_N
+            ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
+            length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
             logits_NV = None
-        self.num_drawn = drawn_N.tolist()
+        self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
         check_finite(
             finite_N.tolist(),
             [self.singles[row].problem_id for row in self.rows],
-            max(self.num_drawn),
+            self.num_drawn,
         )
         finished = {}
         for n, length in enumerate(length_N.tolist()):
@@ -117,17 +104,12 @@ class DecodingBatch:
         ids: list[int] = self.tokens_NL[self.rows[n], :length].tolist()
         return ids
 
-    def _forward(self, drawn_N: Tensor, total: int) -> Tensor:
-        """Logits [N, V] after the last token of every row; the cache then has `total` places."""
-        ids_N1 = self.tokens_NL[self.rows_N, drawn_N - 1][:, None]
-        positions_N1 = (self._prompts_N + drawn_N - 1)[:, None]
-        mask = self.mask_NT[:, :total]
-        if self.uneven:
-            places_N1 = self.width_S + drawn_N[:, None] - 1
-            mask = (mask & (self.places_T[:total] <= places_N1))[:, None, None]
-            numbers_N = torch.arange(len(self.rows), device=self.device)
-            write_at(self.cache, numbers_N, places_N1[:, 0], total)
-        return self.passes.forward(ids_N1, mask, positions_N1, self.cache)[:, -1]
+    def _forward(self, drawn: int) -> Tensor:
+        """Logits [N, V] after so many tokens of every row."""
+        ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
+        positions_N1 = (self._prompts_N + drawn - 1)[:, None]
+        mask = self.mask_NT[:, : self.width_S + drawn]
+        return self.passes.forward(ids_N1, mask, positions_N1, self.cache)
 
     def drop_ended(self) -> None:
         """Drop the rows that have ended, once that is worth copying the cache."""
@@ -136,7 +118,6 @@ class DecodingBatch:
             return
         kept = [n for n, ended in enumerate(self.ended) if not ended]
         self.rows = [self.rows[n] for n in kept]
-        self.num_drawn = [self.num_drawn[n] for n in kept]
         self.ended = [False] * len(kept)
         if kept:
             kept_N = torch.tensor(kept, device=self.device)

@@ -24,7 +24,6 @@ from megatron_opsft.rollout.hf.batch import DecodingBatch
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY
 from megatron_opsft.rollout.hf.kv_cache import make_room
 from megatron_opsft.rollout.hf.passes import ModelPasses
-from megatron_opsft.rollout.hf.speculation import Speculation, SpeculativeBatch, can_speculate
 from megatron_opsft.rollout.requests import PromptRequest, single_requests
 
 # The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
@@ -35,14 +34,11 @@ ROUNDING = 5e-5
 class HfDecoding:
     """Decodes batches with any causal LM of transformers that takes a `DynamicCache`."""
 
-    def __init__(
-        self, model: PreTrainedModel, noise: float, speculation: Speculation | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, noise: float) -> None:
         """noise: how far rounding may move a cumulative probability; 0: draws are taken as they
-        come. speculation: where drafts come from, if there are any.
+        come.
         """
         self.passes = ModelPasses(model, noise)
-        self.speculation = speculation
 
     @torch.inference_mode()
     def decode(
@@ -55,20 +51,17 @@ class HfDecoding:
         prompts_PS, mask_PS = _left_pad([request.prompt_ids for request in requests], model.device)
         cache = DynamicCache(config=model.config)
         positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
-        logits_PV = self.passes.forward(prompts_PS, mask_PS, positions_PS, cache)[:, -1]
+        logits_PV = self.passes.forward(prompts_PS, mask_PS, positions_PS, cache)
         counts = torch.tensor([len(request.seeds) for request in requests], device=model.device)
         owner_N = torch.repeat_interleave(torch.arange(len(requests), device=model.device), counts)
         cache.batch_select_indices(owner_N)
         make_room(cache)
         logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
         batch = DecodingBatch(self.passes, mask_NS, cache, single_requests(requests), sampling)
-        if self.speculation is not None and can_speculate(model, cache):
-            yield from SpeculativeBatch(batch, self.speculation).decode(logits_NV)
-            return
         finished = batch.begin(logits_NV)
         while batch.going_on:
             batch.drop_ended()
-            finished |= batch.run(CHECK_EVERY - batch.num_drawn[0] % CHECK_EVERY)
+            finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
             yield finished
             finished = {}
         yield finished

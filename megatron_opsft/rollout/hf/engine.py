@@ -11,20 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineWeights,
     Replica,
     SamplingSettings,
     Scores,
+    SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.hf.layout import hf_layout
-from megatron_opsft.rollout.hf.speculation import Speculation
 from megatron_opsft.rollout.requests import PromptRequest, single_requests, split_batches
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
@@ -45,17 +44,14 @@ class HfEngine:
         replica: Replica = _ALONE,
         *,
         exact: bool = False,
-        speculation: Speculation | None = None,
     ) -> None:
         """version: of the weights the model holds; None: they are not to be sampled from.
 
         exact: responses do not depend on the batch they share; for float32 alone, as rounding in
-        bfloat16 is no small matter. speculation: where drafts come from, if there are any.
+        bfloat16 is no small matter.
         """
         self.replica = replica
-        if speculation is not None:
-            model.set_attn_implementation(GROUPED_SDPA)  # the one that takes drafts
-        self.decoding = HfDecoding(model, ROUNDING if exact else 0.0, speculation)
+        self.decoding = HfDecoding(model, ROUNDING if exact else 0.0)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
@@ -78,7 +74,6 @@ class HfEngine:
         batch_size: int,
         replica: Replica = _ALONE,
         exact: bool = False,
-        speculation: Speculation | None = None,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
@@ -95,7 +90,6 @@ class HfEngine:
             version=None,
             replica=replica,
             exact=exact,
-            speculation=speculation,
         )
 
     @classmethod
@@ -142,10 +136,9 @@ class HfEngine:
                     version=self.version,
                 )
 
-    def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`."""
-        speculation = self.decoding.speculation
-        return DraftCounts() if speculation is None else speculation.take_counts()
+    def take_spec_counts(self) -> SpecCounts:
+        """See `RolloutEngine.take_spec_counts`: there are none."""
+        return SpecCounts()
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> Scores:

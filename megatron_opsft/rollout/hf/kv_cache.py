@@ -3,11 +3,12 @@
 transformers' own dynamic layer concatenates at every token, so a response of L tokens copies its
 cache L times.
 
-Shapes: B rows, H key/value heads, C capacity, T tokens held, D head size, M tokens of a pass.
+Shapes: B rows, H key/value heads, C capacity, T tokens held, D head size.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -24,34 +25,19 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = True
         self.keys, self.values = keys, values
         self._key_buffer, self._value_buffer = keys, values
-        self._places: tuple[Tensor, Tensor, int] | None = None
-
-    def write_at(self, rows_M: Tensor, places_M: Tensor, total: int) -> None:
-        """The next update writes its tokens at these places of these rows, whatever is there, and
-        `total` places are then held.
-        """
-        self._places = (rows_M, places_M, total)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, D], or write it where it was said, then also [1, H, M, D]; return
-        everything held.
-        """
+        """Append [B, H, n, D] and return everything held."""
         held = self.keys.shape[-2]
-        places, self._places = self._places, None
-        total = held + key_states.shape[-2] if places is None else places[2]
+        total = held + key_states.shape[-2]
         if total > self._key_buffer.shape[-2]:
             capacity = max(total + held // 4, held + _MIN_GROWTH)
             self._key_buffer = _grow(self.keys, capacity)
             self._value_buffer = _grow(self.values, capacity)
-        if places is None:
-            self._key_buffer[:, :, held:total] = key_states
-            self._value_buffer[:, :, held:total] = value_states
-        else:
-            rows_M, places_M, _ = places
-            self._key_buffer[rows_M, :, places_M] = key_states.transpose(1, 2).flatten(0, 1)
-            self._value_buffer[rows_M, :, places_M] = value_states.transpose(1, 2).flatten(0, 1)
+        self._key_buffer[:, :, held:total] = key_states
+        self._value_buffer[:, :, held:total] = value_states
         self.keys = self._key_buffer[:, :, :total]
         self.values = self._value_buffer[:, :, :total]
         return self.keys, self.values
@@ -70,15 +56,10 @@ def make_room(cache: DynamicCache) -> None:
     ]
 
 
-def write_at(cache: DynamicCache, rows_M: Tensor, places_M: Tensor, total: int) -> None:
-    """`GrowingLayer.write_at` of every layer."""
-    for layer in cache.layers:
-        layer.write_at(rows_M, places_M, total)  # type: ignore[attr-defined]
-
-
 def _grow(held: Tensor, capacity: int) -> Tensor:
     """A buffer [B, H, capacity, D] that begins with `held`."""
-    # Not empty: a place that is masked before it was written must hold a number.
-    buffer = held.new_zeros((*held.shape[:2], capacity, held.shape[-1]))
+    buffer = torch.empty(
+        (*held.shape[:2], capacity, held.shape[-1]), dtype=held.dtype, device=held.device
+    )
     buffer[:, :, : held.shape[-2]] = held
     return buffer

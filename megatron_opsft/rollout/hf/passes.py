@@ -9,7 +9,6 @@ from transformers import DynamicCache, PreTrainedModel
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf.attention import PackedQueries
 from megatron_opsft.rollout.sampling import largest_move, sample_tokens, sample_with_margins
 from megatron_opsft.runtime.threads import one_thread
 
@@ -24,18 +23,9 @@ class ModelPasses:
         self.model = model
         self.noise = noise
 
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: DynamicCache,
-        *,
-        kept: int = 1,
-        **more: PackedQueries,
-    ) -> Tensor:
-        """Logits at the last `kept` positions, 0 for all, [rows, kept, V]; mask: of tokens, or of
-        queries and places as attention takes it; more: for attention. The cache grows.
+    def forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits at the last position, [rows, V]; mask: of the tokens held and those given, by
+        which the cache grows.
         """
         logits: Tensor = self.model(
             input_ids=ids,
@@ -43,9 +33,8 @@ class ModelPasses:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=kept,
-            **more,
-        ).logits
+            logits_to_keep=1,
+        ).logits[:, -1]
         return logits
 
     def draw(

@@ -7,24 +7,25 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
     SamplingSettings,
     Scores,
+    SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.requests import PromptRequest, single_requests
 from megatron_opsft.rollout.traits import check_installed
-from megatron_opsft.rollout.vllm.draft_meter import DraftMeter
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
+from megatron_opsft.rollout.vllm.spec_counters import SpecCounters
 from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.rules import WeightTable
@@ -56,11 +57,12 @@ class VllmCore:
         gc.freeze()
         try:
             self.llm = LLM(**llm_options(settings, table))
-        except (ValueError, NotImplementedError) as error:
-            reason = " ".join(str(error).split())
-            draft = f" with rollout.draft_model={d}" if (d := settings.draft_model) else ""
+        except _refusals(settings) as error:
+            refused = "this model"
+            if settings.speculative is not None:
+                refused += f" with rollout.speculative={dict(settings.speculative)}"
             raise UserError(
-                f"rollout.engine=vllm: vLLM refuses this model{draft}: {reason}"
+                f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}"
             ) from error
         vocab_size = self.llm.model_config.get_vocab_size()
         if vocab_size != table.shape.vocab_size:
@@ -72,35 +74,20 @@ class VllmCore:
         self.packs, self.packs_head = self.rpc("opsft_packs")[0]
         self.layout = vllm_layout(table, settings.tp, packed_head=self.packs_head)
         self.batch_size = settings.batch_size
-        self._speculates = settings.speculates
-        self._draft_model, self._meter = settings.draft_model, None
-        if self._draft_model is not None:
-            self._meter = self._open_draft(self._draft_model)
-        elif self._speculates:
-            self.rpc("opsft_open_drafts")
-        if self._speculates and rank == 0:
+        self._spec_counters: SpecCounters | None = None
+        self._has_draft = False
+        if settings.speculative is not None:
+            self._open_speculative(rank)
+
+    def _open_speculative(self, rank: int) -> None:
+        self._spec_counters = SpecCounters(self.llm.get_metrics)
+        self._has_draft = any(self.rpc("opsft_open_speculative"))
+        if rank == 0:
             _log.info(
-                "speculation with vLLM keeps the distribution of responses, not each response: "
-                "its random numbers then depend on earlier drafts, so a run that resumes or is "
-                "repeated samples other responses"
+                "rollout.speculative keeps the distribution of responses, not each response: their "
+                "random numbers then depend on earlier drafts, so a run that resumes or is "
+                "repeated may sample other responses"
             )
-
-    def _open_draft(self, directory: Path) -> DraftMeter:
-        """Errors: `UserError` where vLLM computes with another draft than its files hold."""
-        self.rpc("opsft_correct_drafts")
-        if reason := self._reason("opsft_open_draft", str(directory)):
-            raise UserError(
-                f"rollout.draft_model={directory}: {reason}; give a draft model whose files hold "
-                "all of its weights, in the layout of its architecture"
-            )
-        return DraftMeter(self.llm.get_metrics, self._stop_drafts)
-
-    def _stop_drafts(self) -> None:
-        """No draft tokens for any number of requests, by vLLM's own table of how many; the draft
-        still reads every token, so its cache stays whole.
-        """
-        scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
-        scheduler.dynamic_sd_lookup = [0] * (self.batch_size + 1)
 
     def rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """A method of every worker of this process's engine; their results."""
@@ -174,14 +161,9 @@ class VllmCore:
             log_probs.append(tuple(row[i].logprob for row, i in zip(rows, ids, strict=True)))
         return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
 
-    def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`."""
-        if not self._speculates:
-            return DraftCounts()
-        if self._meter is not None:
-            return self._meter.take()
-        counts: DraftCounts = self.rpc("opsft_draft_counts")[0]
-        return counts
+    def take_spec_counts(self) -> SpecCounts:
+        """See `RolloutEngine.take_spec_counts`."""
+        return SpecCounts() if self._spec_counters is None else self._spec_counters.take()
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`: of the workers of this process's engine."""
@@ -192,10 +174,8 @@ class VllmCore:
         )
 
     def _draft_fault(self) -> str:
-        if self._draft_model is None:
-            return ""
-        fault = self._reason("opsft_draft_fault")
-        return f"the draft model {self._draft_model} is spoiled: {fault}" if fault else ""
+        fault = self._reason("opsft_draft_fault") if self._has_draft else ""
+        return fault and f"the draft model of rollout.speculative is not as it was loaded: {fault}"
 
     def drop_cache(self) -> None:
         """Forget the keys and values of all earlier requests."""
@@ -232,3 +212,21 @@ def _step(engine: Any) -> list[Any]:
     count_tokens(sum(len(output.outputs[0].token_ids) for output in ended))
     count_done(len(ended))
     return ended
+
+
+def _refusals(settings: EngineSettings) -> tuple[type[Exception], ...]:
+    """What vLLM raises for what it does not take; the last three where the package of a method of
+    `rollout.speculative`, or its draft model's weights are missing.
+    """
+    of_model = (ValueError, NotImplementedError)
+    if settings.speculative is None:
+        return of_model
+    return (*of_model, ImportError, OSError, RuntimeError)
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    if isinstance(error, ValidationError):  # its text has the input and an address as well
+        said = [f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()]
+        return " ".join("; ".join(said).split())
+    return " ".join(str(error).split())

@@ -5,9 +5,12 @@ converts values that are not int64 into a copy and fills that: what is read afte
 written, and drafts are accepted from a distribution that nobody asked for.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
-from vllm.triton_utils.dispatcher import register_kernels
+from vllm.triton_utils.dispatcher import KernelOverride
+from vllm.v1.sample import rejection_sampler
 
 
 def expand(
@@ -29,5 +32,10 @@ def expand(
 
 
 def correct_expansion() -> None:
-    """From now on in this process; after vLLM has registered its own."""
-    register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
+    """From now on in this process; after vLLM has registered its own.
+
+    vLLM's `register_kernels` would look through every loaded module, and fails on numba's.
+    """
+    corrected: Any = KernelOverride(rejection_sampler.expand_kernel, expand)
+    rejection_sampler.expand_kernel = corrected
+    rejection_sampler._expand.kernel = corrected

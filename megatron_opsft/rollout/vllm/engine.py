@@ -6,7 +6,6 @@ from pathlib import Path
 from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.draft_counts import DraftCounts
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
@@ -14,6 +13,7 @@ from megatron_opsft.rollout.engine import (
     Replica,
     SamplingSettings,
     Scores,
+    SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.limits import check_engine_ranks
@@ -89,10 +89,9 @@ class VllmEngine:
                 version=self.version,
             )
 
-    def take_draft_counts(self) -> DraftCounts:
-        """See `RolloutEngine.take_draft_counts`; every rank decides whether drafts go on."""
-        counts = self._core.take_draft_counts()
-        return counts if self.replica.answers else DraftCounts()
+    def take_spec_counts(self) -> SpecCounts:
+        """See `RolloutEngine.take_spec_counts`; all ranks of an engine count the same."""
+        return self._core.take_spec_counts() if self.replica.answers else SpecCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

@@ -2,12 +2,9 @@
 
 import math
 import os
-from pathlib import Path
 from typing import Any
 
-from megatron_opsft.rollout.draft_files import check_draft
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
-from megatron_opsft.rollout.vllm.proposer import MAX_VLLM_DRAFT, PROPOSERS
 from megatron_opsft.weights.rules import WeightTable
 
 _WORKER = "megatron_opsft.rollout.vllm.worker"
@@ -53,17 +50,15 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "worker_extension_cls": f"{_WORKER}.OpsftWorker",
         "distributed_executor_backend": "external_launcher",  # each rank is one worker
     }
-    if settings.speculation != "off":
-        options["speculative_config"] = {
-            "method": "custom_class",
-            "model": PROPOSERS[settings.speculation],
-            "num_speculative_tokens": MAX_VLLM_DRAFT,
-        }
-    if settings.draft_model is not None:
-        options["speculative_config"] = _draft_options(settings.draft_model, settings, table)
+    if settings.speculative is not None:
+        options["speculative_config"] = dict(settings.speculative)
         options["disable_log_stats"] = False  # they count its drafts
-        # Of a level-2 sleep, after which a push brings the model's weights alone.
-        options["sleep_preserve_parameter_names"] = ["draft.*"]
+        if "model" in settings.speculative:
+            # Not all proposers of vLLM 0.32 load a draft in another way than the policy.
+            options["load_format"] = "auto"
+            options["use_tqdm_on_load"] = False
+            # In a level-2 sleep: after it a push brings the policy's weights alone.
+            options["sleep_preserve_parameter_names"] = ["draft.*"]
     if settings.is_cuda:
         options["gpu_memory_utilization"] = settings.gpu_memory_fraction
         options["kv_cache_memory_bytes"] = settings.kv_cache_bytes
@@ -81,24 +76,12 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
     return options
 
 
-def _draft_options(directory: Path, settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
-    """vLLM's `speculative_config` for a draft model. Errors: see `check_draft`."""
-    from vllm.config import LoadConfig
-
-    return {
-        "method": check_draft(directory, table.shape),
-        "model": str(directory),
-        "num_speculative_tokens": settings.draft_tokens,
-        "draft_tensor_parallel_size": settings.tp,
-        "draft_load_config": LoadConfig(load_format="auto"),  # not random ones, as the model's
-    }
-
-
 def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     """Bytes of keys and values for a full batch, at most a quarter of the machine's memory."""
     shape = table.shape
     itemsize = 4 if settings.dtype == "float32" else 2
-    num_layers = shape.num_layers + (settings.draft_model is not None)  # an EAGLE head has one
+    # A draft model is no larger than the policy.
+    num_layers = shape.num_layers * (2 if "model" in (settings.speculative or {}) else 1)
     per_token = 2 * num_layers * shape.num_kv_heads * shape.head_dim * itemsize
     tokens = -(-settings.max_tokens // _CPU_BLOCK_TOKENS) * _CPU_BLOCK_TOKENS
     wanted = per_token * tokens * (settings.batch_size + 1)

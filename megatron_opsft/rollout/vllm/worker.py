@@ -15,14 +15,13 @@ from vllm.model_executor.model_loader.weight_utils import (
     safetensors_weights_iterator,
 )
 
-from megatron_opsft.rollout.draft_counts import DraftCounts
-from megatron_opsft.rollout.vllm.draft_model import DraftWorker
+from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
 from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
 from megatron_opsft.weights.parameter_checksums import parameter_checksums
 from megatron_opsft.weights.rectangles import Parameter
 
 
-class OpsftWorker(DraftWorker):
+class OpsftWorker:
     """Methods that vLLM adds to its worker (`worker_extension_cls`), called by `collective_rpc`."""
 
     model_runner: Any
@@ -58,22 +57,21 @@ class OpsftWorker(DraftWorker):
         )
         return tp_rank, sums
 
-    def opsft_open_drafts(self) -> None:
-        """Show the proposer, which vLLM made, the batch that its drafts are for."""
-        self.model_runner.drafter.runner = self.model_runner
-        self.opsft_correct_drafts()
-
-    def opsft_correct_drafts(self) -> None:
-        """Drafts of any kind are checked as they should be."""
+    def opsft_open_speculative(self) -> bool:
+        """Before speculative tokens are used; whether there is a draft model."""
         if self.device.type == "cpu":
             from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
 
             correct_expansion()
+        draft = self.model_runner.get_draft_model()
+        if draft is None:
+            return False
+        self._opsft_draft = DraftWeights(draft, self.model_runner.get_model())
+        return True
 
-    def opsft_draft_counts(self) -> DraftCounts:
-        """What drafts have brought since this was asked before."""
-        counts: DraftCounts = self.model_runner.drafter.take_counts()
-        return counts
+    def opsft_draft_fault(self) -> str:
+        """See `DraftWeights.fault`."""
+        return self._opsft_draft.fault()
 
     def opsft_read_files(self, files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of these weight files, all of one format; only for a caller in the same

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from draft_heads import write_head
 from vllm_jobs import with_session
 
 import megatron_opsft
@@ -42,8 +41,9 @@ def sleep_with_and_without(session: Session, recorder: RunRecorder) -> list[str]
 
 def test_a_draft_model_wakes_as_it_was_and_a_lost_one_is_seen(tmp_path: Path) -> None:
     pytest.importorskip("vllm")
-    head = write_head(tmp_path / "head", TINY_REASONER, kept=range(10, 110))
-    overrides = ["run.device=cuda", "model.dtype=bfloat16", f"rollout.draft_model={head}"]
+    speculative = {"method": "draft_model", "model": str(TINY_REASONER)}
+    speculative["num_speculative_tokens"] = 3
+    overrides = ["run.device=cuda", "model.dtype=bfloat16", f"rollout.speculative={speculative}"]
     kept, again, lost = with_session(tmp_path, overrides, sleep_with_and_without)
     assert kept == again == ""
-    assert "the draft model" in lost and "is not what was loaded from its files" in lost
+    assert "the draft model of rollout.speculative is not as it was loaded" in lost

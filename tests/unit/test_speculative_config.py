@@ -1,0 +1,49 @@
+"""`rollout.speculative`: a mapping that vLLM alone takes, and what follows from it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config_identity import check_resumable, config_hash
+from megatron_opsft.errors import UserError
+from megatron_opsft.rollout.limits import check_engine, engines_steal
+
+KEYS = ["run.dir=/tmp/run", "run.steps=1", "model.path=m", "data.train=arithmetic"]
+NGRAM = "rollout.speculative={method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 3}"
+RECORD = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
+
+
+def test_a_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    config = load_config(None, [*KEYS, "rollout.engine=vllm", NGRAM])
+    assert config.rollout.speculative == RECORD
+    written = tmp_path / "config.yaml"
+    written.write_text(to_yaml(config))
+    assert load_config(written) == config
+    assert yaml.safe_load(written.read_text())["rollout"]["speculative"] == RECORD
+
+
+def test_the_hf_engine_refuses_it_in_one_line() -> None:
+    with pytest.raises(UserError) as caught:
+        check_engine(load_config(None, [*KEYS, NGRAM]))
+    assert str(caught.value) == (
+        f"rollout.speculative={RECORD} is vLLM's; set rollout.engine=vllm or "
+        "rollout.speculative=null"
+    )
+
+
+def test_another_record_is_another_run() -> None:
+    keys = [*KEYS, "rollout.engine=vllm"]
+    plain, ngram = load_config(None, keys), load_config(None, [*keys, NGRAM])
+    longer = load_config(None, [*keys, NGRAM.replace("4", "5")])
+    assert len({config_hash(config) for config in (plain, ngram, longer)}) == 3
+    with pytest.raises(UserError, match="started with rollout.speculative="):
+        check_resumable(ngram, longer, Path("run"))
+
+
+def test_engines_with_speculative_tokens_do_not_take_each_other_s_work() -> None:
+    """Who answers is seen in the responses."""
+    keys = [*KEYS, "rollout.engine=vllm"]
+    assert engines_steal(load_config(None, keys), 2, is_cuda=True)
+    assert not engines_steal(load_config(None, [*keys, NGRAM]), 2, is_cuda=True)

