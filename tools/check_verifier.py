@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -93,14 +94,14 @@ def check_labels(
 
 
 def read_golds(rows: list[dict], limit: int) -> list[str]:
-    """The distinct gold answers that the data reader takes; `limit` of them at random, 0: all."""
+    """The distinct gold answers that the data reader takes, without those that lack a brace and so
+    fit in no box; `limit` of them at random, 0: all.
+    """
     golds = {}
     for row in rows:
-        try:
+        with suppress(RowError):
             golds[read_answer(row["answer"], "answer")] = None
-        except RowError:
-            continue
-    found = list(golds)
+    found = [gold for gold in golds if gold.count("{") == gold.count("}")]
     return random.Random(0).sample(found, limit) if 0 < limit < len(found) else found
 
 

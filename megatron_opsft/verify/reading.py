@@ -108,8 +108,8 @@ def is_words(text: str) -> bool:
 def plain(text: str) -> str:
     """For comparison as text: without wrappers and spaces that mean nothing; words without case."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"([_^])\{(\w)\}", r"\1\2 ", re.sub(r"\s+(?=\\)", "", text))
     text = re.sub(r"\s*([^\w\s\\]|\\(?=[^a-zA-Z]))\s*", r"\1", " ".join(text.split()))
-    text = re.sub(r"([_^])\{(\w)\}", r"\1\2", re.sub(r"\s+(?=\\)", "", text))
     return text.casefold() if "\\" not in text and is_words(text) else text
 
 

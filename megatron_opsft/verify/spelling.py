@@ -181,6 +181,7 @@ TABLE = (
     _rule(r"7{:}55", "7:55", rf"\\colon{_END}|\\text\{{\s*:\s*\}}|\{{:\}}", ":"),
     _rule("3 to 4", "3:4", rf"(?<=\d)\s*{_word('to')}\s*(?=\d)", ":"),
     _rule(r"1 \bmod 6", r"1 \pmod{6}", r"\(\s*(?:\\bmod|\\text\{\s*mod\s*\})\s*(\w+)\s*\)|(?:\\p?mod|\\bmod|\\text\{\s*mod\s*\})\s*(?:\{\s*(\w+)\s*\}|(\w+))", lambda m: rf"\pmod{{{m[1] or m[2] or m[3]}}}"),
+    _rule(r"x \times y", r"x \cdot y", rf"\\times{_END}", r"\\cdot"),
     _rule(r"\lg 2", r"\log_{10} 2", rf"\\lg{_END}", r"\\log_{10}"),
     _rule(r"\log_e 2", r"\ln 2", r"\\log_\{?e\}?(?![a-zA-Z])", r"\\ln"),
     _rule(r"\text{all real numbers}", r"\mathbb{R}", _word("all real(?:s| numbers)"), r"\\mathbb{R}"),
