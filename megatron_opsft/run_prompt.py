@@ -31,7 +31,8 @@ def settings_of_run(
     template, system_prompt, judge and judge_field. {} for a model that no run holds.
 
     model: as a user writes it. A line says what is taken from the run, another one what is given
-    otherwise. Errors: `UserError` for a run whose config.yaml cannot be read.
+    otherwise. Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that
+    is a function: a file beside a model must not choose code to be run.
     """
     if (run := _run_of(Path(model).expanduser())) is None:
         return {}
@@ -43,6 +44,11 @@ def settings_of_run(
         raise UserError(f"{file} cannot be read: {error}") from None
     other = {key: value for key, value in trained.items() if value != now[key]}
     taken = {key: value for key, value in other.items() if key not in given}
+    if ":" in str(function := taken.get("judge", "")):
+        raise UserError(
+            f"{model} was judged by the function {function}, says {file}: give judge={function} "
+            "(of a run: verify.judge) to have it judge here as well, or judge=math"
+        )
     if taken:
         _say(f"{model} was trained with {_list(taken)}: taken from {file}")
     if kept := {key: now[key] for key in other if key not in taken}:

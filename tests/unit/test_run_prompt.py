@@ -80,3 +80,13 @@ def test_a_run_whose_settings_cannot_be_read_is_an_error(trained: Path) -> None:
     (trained / "config.yaml").write_text("data: {template: chat}")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         load_settings(None, [f"model={trained}", "out=o"])
+
+
+def test_a_run_s_own_function_judges_only_where_it_is_given(trained: Path) -> None:
+    """Else a model from elsewhere could have any function of this machine called."""
+    file = trained / "config.yaml"
+    file.write_text(file.read_text().replace("judge: exact", "judge: os:system"))
+    with pytest.raises(UserError, match="judged by the function os:system.*give judge=os:system"):
+        load_settings(None, [f"model={trained}", "out=o"])
+    settings = load_settings(None, [f"model={trained}", "out=o", "judge=math"])
+    assert (settings.judge, settings.template) == ("math", "chat")
