@@ -149,6 +149,10 @@ OTHERS = {
     ("data", "pass_rate"): ["data.pass_rate=[0.1, 0.9]", "data.pass_rate_from=runs/e"],
     ("data", "pass_rate_from"): ["data.pass_rate_from=runs/e", "data.pass_rate=[0.1, 0.9]"],
     ("data", "template"): ["data.template=cod"],
+    ("rollout", "speculative"): [
+        "rollout.speculative={method: ngram, num_speculative_tokens: 3}",
+        "rollout.engine=vllm",
+    ],
     ("eval", "more"): ["eval.more={amc: amc.jsonl}", "eval.data=math.jsonl"],
 }
 
