@@ -18,7 +18,7 @@ _BASED = re.compile(r"(\d+)_\{?(\d+)\}?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*([ap])\.?m\.?\s*\}?")
 _RATIO = re.compile(r"(\d+)\s*:\s*(\d+)")
 _TUPLE = re.compile(r"\((-?[^(),]+(?:,-?[^(),]+)+)\)")
-_LIST = re.compile(r"-?\d+(?:,\s*-?\d+)+")
+_LIST = re.compile(r"(?!-?\d{1,3}(?:,\d{3})+$)-?\d+(?:,\s*-?\d+)+")
 _UNIT = re.compile(
     r"(-?[\d.]+)\s*\\(?:text|mbox|mathrm)\{\s*~?(cm|inches|feet|hours|km|degrees|dollars)\s*\}"
 )
@@ -327,7 +327,7 @@ _VALUE_CHANGES: dict[str, Callable[[Fraction, Random], str | None]] = {
     "two things": lambda value, _: rf"{_tex(value)} \text{{ apples and }} 5 \text{{ pears}}",
     "or more": lambda value, _: rf"{_tex(value)} \text{{ or more}}",
     "not": lambda value, _: rf"\text{{not }} {_tex(value)}",
-    "an exponent": lambda value, _: rf"{_tex(value)}^{{x}}" if value not in (0, 1) else None,
+    "an exponent": lambda value, _: rf"{_tex(value)}^{{x}}" if value not in (0, 1, -1) else None,
     "a factor": lambda value, _: rf"{_tex(value)}\pi" if value else None,
     "a sequence": lambda value, _: rf"1, 2, \ldots, {_tex(value)}",
     "a digit in front": lambda value, _: "1" + _tex(value) if value.denominator == 1 and value > 0 else None,
