@@ -1,6 +1,9 @@
 """What the judge of mathematics takes for the same answer, and what for another one."""
 
+import re
+
 import pytest
+from forked_cli import ROOT
 
 from megatron_opsft.records import Outcome
 from megatron_opsft.verify.math_verifier import judge
@@ -346,3 +349,18 @@ def test_what_a_response_calls_its_answer(gold: str, response: str, correct: boo
 def test_each_rule_does_what_its_row_says(rule: tuple[str, str]) -> None:
     assert respell(rule[0]) == rule[1]
     assert respell(rule[1]) == rule[1]
+
+
+def test_the_conventions_in_the_docs_are_the_judge_s() -> None:
+    """Of docs/judges.md, "What counts as the same": gold answer, also right, wrong."""
+    table = (
+        (ROOT / "docs/judges.md").read_text().partition("| gold answer | also right | wrong |")[2]
+    )
+    checked = 0
+    for line in table.partition("\n\n")[0].split("\n")[2:]:
+        golds, right, wrong = (re.findall("`([^`]*)`", cell) for cell in line.split(" | "))
+        for answers, outcome in ((right, Outcome.CORRECT), (wrong, Outcome.WRONG)):
+            for answer in answers:
+                assert judge(rf"\boxed{{{answer}}}", golds[0]).outcome is outcome, (golds, answer)
+                checked += 1
+    assert checked > 40
