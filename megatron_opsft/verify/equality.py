@@ -4,7 +4,6 @@ Numbers, and numbers inside tuples, sets, intervals and matrices, are compared h
 at some points; math-verify judges everything else, and only ever sees exact numbers.
 """
 
-import contextlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -87,17 +86,13 @@ def same_value(gold: Any, answer: Any) -> bool:
 def _as_set(value: Any) -> Any:
     """`x < 1 or x > 3` as the set that it describes."""
     relations = value.args if isinstance(value, sympy.FiniteSet) else ()
-    if len(relations) > 1 and all(isinstance(one, Relational | And) for one in relations):
-        with contextlib.suppress(
-            Exception
-        ):  # relations of several letters describe no set of numbers
-            return sympy.Union(
-                *(
-                    sympy.And(*one.args).as_set() if isinstance(one, And) else one.as_set()
-                    for one in relations
-                )
-            )
-    return value
+    if len(relations) < 2 or not all(isinstance(one, Relational | And) for one in relations):
+        return value
+    conditions = [sympy.And(*one.args) if isinstance(one, And) else one for one in relations]
+    try:
+        return sympy.Union(*(condition.as_set() for condition in conditions))
+    except Exception:  # relations of several letters describe no set of numbers
+        return value
 
 
 def _unwrap(gold: Any, answer: Any) -> tuple[Any, Any]:

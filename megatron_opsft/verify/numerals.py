@@ -41,6 +41,11 @@ class Numeral:
     last: Fraction = Fraction(0)
 
 
+def unwrapped(text: str) -> str:
+    """What `\\text{...}` holds, without the wrapper."""
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
+
+
 def read_number(body: str) -> Numeral | None:
     """An integer, decimal, fraction or mixed number; None for anything else."""
     match = _NUMBER.fullmatch(body)
@@ -73,7 +78,7 @@ def as_numeral(text: str, power: int = 0) -> Numeral:
 
 def read_clock(body: str) -> tuple[int, str] | None:
     """(seconds into half a day, "a", "p" or ""): "" where it is not said which half."""
-    text = re.sub(r"\\text\{([^{}]*)\}", r"\1", body).strip()
+    text = unwrapped(body)
     if text.lower() in ("noon", "midnight"):
         text = f"12 {text}"
     match = _CLOCK.fullmatch(text)
@@ -102,7 +107,7 @@ def read_base(body: str) -> tuple[str, int] | None:
 
 def read_words(text: str) -> int | None:
     """The number below a thousand in words: twelve, twenty-five, one hundred and six."""
-    words = re.findall("[a-z]+", re.sub(r"\\text\{([^{}]*)\}", r"\1", text.lower()))
+    words = re.findall("[a-z]+", unwrapped(text.lower()))
     if "hundred" in words[1:2] and words[0] in _ONES[1:10]:
         rest = [word for word in words[2:] if word != "and"]
         below = read_words(" ".join(rest)) if rest else 0

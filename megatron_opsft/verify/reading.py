@@ -7,7 +7,7 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 import re
 from dataclasses import dataclass, replace
 
-from megatron_opsft.verify.numerals import read_base, read_clock, read_words
+from megatron_opsft.verify.numerals import read_base, read_clock, read_words, unwrapped
 from megatron_opsft.verify.spelling import respell
 from megatron_opsft.verify.units import FUNCTIONS, letter_as_unit, singular, take_unit
 
@@ -99,7 +99,7 @@ def _without_outer_brackets(text: str) -> str:
 
 def is_words(text: str) -> bool:
     """Whether the text is words and nothing else: a name, yes, a direction, AB."""
-    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
+    bare = unwrapped(text)
     return re.fullmatch(r"[^\W\d_]{2,}[.!]?(?:[\s,\-]+[^\W\d_]+[.!]?)*", bare) is not None and not (
         set(bare.lower().split()) & FUNCTIONS
     )

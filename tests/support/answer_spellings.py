@@ -23,7 +23,6 @@ _UNIT = re.compile(
     r"(-?[\d.]+)\s*\\(?:text|mbox|mathrm)\{\s*~?(cm|inches|feet|hours|km|degrees|dollars)\s*\}"
 )
 _WORD = re.compile(r"\\text\{([A-Za-z ]{2,})\}|([A-Z]?[a-z]{3,})")
-_POINT_NUMBERS = r"(?<![\d.])(\d+)(?![\d.])"
 _FULL_WIDTH = str.maketrans("0123456789", "０１２３４５６７８９")
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")

