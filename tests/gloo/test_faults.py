@@ -51,11 +51,13 @@ os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")
 """
 DYING_ENGINE = """
 import signal
+import time
 from megatron_opsft.rollout.hf.engine import HfEngine
 stream = HfEngine.stream
 def stream_and_die(self, take, sampling):
     for number, ended in enumerate(stream(self, take, sampling)):
         if self.version == 2 and number == 1:
+            time.sleep(2)  # until the other rank has heard in which phase this one is
             os.kill(os.getpid(), signal.SIGKILL)
         yield ended
 HfEngine.stream = stream_and_die
