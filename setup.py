@@ -11,8 +11,8 @@ COMMON = [
     "matplotlib>=3.8",
     "psutil",  # without it Megatron's checkpoint writer dies in a forked child and the save hangs
     "pydantic>=2.9",
-    "PyYAML>=6",
     "rich>=13",
+    "ruamel.yaml>=0.18",
     "safetensors>=0.5",
     "sentencepiece>=0.2",
     "tensorboard>=2.17",

@@ -2,41 +2,22 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_section import section_of
-from megatron_opsft.config_yaml import find_yaml, parse_yaml, parse_yaml_value
+from megatron_opsft.config_yaml import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.aggregation import EARLIER_NAMES
 from megatron_opsft.methods.catalog import settings_class
-from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.run_prompt import settings_of_run
 
 M = TypeVar("M", bound=BaseModel)
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Origin:
-    """Where the keys of a configuration come from."""
-
-    model: type[BaseModel]
-    path: Path | None
-    overrides: tuple[str, ...]
-
-    def of(self, key: str) -> str:
-        """The command line where a key, or one of its section, was typed there; else the file."""
-        typed = [override.partition("=")[0] for override in self.overrides]
-        if self.path is None or any(f"{name}.".startswith(f"{key}.") for name in typed):
-            return "the command line"
-        return str(self.path)
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -75,20 +56,59 @@ def load(
     for override in overrides:
         _apply(tree, override, model)
     tree |= options or {}
-    if issubclass(model, Config):
-        _rename_normalization(tree)
-    _check_keys(tree, model, "", _Origin(model=model, path=path, overrides=tuple(overrides)))
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UserError(
-                f"config key {key} is missing: set it in the file or as {key}=..."
-            ) from None
-        reason = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
-        raise UserError(f"config key {key}={first['input']!r}: {reason}") from None
+        errors = error.errors()
+        wrong = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+        keys = _keys_by_section(model, tree)
+        raise UserError(_in_one_line(wrong, keys, path, overrides)) from None
+
+
+def _in_one_line(
+    wrong: ErrorDetails, keys: dict[str, list[str]], path: Path | None, overrides: Sequence[str]
+) -> str:
+    key = ".".join(str(part) for part in wrong["loc"])
+    if wrong["type"] == "extra_forbidden":
+        # On the command line, where the key or one of its section was typed there.
+        typed = [override.partition("=")[0] for override in overrides]
+        is_typed = any(f"{name}.".startswith(f"{key}.") for name in typed)
+        origin = "the command line" if path is None or is_typed else path
+        there = ", ".join(keys.get(key.rpartition(".")[0], ()))
+        meant = _meant(key, keys)
+        hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are: {there}"
+        return f"unknown config key {key} in {origin}: {hint}"
+    if wrong["type"] == "missing":
+        return f"config key {key} is missing: set it in the file or as {key}=..."
+    if wrong["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return f"config section {key} must hold keys, not {wrong['input']!r}"
+    reason = wrong["ctx"]["error"] if wrong["type"] == "value_error" else wrong["msg"]
+    return f"config key {key}={wrong['input']!r}: {reason}"
+
+
+def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Section -> its keys; "" -> the model's own. A method's keys are those of the one it names."""
+    keys = {"": list(model.model_fields)}
+    for name, field in model.model_fields.items():
+        if section := section_of(field):
+            if section is MethodSettings:
+                section = settings_class(tree.get(name, {}))
+            keys[name] = list(section.model_fields)
+    return keys
+
+
+def _meant(key: str, keys: dict[str, list[str]]) -> list[str]:
+    """What a key that does not exist may mean: a similar key of its section; else keys of other
+    sections with the same name, with a name it abbreviates, or with a similar one.
+    """
+    section, _, name = key.rpartition(".")
+    if near := difflib.get_close_matches(name, keys.get(section, []), n=1):
+        return [f"{section}.{near[0]}".lstrip(".")]
+    others = [(f"{other}.{key}", key) for other in keys if other for key in keys[other]]
+    short = "".join(word[:1] for word in name.split("_")) if "_" in name else name
+    near = difflib.get_close_matches(name, [key for _, key in others], n=1)
+    same = [full for full, key in others if key in (name, short)]
+    return same or [full for full, key in others if key in near]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -108,7 +128,8 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     key, equals, text = override.partition("=")
     section, dot, name = key.partition(".")
     has_plain_keys = any(section_of(field) is None for field in model.model_fields.values())
-    if equals and not dot and not has_plain_keys and (near := _nearest_keys(key, {}, model)):
+    keys = _keys_by_section(model, tree)
+    if equals and not dot and not has_plain_keys and (near := _meant(f".{key}", keys | {"": []})):
         raise UserError(
             f"override {override!r} names no section: did you mean "
             f"{' or '.join(f'{name}={text}' for name in near)}?"
@@ -123,79 +144,12 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     if not dot:
         tree[key] = value
         return
-    keys = tree.setdefault(section, {})
-    if not isinstance(keys, dict):
-        raise UserError(f"config section {section} must hold keys, not {keys!r}")
-    keys[name] = value
-
-
-def _rename_normalization(tree: dict[str, Any]) -> None:
-    """`train.normalization` of earlier files: on-policy SFT's aggregation, under another name."""
-    train, method = tree.get("train"), tree.get("method", {})
-    if not isinstance(train, dict) or not isinstance(method, dict) or "normalization" not in train:
-        return
-    given = train["normalization"]
-    name = EARLIER_NAMES.get(given) if isinstance(given, str) else None
-    if name is None:
-        words = ", ".join(map(repr, EARLIER_NAMES))
-        raise UserError(f"config key train.normalization={given!r}: there are {words}")
-    if method.get("name", ON_POLICY_SFT.name) != ON_POLICY_SFT.name:
-        raise UserError(
-            f"config key train.normalization={given} is on_policy_sft's, not method.name="
-            f"{method['name']}'s: leave it out, and set method.aggregation"
-        )
-    if method.get("aggregation", name) != name:
-        raise UserError(
-            f"config key train.normalization={given} means method.aggregation={name}, not "
-            f"{method['aggregation']}: leave train.normalization out"
-        )
-    tree["train"] = {key: value for key, value in train.items() if key != "normalization"}
-    tree["method"] = {**method, "aggregation": name}
-
-
-def _check_keys(tree: dict[str, Any], part: type[BaseModel], prefix: str, origin: _Origin) -> None:
-    """part: of `origin.model`, what `tree` is for. Errors: `UserError` for a key that is not
-    there.
-    """
-    fields = part.model_fields
-    for key, value in tree.items():
-        if key not in fields:
-            near = _nearest_keys(str(key), {name: prefix + name for name in fields}, origin.model)
-            hint = (
-                f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(fields)}"
-            )
-            raise UserError(
-                f"unknown config key {prefix}{key} in {origin.of(prefix + str(key))}: {hint}"
-            )
-        if section := section_of(fields[key]):
-            if not isinstance(value, dict):
-                raise UserError(f"config section {prefix}{key} must hold keys, not {value!r}")
-            if section is MethodSettings:
-                section = settings_class(value)
-            _check_keys(value, section, f"{prefix}{key}.", origin)
-
-
-def _nearest_keys(key: str, own: dict[str, str], model: type[BaseModel]) -> list[str]:
-    """What a wrong key may have meant: a near one of its section; one of the same name, or whose
-    name is short for it, of another section; a near one of any.
-
-    own: the keys of its section, in full.
-    """
-    if near := difflib.get_close_matches(key, own, n=1):
-        return [own[near[0]]]
-    names = [
-        f"{section}.{name}"
-        for section, field in model.model_fields.items()
-        if (part := section_of(field)) is not None
-        for name in part.model_fields
-    ]
-    short = "".join(word[0] for word in key.split("_") if word) if "_" in key else key
-    last = {name: name.rpartition(".")[2] for name in names}
-    same = [name for name in names if last[name] in (key, short)]
-    near = difflib.get_close_matches(key, last.values(), n=1)
-    return same or [name for name in names if last[name] in near]
+    given = tree.setdefault(section, {})
+    if not isinstance(given, dict):
+        raise UserError(f"config section {section} must hold keys, not {given!r}")
+    given[name] = value
 
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration, every key of it; loading it again gives the same one."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return dump_yaml(config.model_dump(mode="json"))

@@ -27,15 +27,17 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_value_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """YAML reads `yes` and `on` as true, which Python would take for 1."""
+        """To Python, true is 1."""
         kind = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
-            raise ValueError("a number is wanted, not true or false (YAML's yes, no, on and off)")
+            raise ValueError("a number is wanted, not true or false")
         return value
 
 
-# YAML reads a bare `off` as false.
-YamlOff = BeforeValidator(lambda value: "off" if value is False else value)
+FREE = "free"
+"""Marks, in `Annotated`, a key or a section that decides nothing of a run's numbers: a resumed run
+may change it, and the hash of the configuration leaves it out.
+"""
 # `~/x` and `~name/x`, as a shell expands them, though not behind `key=`.
 HomeExpanded = BeforeValidator(
     lambda value: os.path.expanduser(value) if isinstance(value, str) else value

@@ -11,7 +11,7 @@ from megatron_opsft.config.problems import DataConfig, VerifyConfig
 from megatron_opsft.config.rollout import RolloutConfig, SyncConfig
 from megatron_opsft.config.run import CheckpointConfig, EvalConfig, RunConfig
 from megatron_opsft.config.training import ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.config_section import Section
+from megatron_opsft.config_section import FREE, Section
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings, RunSize
@@ -29,11 +29,11 @@ class Config(Section):
     )
     verify: VerifyConfig = VerifyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    parallel: ParallelConfig = ParallelConfig()
+    parallel: Annotated[ParallelConfig, FREE] = ParallelConfig()
     train: TrainConfig = TrainConfig()
     sync: SyncConfig = SyncConfig()
     eval: EvalConfig = EvalConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: Annotated[CheckpointConfig, FREE] = CheckpointConfig()
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:

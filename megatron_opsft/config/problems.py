@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from megatron_opsft.config_section import (
+    FREE,
     SHIPPED_JUDGES,
     HomeExpanded,
     JudgeName,
@@ -103,7 +104,7 @@ class VerifyConfig(Section):
         None,
         description="Field of a row, which may be dotted, that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
     )
-    workers: int = Field(
+    workers: Annotated[int, FREE] = Field(
         0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
     )
     timeout_seconds: float = Field(

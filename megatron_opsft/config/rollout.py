@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import Section, YamlOff
+from megatron_opsft.config_section import FREE, Section
 from megatron_opsft.errors import UserError
 
 
@@ -32,7 +32,7 @@ class RolloutConfig(Section):
         3500, ge=1, description="L: longest response, end token included."
     )
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
-    dealing: Literal["auto", "fixed", "stealing"] = Field(
+    dealing: Annotated[Literal["auto", "fixed", "stealing"], FREE] = Field(
         "auto",
         description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculative).",
     )
@@ -53,7 +53,7 @@ class RolloutConfig(Section):
 
 
 class SyncConfig(Section):
-    verify: Annotated[Literal["off", "checksum", "full"], YamlOff] = Field(
+    verify: Literal["off", "checksum", "full"] = Field(
         "full",
         description="Proof after every push of weights: checksums of every engine parameter; full: log-probs of some responses as well.",
     )

@@ -5,19 +5,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from megatron_opsft.config_section import HomeExpanded, Section, YamlOff
+from megatron_opsft.config_section import FREE, HomeExpanded, Section
 from megatron_opsft.errors import UserError
 
 
 class RunConfig(Section):
-    dir: Annotated[Path, HomeExpanded] = Field(
+    dir: Annotated[Path, HomeExpanded, FREE] = Field(
         Path("runs/default"), description="Run directory; everything the run writes is below it."
     )
-    steps: int = Field(
+    steps: Annotated[int, FREE] = Field(
         300, ge=0, description="Training steps: one rollout batch and one update each."
     )
     seed: int = Field(0, ge=0, description="Seed of the problem order and of every response.")
-    eval_every: int = Field(
+    eval_every: Annotated[int, FREE] = Field(
         0,
         ge=0,
         description="Evaluate every so many steps; 0: only before the first and after the last.",
@@ -25,35 +25,39 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where there is one."
     )
-    export_every: int = Field(
+    export_every: Annotated[int, FREE] = Field(
         0, ge=0, description="Write a Hugging Face model to exports/ every so many steps; 0: never."
     )
-    show_samples: int = Field(
+    show_samples: Annotated[int, FREE] = Field(
         1,
         ge=0,
         description="So many responses of an evaluation, to the same problems each time, are shown on the console, in TensorBoard and W&B.",
     )
-    save_rollouts: bool = Field(True, description="Keep every response of every step in rollouts/.")
-    save_logprobs: bool = Field(
+    save_rollouts: Annotated[bool, FREE] = Field(
+        True, description="Keep every response of every step in rollouts/."
+    )
+    save_logprobs: Annotated[bool, FREE] = Field(
         False,
         description="With them the log-probability of each token when it was sampled, by a pass of the trainer over all responses; the report colours tokens by it.",
     )
-    tensorboard: bool = Field(True, description="Write TensorBoard events.")
-    wandb: Annotated[Literal["off", "offline", "online"], YamlOff] = Field(
+    tensorboard: Annotated[bool, FREE] = Field(True, description="Write TensorBoard events.")
+    wandb: Annotated[Literal["off", "offline", "online"], FREE] = Field(
         "off", description="Weights & Biases; needs `pip install wandb`."
     )
-    wandb_project: str = Field("megatron-opsft", description="Project name at Weights & Biases.")
-    max_minutes: float = Field(
+    wandb_project: Annotated[str, FREE] = Field(
+        "megatron-opsft", description="Project name at Weights & Biases."
+    )
+    max_minutes: Annotated[float, FREE] = Field(
         0,
         ge=0,
         description="Checkpoint and leave with exit code 75 after so many minutes; 0: never.",
     )
-    hang_minutes: float = Field(
+    hang_minutes: Annotated[float, FREE] = Field(
         60,
         ge=0,
         description="A rank that stays in one phase (rollout, train, ...) for so long ends the run with exit code 69: more than the longest takes. Collectives time out a minute later; 0: never.",
     )
-    silence_seconds: float = Field(
+    silence_seconds: Annotated[float, FREE] = Field(
         60,
         gt=0,
         description="So does a rank whose process gives no sign of life for so long; one that dies is noticed at once.",
@@ -155,11 +159,11 @@ class EvalConfig(Section):
         le=1,
         description="The best evaluation has the fewest mean response tokens of those that lose at most so much accuracy against the base model's.",
     )
-    export_best: bool = Field(
+    export_best: Annotated[bool, FREE] = Field(
         False,
         description="Keep the model of the best evaluation so far, if it is better than the base model, in best/.",
     )
-    patience: int = Field(
+    patience: Annotated[int, FREE] = Field(
         0,
         ge=0,
         description="Finish the run when so many evaluations in a row were not the best so far; 0: never.",

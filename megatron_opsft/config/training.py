@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from megatron_opsft.config_section import HomeExpanded, Section
+from megatron_opsft.config_section import FREE, HomeExpanded, Section
 
 
 class ModelConfig(Section):
@@ -16,7 +16,7 @@ class ModelConfig(Section):
         "bfloat16",
         description="Of weights and activations; main weights and gradients are float32.",
     )
-    load: Literal["auto", "disk", "engine"] = Field(
+    load: Annotated[Literal["auto", "disk", "engine"], FREE] = Field(
         "auto",
         description="disk: every rank reads its shards from the files. engine: vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
     )
@@ -88,7 +88,7 @@ class ParallelConfig(Section):
 
 
 class TrainConfig(Section):
-    max_tokens_per_microbatch: int = Field(
+    max_tokens_per_microbatch: Annotated[int, FREE] = Field(
         16384,
         ge=1,
         description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own.",
@@ -97,7 +97,7 @@ class TrainConfig(Section):
         "auto",
         description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
     )
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: Annotated[Literal["none", "selective", "full"], FREE] = Field(
         "none",
         description="Activations computed again in the backward pass. selective: each layer's feed-forward part, which holds most of them; full: whole layers.",
     )

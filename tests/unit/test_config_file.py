@@ -58,7 +58,6 @@ def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
         ("run.steps=-1", ["run.steps=-1", "greater than or equal to 0"]),
         ("run.steps=many", ["run.steps='many'", "integer"]),
         ("rollout.top_p=1.5", ["rollout.top_p=1.5", "less than or equal to 1"]),
-        ("train.normalization=mean", ["train.normalization='mean'", "'batch_max'"]),
         ("parallel.sequence_parallel=7", ["parallel.sequence_parallel=7", "boolean"]),
         ("parallel.tp=0", ["parallel.tp=0"]),
         ("optimizer.lr", ["optimizer.lr", "section.key=value"]),
@@ -129,13 +128,12 @@ def test_a_value_is_what_was_written(path: Path, override: str, value: object) -
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("run.steps=1:30", "run.steps='1:30'"),  # 90 to YAML 1.1
+        ("run.steps=1:30", "run.steps='1:30'"),
         ("run.dir=runs/a #1", "'#1' for a comment; put the value in quotes"),
         ("run.dir=#1", "comment"),
         ("run.seed=" + "1" * 5000, "digits"),
         ("run.dir=" + "[" * 3000, "nested too deeply"),
         ("run.steps=!!int x", "does not fit its !!tag"),
-        ("run.dir=!!timestamp x", "does not fit its !!tag"),
         ("run.tensorboard=!!bool x", "does not fit its !!tag"),
         ("run.dir={a: 1, a: 2}", "the key a is there twice"),
     ],
@@ -163,7 +161,7 @@ def test_a_key_that_is_there_twice_is_refused(path: Path, text: str) -> None:
 )
 def test_neither_a_truth_value_nor_infinity_is_a_number(path: Path, override: str) -> None:
     key = override.partition("=")[0]
-    with pytest.raises(UserError, match=rf"config key {re.escape(key)}=.*(finite|number)"):
+    with pytest.raises(UserError, match=rf"config key {re.escape(key)}=.*(finite|number|integer)"):
         load_config(path, [override])
 
 
@@ -245,32 +243,6 @@ def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:
             assert f"| `{section}.{key}` |" in table
 
 
-BEFORE_METHODS = Path(__file__).parents[1] / "data/config_before_methods.yaml"
-
-
-@pytest.mark.parametrize(
-    ("normalization", "aggregation", "hashed"),
-    [
-        ("batch_max", "max_accepted", "b5b6913ba3f1109e"),
-        ("response", "sequence", "999421d6260ec60f"),
-        ("token_mean", "accepted_tokens", "5ba3a9b17d02e4eb"),
-    ],
-)
-def test_a_run_from_before_there_were_methods_resumes(
-    normalization: str, aggregation: str, hashed: str
-) -> None:
-    """Its config.yaml means on-policy SFT, with the hash of a run of today. A new key that decides
-    nothing at its default belongs into `_LATER_KEYS`.
-    """
-    before = load_config(BEFORE_METHODS, [f"train.normalization={normalization}"])
-    assert (before.method.name, before.method.aggregation) == ("on_policy_sft", aggregation)
-    now = load_config(None, ["model.path=m", "data.train=d", f"method.aggregation={aggregation}"])
-    assert before == now
-    assert config_hash(before) == config_hash(now) == hashed
-    check_resumable(before, now, Path("runs/a"))
-    assert "normalization" not in to_yaml(before)
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -287,9 +259,6 @@ def test_a_run_from_before_there_were_methods_resumes(
         (["method.aggregation=x"], "config key method.aggregation='x': Input should be 'max_acc"),
         (["method.name=grpo", "rollout.group_size=1"], "rollout.group_size=1 leaves nothing to "),
         (["method.name=grpo", "method.updates_per_batch=3"], "=3 does not divide data.prompts_per"),
-        (["train.normalization=mean"], "train.normalization='mean': there are 'batch_max', "),
-        (["method.name=grpo", "train.normalization=response"], "set method.aggregation"),
-        (["method.aggregation=sequence", "train.normalization=token_mean"], "leave train.norm"),
     ],
 )
 def test_wrong_method_is_one_line(path: Path, overrides: list[str], message: str) -> None:

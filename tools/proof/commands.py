@@ -48,7 +48,7 @@ class Stage:
 # What megatron_opsft.model and .loss import; comparing with Hugging Face needs more, and whole
 # steps with rollouts more again.
 CORE = ("torch", "megatron", "numpy", "packaging", "pydantic", "psutil")
-REFERENCE = (*CORE, "yaml", "transformers", "safetensors")
+REFERENCE = (*CORE, "ruamel.yaml", "transformers", "safetensors")
 VERIFIER = ("math_verify", "latex2sympy2_extended", "antlr4")
 SESSION = (*REFERENCE, *VERIFIER, "rich")
 

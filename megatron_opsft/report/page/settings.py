@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+from megatron_opsft.config_yaml import parse_yaml
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """config.yaml with dotted keys; empty where there is none, or it is damaged."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return _flat(tree) if isinstance(tree, dict) else {}
 
@@ -28,7 +28,5 @@ def _flat(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{before}{key}.")
         else:
-            # As text: JSON has no dates, which YAML does.
-            is_plain = isinstance(value, str | int | float | bool | None)
-            flat[f"{before}{key}"] = value if is_plain else str(value)
+            flat[f"{before}{key}"] = value
     return flat
