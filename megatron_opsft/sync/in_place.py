@@ -3,7 +3,7 @@
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime.distributed import ranks_by_value
-from megatron_opsft.transfer.transfer import Transfer
+from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.schedule import Schedule, make_schedule
 from megatron_opsft.weights.slicing import shard_parameter

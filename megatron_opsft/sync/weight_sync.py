@@ -21,7 +21,7 @@ from megatron_opsft.runtime.distributed import gather_from_all, max_over_world, 
 from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
 from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
-from megatron_opsft.transfer.transfer import Transfer
+from megatron_opsft.sync.transfer import Transfer
 
 log = logging.getLogger("megatron_opsft")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from vllm_weights import vllm_weights
 from world import World
 
-from megatron_opsft.transfer.transfer import Transfer
+from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.weights.rectangles import Copy, Rect, hf_parameters
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.rules import WeightTable

@@ -25,7 +25,6 @@ LAYERS: list[list[str]] = [
     ],
     ["report"],
     ["data", "weights", "loss", "batching"],
-    ["transfer"],
     ["verify", "storage", "rollout"],
     ["model"],
     ["preflight"],
@@ -85,7 +84,7 @@ HOMES = {
         "runtime/",
         "plan/ranks.py",
         "loss/output_head.py",  # the type of a group
-        "transfer/transfer.py",
+        "sync/transfer.py",
         "model/checkpoint.py",
         "model/checkpoint_write.py",
         "sync/export.py",
