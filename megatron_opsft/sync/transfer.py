@@ -1,4 +1,7 @@
-"""Carries out one rank's part of a transfer schedule: packs, sends, receives, unpacks.
+"""Writes weights in place, by a schedule: from the trainer's shards into the engine's own
+parameters, and back.
+
+A rank carries out its part of the schedule: it packs, sends, receives and unpacks.
 
 Two rounds are on their way at a time: while one travels, the next is packed, and the one before is
 unpacked.
@@ -12,8 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
+from megatron_opsft.runtime.distributed import ranks_by_value
 from megatron_opsft.weights.rectangles import Rect
-from megatron_opsft.weights.schedule import Program, Round
+from megatron_opsft.weights.reshard import Placement
+from megatron_opsft.weights.schedule import Program, Round, make_schedule
+from megatron_opsft.weights.slicing import shard_parameter
 
 ALONE_BYTES = 2**17
 """From this size on a rectangle travels alone."""
@@ -157,3 +165,58 @@ def _check_parameters(
             if tensor.dtype != first.dtype:
                 raise ValueError(f"{name} is {tensor.dtype}, others are {first.dtype}")
     return torch.empty(0) if first is None else first.new_empty(0)
+
+
+def plan_transfer(
+    shards: ModelShards,
+    engine: EngineLayout,
+    own: EngineWeights,
+    bucket_bytes: int,
+    *,
+    pull: bool = False,
+) -> tuple[Transfer, int]:
+    """Trainer -> engine, or back, and the most bytes that a rank sends.
+
+    Collective over the world.
+    """
+    sides = [
+        (trainer_placements(shards), shards.by_name),
+        (engine_placements(engine, own), own.tensors),
+    ]
+    (sources, from_tensors), (targets, to_tensors) = reversed(sides) if pull else sides
+    rank = shards.layout.rank
+    schedule = make_schedule(
+        sources,
+        targets,
+        rank=rank,
+        itemsize=shards.dtype.itemsize,
+        bucket_bytes=bucket_bytes,
+    )
+    transfer = Transfer(schedule.program(rank), from_tensors, to_tensors)
+    return transfer, max(schedule.bytes_sent.values())
+
+
+def trainer_placements(shards: ModelShards) -> list[Placement]:
+    """What every training rank holds, exchanged by name."""
+    layout, table = shards.layout, shards.table
+    names = tuple(rule.mcore_name for rule, _ in shards.parameters)
+    cuts = {is_expert: layout.cut(is_expert=is_expert) for is_expert in (False, True)}
+    places = tuple(cut.tp_rank for cut in cuts.values())
+    return [
+        Placement(
+            ranks=ranks,
+            parameters=tuple(
+                shard_parameter(rule, tp_ranks[rule.is_expert], cuts[rule.is_expert].tp_size)
+                for rule in map(table.by_mcore_name, held)
+            ),
+        )
+        for (tp_ranks, held), ranks in ranks_by_value((places, names)).items()
+    ]
+
+
+def engine_placements(engine: EngineLayout, own: EngineWeights) -> list[Placement]:
+    """What every rank's engine holds, exchanged by its tensor-parallel rank."""
+    return [
+        Placement(ranks=ranks, parameters=engine.parameters_of(tp_rank))
+        for tp_rank, ranks in ranks_by_value(own.tp_rank).items()
+    ]

@@ -20,8 +20,7 @@ from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, max_over_world, sum_over_world
 from megatron_opsft.sync.checksums import differing_parameters
 from megatron_opsft.sync.export import Exporter
-from megatron_opsft.sync.in_place import other_dtype, pull_transfer, push_transfer
-from megatron_opsft.sync.transfer import Transfer
+from megatron_opsft.sync.transfer import Transfer, plan_transfer
 
 log = logging.getLogger("megatron_opsft")
 
@@ -52,8 +51,7 @@ class WeightSync:
         self._config = config
         self._score = score
         self._wait_for_weights = wait_for_weights
-        self._bucket_bytes = config.bucket_mb * 2**20
-        self.exporter = Exporter(shards, self._bucket_bytes)
+        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
         self._back: Transfer | None = None
@@ -112,9 +110,7 @@ class WeightSync:
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
         if self._back is None:
-            self._back = pull_transfer(
-                self._shards, self._engine.layout, self._engine.weights(), self._bucket_bytes
-            )
+            self._back, _ = self._plan_transfer(pull=True)
         self._back.run()
         self.compare_checksums("pull")
         return SyncResult(
@@ -131,13 +127,16 @@ class WeightSync:
         if reason := self._why_not_in_place(self.unverified):
             self._say(f"weights go to the engine as a stream of whole tensors: {reason}")
             return None
-        transfer, num_bytes = push_transfer(
-            self._shards, self._engine.layout, self._engine.weights(), self._bucket_bytes
-        )
+        transfer, num_bytes = self._plan_transfer()
         self._say(
             f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
         )
         return transfer
+
+    def _plan_transfer(self, *, pull: bool = False) -> tuple[Transfer, int]:
+        engine, bucket_bytes = self._engine, self._config.bucket_mb * 2**20
+        own = engine.weights()
+        return plan_transfer(self._shards, engine.layout, own, bucket_bytes, pull=pull)
 
     def why_unreadable(self) -> str:
         """Why the shards cannot be filled from the engine before any push; "" where they can."""
@@ -152,8 +151,12 @@ class WeightSync:
         reason = own.packed
         if not reason and doubtful:
             reason = f"the engine's layout of {min(doubtful)} is unknown"
-        if not reason:
-            reason = other_dtype(self._shards, self._engine.layout, own)
+        dtype = self._shards.dtype
+        for parameter in () if reason else self._engine.layout.parameters_of(own.tp_rank):
+            found = own.tensors[parameter.name].dtype
+            if found != dtype:
+                reason = f"the engine holds {parameter.name} in {found}, not in {dtype}"
+                break
         return next((reason for reason in gather_from_all([reason]) if reason), "")
 
     def compare_checksums(self, after: str, *, first: bool = False) -> None:

@@ -99,6 +99,12 @@ class Parameter:
     parts: tuple[Copy, ...]
     padding_row: int
 
+    @property
+    def padding(self) -> Rect:
+        """The vocabulary padding; without any, no rows."""
+        columns = 1 if len(self.shape) == 1 else self.shape[-1]
+        return Rect(self.name, self.padding_row, self.shape[-2:][0], 0, columns)
+
 
 def whole(name: str, shape: tuple[int, ...]) -> Rect:
     """All of a vector or matrix."""

@@ -1,11 +1,16 @@
 """What has to go from which ranks to which: the parts of a reshard's sources and targets, cut at
 each other's edges.
 
-Pure: every rank finds the same routes in the same order.
+In a large job the same happens many times: of every kind of rank (what it holds, what it wants)
+there are many. The ranks are split into as many blocks as all these counts can be divided by. A
+block then has equally many ranks of each kind, it holds all that its ranks want, and a rank has
+partners in its own block alone. Pure: every rank of a block finds the same routes in the same
+order.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd, prod
 
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
@@ -22,7 +27,7 @@ class Placement:
 class Route:
     """Copies whose source the same ranks hold, and whose target the same ranks want.
 
-    holders, wanting: global ranks, ascending; a rank may be in both.
+    holders, wanting: global ranks; a rank may be in both.
     copies: from rectangles of HF tensors, each inside one part of every holder, to parameters.
     """
 
@@ -46,6 +51,34 @@ class Route:
         return sum(copy.source.num_elements for copy in self.copies)
 
 
+def split_into_blocks(
+    sources: Sequence[Placement], targets: Sequence[Placement]
+) -> list[frozenset[int]]:
+    """All ranks of the placements in blocks; neighbours share one, as far as their kinds allow.
+
+    sources, targets: no rank is in two placements of the same side.
+    """
+    holding = {rank: index for index, placed in enumerate(sources) for rank in placed.ranks}
+    wanting = {rank: index for index, placed in enumerate(targets) for rank in placed.ranks}
+    kinds: dict[tuple[int | None, int | None], list[int]] = {}
+    for rank in sorted(holding.keys() | wanting.keys()):
+        kinds.setdefault((holding.get(rank), wanting.get(rank)), []).append(rank)
+    num_blocks = gcd(*map(len, kinds.values())) or 1
+    blocks: list[set[int]] = [set() for _ in range(num_blocks)]
+    for ranks in kinds.values():
+        for position, rank in enumerate(ranks):
+            blocks[position * num_blocks // len(ranks)].add(rank)
+    return [frozenset(block) for block in blocks]
+
+
+def within_block(placements: Sequence[Placement], block: frozenset[int]) -> list[Placement]:
+    """The placements without the ranks of other blocks."""
+    return [
+        replace(placed, ranks=tuple(rank for rank in placed.ranks if rank in block))
+        for placed in placements
+    ]
+
+
 def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> tuple[Route, ...]:
     """All routes of a reshard.
 
@@ -55,7 +88,7 @@ def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> t
     """
     held = _held_rects(sources)
     routes: dict[tuple[tuple[int, ...], int], list[Copy]] = {}
-    for number, target in enumerate(targets):
+    for index, target in enumerate(targets):
         for parameter in target.parameters:
             _check_filled(parameter)
             for part in parameter.parts:
@@ -63,30 +96,30 @@ def find_routes(sources: Sequence[Placement], targets: Sequence[Placement]) -> t
                 for rect, holding in held.get(part.source.tensor, {}).items():
                     copy = part.cut(rect)
                     if copy is not None:
-                        routes.setdefault((tuple(holding), number), []).append(copy)
+                        routes.setdefault((tuple(holding), index), []).append(copy)
                         missing -= copy.source.num_elements
                 if missing:
                     raise ValueError(f"the sources do not hold all of {part.source}")
     return tuple(
         Route(
-            holders=tuple(sorted(rank for n in holding for rank in sources[n].ranks)),
-            wanting=tuple(sorted(targets[number].ranks)),
+            holders=tuple(rank for i in holding for rank in sources[i].ranks),
+            wanting=targets[index].ranks,
             copies=tuple(copies),
         )
-        for (holding, number), copies in routes.items()
+        for (holding, index), copies in routes.items()
     )
 
 
 def _held_rects(sources: Sequence[Placement]) -> dict[str, dict[Rect, list[int]]]:
-    """HF name -> its distinct rectangles -> the numbers of the placements that hold them."""
+    """HF name -> its distinct rectangles -> the indices of the placements that hold them."""
     held: dict[str, dict[Rect, list[int]]] = {}
-    for number, placement in enumerate(sources):
+    for index, placement in enumerate(sources):
         for parameter in placement.parameters:
             for part in parameter.parts:
                 rects = held.setdefault(part.source.tensor, {})
                 holding = rects.setdefault(part.source, [])
-                if number not in holding[-1:]:
-                    holding.append(number)
+                if index not in holding[-1:]:
+                    holding.append(index)
     for rects in held.values():
         _check_disjoint(rects)
     return held
@@ -103,8 +136,7 @@ def _check_disjoint(rects: Iterable[Rect]) -> None:
 
 
 def _check_filled(parameter: Parameter) -> None:
-    experts = parameter.shape[0] if len(parameter.shape) == 3 else 1
-    columns = parameter.shape[-1] if len(parameter.shape) > 1 else 1
+    experts, columns = prod(parameter.shape[:-2]), parameter.padding.col1
     filled = sum(part.target.num_elements for part in parameter.parts)
     if filled != experts * parameter.padding_row * columns:
         raise ValueError(f"the parts of {parameter.name} do not fill it")

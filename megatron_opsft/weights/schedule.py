@@ -1,20 +1,25 @@
 """The transfer schedule of a reshard: which rectangle goes from which rank to which, and when.
 
-Pure: every rank makes the same schedule from who holds what, and takes its own part of it
-(`Schedule.program`). The same function schedules the push (trainer to engine) and the pull back.
+The same function schedules a push (trainer to engine) and a pull back. Pure: every rank makes the
+same schedule for its block of ranks, from who holds what, and takes its own part of it
+(`Schedule.program`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from megatron_opsft.weights.balance import Integers, Sends, assign_senders, split_rows
-from megatron_opsft.weights.blocks import Members, split_into_blocks, within_block
 from megatron_opsft.weights.rectangles import Copy, Rect
-from megatron_opsft.weights.reshard import Placement, Route, find_routes
+from megatron_opsft.weights.reshard import (
+    Placement,
+    Route,
+    find_routes,
+    split_into_blocks,
+    within_block,
+)
+
+_PIECES_PER_BUCKET = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,178 +47,165 @@ class Program:
     zeros: tuple[Rect, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Schedule:
-    """Made by `make_schedule`; the same on every rank.
+class Send(NamedTuple):
+    """`copy`, from a rectangle of an HF tensor to one of a parameter, goes from rank to rank.
 
-    bytes_sent, bytes_received, bytes_local: of each rank; local is what it copies from itself.
-    What begins with an underscore is of one block of ranks, whose members have numbers.
+    progress: the share of its route that travels before it.
     """
 
-    bytes_sent: tuple[int, ...]
-    bytes_received: tuple[int, ...]
-    bytes_local: tuple[int, ...]
-    _members: Members
-    _sources: Sequence[Placement]
-    _targets: Sequence[Placement]
-    _routes: tuple[Route, ...]
-    _pieces: "_Pieces"
-    _sends: Sends
+    progress: float
+    sender: int
+    receiver: int
+    copy: Copy
 
-    @property
-    def num_rounds(self) -> int:
-        return len(self._sends.round_starts) - 1
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Schedule:
+    """Made by `make_schedule`; the same on every rank of the block.
+
+    sources, targets: of the block. bytes_sent: by rank.
+    """
+
+    sources: Sequence[Placement]
+    targets: Sequence[Placement]
+    routes: Sequence[Route]
+    rounds: Sequence[Sequence[Send]]
+    bytes_sent: Mapping[int, int]
 
     def program(self, rank: int) -> Program:
-        """What this rank has to do."""
-        places = np.argwhere(self._members == rank).tolist()
-        block, number = places[0] if places else (0, -1)  # -1: holds nothing, wants nothing
-        own = self._program(number)
-        peers = self._members[block].tolist()
-        rounds = tuple(
-            Round(
-                {peers[other]: rects for other, rects in each.sends.items()},
-                {peers[other]: rects for other, rects in each.receives.items()},
-            )
-            for each in own.rounds
-        )
-        return replace(own, rounds=rounds)
-
-    def _program(self, rank: int) -> Program:
-        held = _held_parts(self._sources, rank)
+        """What this rank of the block has to do; nothing for a rank that is in no placement."""
+        held: dict[str, list[Copy]] = {}
+        for part in _parts_on(self.sources, rank):
+            held.setdefault(part.source.tensor, []).append(part)
         copies = tuple(
             Copy(_locate(held, copy.source), copy.target)
-            for route in self._routes
+            for route in self.routes
             if rank in route.local
             for copy in route.copies
         )
         zeros = tuple(
-            padding
-            for placement in self._targets
-            if rank in placement.ranks
-            for padding in _padding(placement)
+            parameter.padding
+            for placed in self.targets
+            if rank in placed.ranks
+            for parameter in placed.parameters
+            if parameter.padding.num_elements
         )
-        return Program(copies, self._rounds(rank, held), zeros)
-
-    def _rounds(self, rank: int, held: Mapping[str, Sequence[Copy]]) -> tuple[Round, ...]:
-        every = self._sends
-        own = np.flatnonzero((every.senders == rank) | (every.receivers == rank))
-        numbers = np.searchsorted(every.round_starts, own, side="right") - 1
-        columns = (numbers, every.senders[own], every.receivers[own], every.pieces[own])
-        sends: list[dict[int, list[Rect]]] = [{} for _ in range(self.num_rounds)]
-        receives: list[dict[int, list[Rect]]] = [{} for _ in range(self.num_rounds)]
-        for number, sender, receiver, piece in zip(*(c.tolist() for c in columns), strict=True):
-            copy = self._pieces.at(piece)
-            if sender == rank:
-                sends[number].setdefault(receiver, []).append(_locate(held, copy.source))
-            else:
-                receives[number].setdefault(sender, []).append(copy.target)
-        return tuple(
-            Round(
-                {peer: tuple(rects) for peer, rects in out.items()},
-                {peer: tuple(rects) for peer, rects in into.items()},
-            )
-            for out, into in zip(sends, receives, strict=True)
-        )
-
-
-class _Pieces:
-    """All copies that travel, cut by rows so that a piece is a small part of a bucket."""
-
-    def __init__(self, routes: Sequence[Route], itemsize: int, bucket_bytes: int) -> None:
-        self._copies = [copy for route in routes for copy in route.copies]
-        rects = [copy.source for copy in self._copies]
-        corners = [(r.row0, r.row1, r.col0, r.col1) for r in rects]
-        bounds = np.array(corners, dtype=np.int64).reshape(-1, 4)
-        self._copy, self._row0, self._row1 = split_rows(bounds, itemsize, bucket_bytes)
-        width = (bounds[:, 3] - bounds[:, 2])[self._copy]
-        self.num_bytes: Integers = (self._row1 - self._row0) * width * itemsize
-        ends = np.cumsum([len(route.copies) for route in routes], dtype=np.int64)
-        self.sizes = np.split(self.num_bytes, np.searchsorted(self._copy, ends[:-1]))
-
-    def at(self, piece: int) -> Copy:
-        """From an HF tensor to a target."""
-        copy = self._copies[self._copy[piece]]
-        rows = replace(copy.source, row0=int(self._row0[piece]), row1=int(self._row1[piece]))
-        cut = copy.cut(rows)
-        assert cut is not None
-        return cut
+        return Program(copies, tuple(_round_of(rank, sends, held) for sends in self.rounds), zeros)
 
 
 def make_schedule(
     sources: Sequence[Placement],
     targets: Sequence[Placement],
     *,
+    rank: int,
     itemsize: int,
-    world_size: int,
     bucket_bytes: int,
 ) -> Schedule:
-    """How every target parameter is filled from the sources.
+    """How the target parameters in the block of `rank` are filled from the sources.
 
-    A rank that holds what it wants copies it; everything else travels once, straight from one of
-    its holders. sources, targets: no rank is in two placements of the same side; one may be in
-    none. itemsize: of every parameter. bucket_bytes: no rank sends and receives more in one round
-    (except where a single row of a copy is larger: it has a round of its own).
+    A rank that holds what it wants copies it; everything else travels once, straight from that of
+    its holders which has sent least. sources, targets: no rank is in two placements of the same
+    side; one may be in none. itemsize: of every parameter. bucket_bytes: no rank sends and receives
+    more in one round (except where a single row of a copy is larger: it has a round of its own).
     Errors: ValueError that names the tensor, where the sources do not hold all that the targets
-    want or overlap; where ranks are out of range or listed twice.
+    want or overlap; where ranks are listed twice.
     """
     for placements in (sources, targets):
         ranks = [rank for placement in placements for rank in placement.ranks]
-        if len(set(ranks)) != len(ranks) or not set(ranks) <= set(range(world_size)):
-            raise ValueError(f"ranks {sorted(ranks)} are listed twice or not of {world_size}")
-    members = split_into_blocks(sources, targets)
-    sources, targets = within_block(sources, members), within_block(targets, members)
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"ranks {sorted(ranks)} are listed twice")
+    blocks = split_into_blocks(sources, targets)
+    own = next((block for block in blocks if rank in block), blocks[0])
+    sources, targets = within_block(sources, own), within_block(targets, own)
     routes = find_routes(sources, targets)
-    travelling = [route for route in routes if route.receivers]
-    pieces = _Pieces(travelling, itemsize, bucket_bytes)
-    sends = assign_senders(travelling, pieces.sizes, members.shape[1], bucket_bytes)
-    sizes = pieces.num_bytes[sends.pieces]
-    local = [(rank, route.num_elements * itemsize) for route in routes for rank in route.local]
-    local_ranks, local_sizes = np.array(local, dtype=np.int64).reshape(-1, 2).T
+    sent = dict.fromkeys(own, 0)
+    sends: list[Send] = []
+    # What many ranks hold comes last and evens out the load.
+    for route in sorted(routes, key=lambda route: len(route.holders)):
+        sends += _choose_senders(route, sent, itemsize, bucket_bytes // _PIECES_PER_BUCKET)
+    # All routes begin and end together, which keeps senders and receivers busy all the time.
+    sends.sort(key=lambda send: send.progress)
     return Schedule(
-        bytes_sent=_sum_by(sends.senders, sizes, members, world_size),
-        bytes_received=_sum_by(sends.receivers, sizes, members, world_size),
-        bytes_local=_sum_by(local_ranks, local_sizes, members, world_size),
-        _members=members,
-        _sources=sources,
-        _targets=targets,
-        _routes=routes,
-        _pieces=pieces,
-        _sends=sends,
+        sources=sources,
+        targets=targets,
+        routes=routes,
+        rounds=_cut_rounds(sends, itemsize, bucket_bytes),
+        bytes_sent=sent,
     )
 
 
-def _sum_by(
-    numbers: NDArray[Any], num_bytes: Integers, members: Members, world_size: int
-) -> tuple[int, ...]:
-    """Of each rank of the world, from sums over the numbers in a block."""
-    sums = np.zeros(world_size, np.int64)
-    # Exact below 2^53.
-    sums[members] = np.bincount(numbers, weights=num_bytes, minlength=members.shape[1])
-    return tuple(sums.tolist())
+def _choose_senders(
+    route: Route, sent: dict[int, int], itemsize: int, piece_bytes: int
+) -> Iterator[Send]:
+    """Each piece for each receiver; adds the bytes of each to its sender's in `sent`."""
+    # Holders begin with different receivers: those behind them.
+    receivers = sorted(route.receivers, key=lambda rank: (rank < route.holders[0], rank))
+    total, done = route.num_elements, 0.0
+    if not receivers:
+        return
+    for copy in route.copies:
+        for piece in split_rows(copy, itemsize, piece_bytes):
+            size = piece.source.num_elements
+            for receiver in receivers:
+                sender = min(route.holders, key=sent.__getitem__)
+                sent[sender] += size * itemsize
+                yield Send(done / total, sender, receiver, piece)
+                done += size / len(receivers)
 
 
-def _held_parts(sources: Sequence[Placement], rank: int) -> dict[str, list[Copy]]:
-    """HF name -> what the rank holds of it."""
-    held: dict[str, list[Copy]] = {}
-    for placement in sources:
-        if rank in placement.ranks:
-            for parameter in placement.parameters:
-                for part in parameter.parts:
-                    held.setdefault(part.source.tensor, []).append(part)
-    return held
+def split_rows(copy: Copy, itemsize: int, piece_bytes: int) -> Iterator[Copy]:
+    """The copy in pieces of about equally many rows, each at most `piece_bytes` or a single row."""
+    rect = copy.source
+    height, width = rect.row1 - rect.row0, rect.col1 - rect.col0
+    count = -(-height // max(1, piece_bytes // (width * itemsize)))
+    if count == 1:
+        yield copy
+        return
+    edges = [rect.row0 + index * height // count for index in range(count + 1)]
+    for row0, row1 in pairwise(edges):
+        piece = copy.cut(replace(rect, row0=row0, row1=row1))
+        assert piece is not None
+        yield piece
+
+
+def _cut_rounds(sends: Sequence[Send], itemsize: int, bucket_bytes: int) -> list[list[Send]]:
+    """A round is as many sends in a row as fit the buckets of all ranks, but at least one."""
+    rounds: list[list[Send]] = []
+    used: dict[int, int] = {}
+    for send in sends:
+        num_bytes = send.copy.source.num_elements * itemsize
+        most = max(used.get(send.sender, 0), used.get(send.receiver, 0))
+        if not rounds or most + num_bytes > bucket_bytes:
+            rounds.append([])
+            used = {}
+        rounds[-1].append(send)
+        for rank in (send.sender, send.receiver):
+            used[rank] = used.get(rank, 0) + num_bytes
+    return rounds
+
+
+def _round_of(rank: int, sends: Sequence[Send], held: Mapping[str, Sequence[Copy]]) -> Round:
+    """A rank's part of a round; held: HF name -> what the rank holds of it."""
+    out: dict[int, list[Rect]] = {}
+    into: dict[int, list[Rect]] = {}
+    for send in sends:
+        if send.sender == rank:
+            out.setdefault(send.receiver, []).append(_locate(held, send.copy.source))
+        elif send.receiver == rank:
+            into.setdefault(send.sender, []).append(send.copy.target)
+    return Round(
+        {peer: tuple(rects) for peer, rects in out.items()},
+        {peer: tuple(rects) for peer, rects in into.items()},
+    )
+
+
+def _parts_on(placements: Sequence[Placement], rank: int) -> Iterator[Copy]:
+    for placed in placements:
+        if rank in placed.ranks:
+            for parameter in placed.parameters:
+                yield from parameter.parts
 
 
 def _locate(held: Mapping[str, Sequence[Copy]], rect: Rect) -> Rect:
     """Where a holder has a rectangle of an HF tensor, which lies in one of its parts."""
     return next(cut.target for part in held[rect.tensor] if (cut := part.cut(rect)) is not None)
-
-
-def _padding(placement: Placement) -> tuple[Rect, ...]:
-    """The vocabulary padding in a placement's parameters."""
-    return tuple(
-        Rect(parameter.name, parameter.padding_row, parameter.shape[0], 0, columns)
-        for parameter in placement.parameters
-        for columns in [*parameter.shape[1:], 1][:1]
-        if len(parameter.shape) < 3 and parameter.padding_row < parameter.shape[0]
-    )

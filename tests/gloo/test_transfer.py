@@ -57,12 +57,11 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     engine = engine_placements(partial(vllm_parameters, table, tp_size=engine_tp), engine_tp, size)
     shards = {rule.mcore_name: tensor for rule, tensor in built.shards.parameters}
     dtype = next(iter(shards.values())).dtype
-    schedule = partial(
-        make_schedule, itemsize=dtype.itemsize, world_size=size, bucket_bytes=bucket_bytes
-    )
+    rank = dist.get_rank()
+    schedule = partial(make_schedule, rank=rank, itemsize=dtype.itemsize, bucket_bytes=bucket_bytes)
     pushed, pulled = spoiled(engine, dtype), spoiled(trainer, dtype)
-    push = Transfer(schedule(trainer, engine).program(dist.get_rank()), shards, pushed)
-    pull = Transfer(schedule(engine, trainer).program(dist.get_rank()), pushed, pulled)
+    push = Transfer(schedule(trainer, engine).program(rank), shards, pushed)
+    pull = Transfer(schedule(engine, trainer).program(rank), pushed, pulled)
     wrong = []
     for factor in (1, -2):
         for name, shard in shards.items():
@@ -76,7 +75,7 @@ def push_and_pull(case: Case, engine_tp: int, bucket_bytes: int) -> tuple[int, l
     pull.run()
     # Padding comes back as +0.0, whatever its sign was.
     wrong += differing(pulled, {name: shard + 0 for name, shard in shards.items()})
-    return schedule(trainer, engine).num_rounds, wrong
+    return len(schedule(trainer, engine).rounds), wrong
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -119,7 +118,8 @@ def gather_on_rank_2() -> list[str]:
     table, hf = WeightTable(SHAPES["qwen2"], tp_size=2), weights("qwen2")
     trainer = megatron_placements(table, tp=2, pp=1, dp=1)
     engine = [Placement((2,), hf_parameters(table.hf_shapes()))]
-    schedule = make_schedule(trainer, engine, itemsize=2, world_size=4, bucket_bytes=30_000)
+    rank = dist.get_rank()
+    schedule = make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=30_000)
     sources, targets = (spoiled(side, torch.bfloat16) for side in (trainer, engine))
     for name, shard in sources.items():
         fill_shard(
@@ -129,7 +129,7 @@ def gather_on_rank_2() -> list[str]:
             tp_rank=dist.get_rank(),
             tp_size=2,
         )
-    Transfer(schedule.program(dist.get_rank()), sources, targets).run()
+    Transfer(schedule.program(rank), sources, targets).run()
     return differing(targets, {name: hf[name].bfloat16() for name in targets})
 
 

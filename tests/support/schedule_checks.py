@@ -5,7 +5,39 @@ from dataclasses import replace
 
 from megatron_opsft.weights.rectangles import Parameter, Rect
 from megatron_opsft.weights.reshard import Placement
-from megatron_opsft.weights.schedule import Program, Schedule
+from megatron_opsft.weights.schedule import Program, Schedule, make_schedule
+
+
+def schedules_of(
+    sources: Sequence[Placement],
+    targets: Sequence[Placement],
+    *,
+    world_size: int,
+    itemsize: int,
+    bucket_bytes: int,
+) -> list[Schedule]:
+    """By rank: the schedule of its block, which is made once for all its ranks."""
+    found: dict[int, Schedule] = {}
+    for rank in range(world_size):
+        if rank not in found:
+            schedule = make_schedule(
+                sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_bytes
+            )
+            found |= dict.fromkeys((rank, *schedule.bytes_sent), schedule)
+    return [found[rank] for rank in range(world_size)]
+
+
+def traffic(schedules: Sequence[Schedule], itemsize: int) -> tuple[list[int], list[int], int]:
+    """Bytes sent and received by each rank, and those that all ranks copy from themselves."""
+    sent, received = [0] * len(schedules), [0] * len(schedules)
+    local = 0
+    for schedule in {id(schedule): schedule for schedule in schedules}.values():
+        for send in (send for sends in schedule.rounds for send in sends):
+            num_bytes = send.copy.source.num_elements * itemsize
+            sent[send.sender] += num_bytes
+            received[send.receiver] += num_bytes
+        local += sum(r.num_elements * len(r.local) * itemsize for r in schedule.routes)
+    return sent, received, local
 
 
 def by_rank(placements: Sequence[Placement]) -> dict[int, dict[str, Parameter]]:
@@ -25,7 +57,7 @@ def content(parameter: Parameter, rect: Rect) -> Rect:
 
 
 def check_schedule(
-    schedule: Schedule,
+    schedules: Sequence[Schedule],
     sources: Sequence[Placement],
     targets: Sequence[Placement],
     *,
@@ -33,10 +65,13 @@ def check_schedule(
     itemsize: int,
     bucket_bytes: int,
 ) -> None:
-    """Every target element is written once, with the right content; messages match; rounds fit."""
-    programs = [schedule.program(rank) for rank in range(world_size)]
+    """Every target element is written once, with the right content; messages match; rounds fit.
+
+    schedules: by rank.
+    """
+    programs = [schedule.program(rank) for rank, schedule in enumerate(schedules)]
     have, want = by_rank(sources), by_rank(targets)
-    assert {len(program.rounds) for program in programs} == {schedule.num_rounds}
+    (num_rounds,) = {len(program.rounds) for program in programs}
     sent, received, local = ([0] * world_size for _ in range(3))
     written: dict[tuple[int, str], list[Rect]] = {
         (rank, name): [] for rank, parameters in want.items() for name in parameters
@@ -50,7 +85,7 @@ def check_schedule(
             local[rank] += target.num_elements * itemsize
         for padding in program.zeros:
             written[rank, padding.tensor].append(padding)
-    for number in range(schedule.num_rounds):
+    for number in range(num_rounds):
         loads = [0] * world_size
         for sender, peer, out, into in _messages(programs, number):
             assert sender != peer
@@ -67,11 +102,8 @@ def check_schedule(
         assert 0 < max(loads) <= bucket_bytes
     for (rank, name), rects in written.items():
         _check_tiles(want[rank][name], rects)
-    assert (tuple(sent), tuple(received), tuple(local)) == (
-        schedule.bytes_sent,
-        schedule.bytes_received,
-        schedule.bytes_local,
-    )
+    assert (sent, received, sum(local)) == traffic(schedules, itemsize)
+    assert sent == [schedule.bytes_sent.get(rank, 0) for rank, schedule in enumerate(schedules)]
 
 
 def _messages(

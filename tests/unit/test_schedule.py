@@ -8,17 +8,16 @@ import pytest
 import torch
 from placements import engine_placements, lower_bound, megatron_placements
 from real_shapes import REAL_SHAPES
-from schedule_checks import by_rank, check_schedule, shorter
+from schedule_checks import by_rank, check_schedule, schedules_of, shorter, traffic
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.weights.balance import assign_senders, fill_evenly, split_rows
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, hf_parameters
 from megatron_opsft.weights.reshard import Placement, Route, find_routes
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import Schedule, make_schedule
+from megatron_opsft.weights.schedule import Program, make_schedule, split_rows
 from megatron_opsft.weights.slicing import fill_shard
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
@@ -64,11 +63,11 @@ def test_every_byte_is_written_once_on_every_rank(
     trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
-    schedule = make_schedule(
-        sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket
+    schedules = schedules_of(
+        sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
     )
     check_schedule(
-        schedule, sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
+        schedules, sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
     )
 
 
@@ -84,16 +83,17 @@ def test_no_rank_sends_much_more_than_some_rank_must(
     trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
-    schedule = make_schedule(
-        sources, targets, itemsize=2, world_size=world_size, bucket_bytes=bucket
+    schedules = schedules_of(
+        sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
     )
+    sent, received, local = traffic(schedules, itemsize=2)
     least = least_bytes(sources, targets)
-    assert least <= max(schedule.bytes_sent) <= 1.10 * least
-    busiest = max(a + b for a, b in zip(schedule.bytes_sent, schedule.bytes_received, strict=True))
-    assert schedule.num_rounds <= 1.25 * busiest / bucket + 1
-    assert sum(schedule.bytes_sent) == sum(schedule.bytes_received)
+    assert least <= max(sent) <= 1.10 * least
+    busiest = max(a + b for a, b in zip(sent, received, strict=True))
+    assert all(len(schedule.rounds) <= 1.25 * busiest / bucket + 1 for schedule in schedules)
+    assert sum(sent) == sum(received)
     needed = sum(_held_bytes(h) * len(h.ranks) for h in targets)
-    assert sum(schedule.bytes_received) + sum(schedule.bytes_local) == needed
+    assert sum(received) + local == needed
 
 
 @pytest.mark.slow
@@ -104,10 +104,10 @@ def test_experts_over_ranks_reach_engines_of_two_ranks(etp: int, pull: bool) -> 
     shape = replace(REAL_SHAPES["Qwen3-30B-A3B"], num_layers=2)
     trainer, engine = both_sides(shape, 4, 1, 8, 2, ep=8, etp=etp)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
-    schedule = make_schedule(sources, targets, itemsize=2, world_size=32, bucket_bytes=256 * MIB)
+    schedules = schedules_of(sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
     least = least_bytes(sources, targets)
-    assert 0 < least <= max(schedule.bytes_sent) <= 1.10 * least
-    check_schedule(schedule, sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
+    assert 0 < least <= max(traffic(schedules, 2)[0]) <= 1.10 * least
+    check_schedule(schedules, sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
 
 
 def least_bytes(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
@@ -122,20 +122,21 @@ def _held_bytes(placement: Placement) -> int:
 
 def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     trainer, engine = both_sides(REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"], 2, 1, 4, 2)
-    schedule = make_schedule(trainer, engine, itemsize=2, world_size=8, bucket_bytes=MIB)
-    assert schedule.bytes_sent == (0,) * 8
-    assert least_bytes(trainer, engine) == schedule.num_rounds == 0
-    assert schedule.bytes_local[5] == _held_bytes(engine[1])
+    schedule = make_schedule(trainer, engine, rank=5, itemsize=2, bucket_bytes=MIB)
+    assert set(schedule.bytes_sent.values()) == {0}
+    assert least_bytes(trainer, engine) == len(schedule.rounds) == 0
+    copied = sum(copy.target.num_elements for copy in schedule.program(5).copies)
+    assert 2 * copied == _held_bytes(engine[1])
 
 
 def test_the_plan_is_the_same_every_time() -> None:
     trainer, engine = both_sides(SHAPES["qwen3_moe"], 2, 2, 2, 4)
     programs = [
-        [schedule.program(rank) for rank in range(8)]
-        for schedule in (
-            make_schedule(trainer, engine, itemsize=2, world_size=8, bucket_bytes=10_000)
-            for _ in range(2)
-        )
+        [
+            make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=10_000).program(rank)
+            for rank in range(8)
+        ]
+        for _ in range(2)
     ]
     assert programs[0] == programs[1]
     assert any(round.sends for round in programs[0][0].rounds)
@@ -144,15 +145,14 @@ def test_the_plan_is_the_same_every_time() -> None:
 Tensors = list[dict[str, Tensor]]  # by rank
 
 
-def carry_out(schedule: Schedule, sources: Tensors, targets: Tensors) -> None:
+def carry_out(programs: Sequence[Program], sources: Tensors, targets: Tensors) -> None:
     """What `Transfer` does on all ranks, without a process group."""
-    programs = [schedule.program(rank) for rank in range(len(sources))]
     for rank, program in enumerate(programs):
         for copy in program.copies:
             _view(copy.target, targets[rank]).copy_(_view(copy.source, sources[rank]))
         for padding in program.zeros:
             _view(padding, targets[rank]).zero_()
-    for number in range(schedule.num_rounds):
+    for number in range(len(programs[0].rounds)):
         for rank, program in enumerate(programs):
             for peer, rects in program.rounds[number].sends.items():
                 places = programs[peer].rounds[number].receives[rank]
@@ -203,14 +203,20 @@ def test_push_makes_vllms_tensors_and_pull_brings_the_shards_back(
                 tp_rank=rank % tp,
                 tp_size=tp,
             )
-    schedule = partial(make_schedule, itemsize=4, world_size=world_size, bucket_bytes=20_000)
+
+    def programs(sources: Sequence[Placement], targets: Sequence[Placement]) -> list[Program]:
+        every = schedules_of(
+            sources, targets, world_size=world_size, itemsize=4, bucket_bytes=20_000
+        )
+        return [schedule.program(rank) for rank, schedule in enumerate(every)]
+
     pushed, pulled = spoiled(engine, world_size), spoiled(trainer, world_size)
-    carry_out(schedule(trainer, engine), shards, pushed)
+    carry_out(programs(trainer, engine), shards, pushed)
     for rank, own in enumerate(pushed):
         expected = vllm_weights(shape, hf, rank % engine_tp, engine_tp)
         assert own.keys() == expected.keys()
         assert [name for name in own if not torch.equal(own[name], expected[name])] == []
-    carry_out(schedule(engine, trainer), pushed, pulled)
+    carry_out(programs(engine, trainer), pushed, pulled)
     for own, expected in zip(pulled, shards, strict=True):
         assert [name for name in own if not torch.equal(own[name], expected[name])] == []
 
@@ -219,11 +225,12 @@ def test_whole_hf_tensors_are_gathered_on_ranks_that_do_not_train() -> None:
     table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
     trainer = megatron_placements(table, tp=2, pp=2, dp=1)
     engine = [Placement((4, 5), hf_parameters(table.hf_shapes()))]
-    schedule = make_schedule(trainer, engine, itemsize=2, world_size=6, bucket_bytes=30_000)
-    check_schedule(schedule, trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
+    schedules = schedules_of(trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
+    check_schedule(schedules, trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
+    sent, _, local = traffic(schedules, 2)
     # Either stage can send the tied embedding: the load evens out.
-    assert max(schedule.bytes_sent[:4]) <= 1.10 * least_bytes(trainer, engine)
-    assert schedule.bytes_local == schedule.bytes_sent[4:] + (0, 0, 0, 0)
+    assert max(sent[:4]) <= 1.10 * least_bytes(trainer, engine)
+    assert sent[4:] == [0, 0] and local == 0
 
 
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
@@ -231,21 +238,23 @@ def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
     trainer, engine = both_sides(SHAPES["qwen2_tied"], 1, 2, 2, 2)
     twice = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
     sources, targets = (twice, trainer) if pull else (trainer, twice)
-    schedule = make_schedule(sources, targets, itemsize=2, world_size=4, bucket_bytes=30_000)
-    check_schedule(schedule, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
+    schedules = schedules_of(sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
+    check_schedule(schedules, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
 
 
 def test_every_rank_has_partners_in_its_own_block_alone() -> None:
     """As many blocks as there are replicas, each with a rank of every shard and stage."""
     trainer, engine = both_sides(SHAPES["qwen2"], 2, 2, 500, 2)
-    schedule = make_schedule(trainer, engine, itemsize=2, world_size=2000, bucket_bytes=30_000)
+    sent = set()
     for rank in (0, 7, 1003, 1999):
+        schedule = make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=30_000)
         rounds = schedule.program(rank).rounds
         partners = {peer for each in rounds for peer in (*each.sends, *each.receives)}
         first = rank % 1000 // 2 * 2
-        assert partners == {first, first + 1, first + 1000, first + 1001} - {rank}
-    assert schedule.bytes_sent[0:1000:2] == (schedule.bytes_sent[0],) * 500
-    assert schedule.bytes_received[1001::2] == (schedule.bytes_received[1001],) * 500
+        block = (first, first + 1, first + 1000, first + 1001)
+        assert partners == {*block} - {rank}
+        sent.add((len(rounds), *(schedule.bytes_sent[peer] for peer in block)))
+    assert len(sent) == 1
 
 
 def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Placement:
@@ -260,16 +269,16 @@ def test_a_row_larger_than_a_bucket_has_a_round_of_its_own() -> None:
         [one("a", Rect("x", 0, 3, 0, 100), (0,))],
         [one("b", Rect("x", 0, 3, 0, 100), (1,))],
     )
-    schedule = make_schedule(sources, targets, itemsize=4, world_size=2, bucket_bytes=399)
-    check_schedule(schedule, sources, targets, world_size=2, itemsize=4, bucket_bytes=400)
-    assert schedule.num_rounds == 3
-    schedule = make_schedule(sources, targets, itemsize=4, world_size=2, bucket_bytes=1200)
-    assert schedule.num_rounds == 1
+    schedules = schedules_of(sources, targets, world_size=2, itemsize=4, bucket_bytes=399)
+    check_schedule(schedules, sources, targets, world_size=2, itemsize=4, bucket_bytes=400)
+    assert len(schedules[0].rounds) == 3
+    schedule = make_schedule(sources, targets, rank=0, itemsize=4, bucket_bytes=1200)
+    assert len(schedule.rounds) == 1
 
 
 def test_what_the_sources_lack_is_named() -> None:
     trainer, engine = both_sides(SHAPES["qwen2"], 2, 1, 1, 1)
-    schedule = partial(make_schedule, itemsize=2, world_size=2, bucket_bytes=MIB)
+    schedule = partial(make_schedule, rank=0, itemsize=2, bucket_bytes=MIB)
     lost = next(
         n for n, p in enumerate(trainer[0].parameters) if p.name.endswith("0.mlp.linear_fc2.weight")
     )
@@ -280,7 +289,7 @@ def test_what_the_sources_lack_is_named() -> None:
 
 
 def test_unsound_layouts_are_refused() -> None:
-    schedule = partial(make_schedule, itemsize=2, world_size=3, bucket_bytes=MIB)
+    schedule = partial(make_schedule, rank=0, itemsize=2, bucket_bytes=MIB)
     target = [one("b", Rect("x", 0, 4, 0, 8), (2,))]
     # As many elements as wanted, but some twice and some not at all.
     overlapping = [one("a", Rect("x", 0, 3, 0, 8), (0,)), one("a", Rect("x", 2, 3, 0, 8), (1,))]
@@ -290,39 +299,36 @@ def test_unsound_layouts_are_refused() -> None:
         schedule(
             [one("a", Rect("x", 0, 4, 0, 8), (0,)), one("a", Rect("x", 0, 4, 0, 8), (0,))], target
         )
-    with pytest.raises(ValueError, match="or not of 3"):
-        schedule([one("a", Rect("x", 0, 4, 0, 8), (3,))], target)
     hole = replace(target[0].parameters[0], shape=(5, 8), padding_row=5)
     with pytest.raises(ValueError, match="the parts of b do not fill it"):
         schedule([one("a", Rect("x", 0, 4, 0, 8), (0,))], [Placement((2,), (hole,))])
 
 
-def route(holders: tuple[int, ...], receivers: tuple[int, ...]) -> Route:
-    return Route(holders, receivers, ())
-
-
 def test_what_many_hold_evens_out_what_few_hold() -> None:
-    routes = [route((0, 1, 2, 3), (4, 5)), route((0,), (4,))]
-    sends = assign_senders(routes, [torch.ones(n).long().numpy() for n in (12, 7)], 6, 10**9)
-    sent = [int((sends.senders == rank).sum()) for rank in range(6)]
-    assert sorted(sent) == [0, 0, 7, 8, 8, 8]
-    # Of 31 pieces, seven only rank 0 can send; a fourth of all is more than that.
-    assert lower_bound(routes, [12, 7]) == 8
-    assert lower_bound([*routes, route((0, 1), (4, 5))], [12, 7, 20]) == 24
+    """Of 31 rows to send, seven only rank 0 has; a fourth of all is more than that."""
 
+    def columns(ranks: tuple[int, ...], **heights: int) -> Placement:
+        """Vectors that are whole HF tensors."""
+        return Placement(ranks, hf_parameters({name: (n,) for name, n in heights.items()}))
 
-def test_fill_evenly() -> None:
-    assert fill_evenly([5, 0, 3], 4) == [0, 4, 0]
-    assert fill_evenly([5, 0, 3], 10) == [1, 6, 3]
-    assert sorted(fill_evenly([0, 0, 0], 5)) == [1, 2, 2]
-    assert fill_evenly([7], 9) == [9]
+    sources = [columns((0,), x=12, y=7), columns((1, 2, 3), x=12)]
+    targets = [columns((4,), x=12, y=7), columns((5,), x=12)]
+    schedule = make_schedule(sources, targets, rank=0, itemsize=4, bucket_bytes=32 * 4)
+    assert sorted(n // 4 for n in schedule.bytes_sent.values()) == [0, 0, 7, 8, 8, 8]
+    routes = find_routes(sources, targets)
+    assert lower_bound(routes, [route.num_elements for route in routes]) == 8
+    routes = [Route((0, 1, 2, 3), (4, 5), ()), Route((0,), (4,), ()), Route((0, 1), (4, 5), ())]
+    assert lower_bound(routes, [12, 7, 20]) == 24
 
 
 def test_pieces_cover_their_rectangle_by_rows() -> None:
-    bounds = torch.tensor([[3, 103, 0, 10], [0, 2, 5, 6]]).numpy()
-    number, row0, row1 = split_rows(bounds, 2, 32 * 7 * 20)
-    assert number.tolist() == [0] * 15 + [1]
-    assert row0.tolist()[0] == 3 and row1.tolist()[14] == 103
-    assert row0.tolist()[1:15] == row1.tolist()[:14]
-    assert max((row1 - row0).tolist()) <= 7
-    assert (row0.tolist()[15], row1.tolist()[15]) == (0, 2)
+    copy = Copy(Rect("x", 3, 103, 0, 10), Rect("a", 13, 113, 5, 15))
+    pieces = list(split_rows(copy, 2, 7 * 20))
+    rows = [(piece.source.row0, piece.source.row1) for piece in pieces]
+    assert len(rows) == 15 and rows[0][0] == 3 and rows[-1][1] == 103
+    assert [start for start, _ in rows[1:]] == [stop for _, stop in rows[:-1]]
+    assert max(stop - start for start, stop in rows) <= 7
+    assert [(p.target.row0, p.target.row1) for p in pieces] == [(a + 10, b + 10) for a, b in rows]
+    assert {(p.source.col0, p.source.col1, p.target.col0) for p in pieces} == {(0, 10, 5)}
+    small = Copy(Rect("x", 0, 2, 5, 6), Rect("a", 0, 2, 0, 1))
+    assert list(split_rows(small, 2, 7 * 20)) == [small]

@@ -26,7 +26,7 @@ from megatron_opsft.runtime.distributed import Layout, gather_on_first
 from megatron_opsft.runtime.exchange import digest_of, to_bytes
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
 from megatron_opsft.storage.metadata_parts import MetadataPart, metadata_part, write_metadata
-from megatron_opsft.sync.in_place import _engine_placements, trainer_placements
+from megatron_opsft.sync.transfer import engine_placements, trainer_placements
 from megatron_opsft.weights.rectangles import hf_columns
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import make_schedule
@@ -74,7 +74,7 @@ class PushParts:
             self._world.will_gather(*said[0])
             sources = trainer_placements(shards)
             self._world.will_gather(*said[1])
-            return sources, _engine_placements(engine, own)
+            return sources, engine_placements(engine, own)
 
         sources, targets = measure("who holds what", who)
         self._world.will_gather()
@@ -83,8 +83,8 @@ class PushParts:
             made = make_schedule(
                 sources,
                 targets,
+                rank=layout.rank,
                 itemsize=job.dtype_bytes,
-                world_size=job.world_size,
                 bucket_bytes=job.config.sync.bucket_mb * 2**20,
             )
             return made.program(layout.rank)
