@@ -32,7 +32,7 @@ from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.sync.weight_sync import WeightSync
-from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rectangles import Copy
 from megatron_opsft.weights.rules import WeightTable
 

@@ -98,7 +98,7 @@ class EngineWeights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksums:
     """of_rank: tensor-parallel rank -> checksum of each parameter of the layout, in its order, as
-    `weights.parameter_checksums` defines them.
+    `weights.checksum` defines them.
 
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
     draft_fault: how the engine's draft model is not as it was loaded; "" where it is.

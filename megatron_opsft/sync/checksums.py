@@ -8,7 +8,7 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
-from megatron_opsft.weights.parameter_checksums import expected_checksums
+from megatron_opsft.weights.checksum import expected_checksums
 from megatron_opsft.weights.rectangles import Copy
 
 

@@ -5,14 +5,19 @@ the HF tensor, so the checksums of disjoint rectangles add up to that of their u
 the bits of one element, or of the few in 8 bytes; h, g and s are fixed odd pseudo-random numbers:
 any single bit that differs changes the result, and so do rows or columns that changed places.
 Integers wrap, so the result is the same on every device and in every order of summation.
+
+The checksum of an engine parameter is the sum of those of its rectangles of HF tensors. So the
+trainer's ranks can compute the expected value of every engine parameter from whatever pieces of it
+they hold, each its own piece, and one sum over all ranks completes it. No process group.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from megatron_opsft.weights.rectangles import Rect
+from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
 _CHUNK_BYTES = 2**24  # of temporaries, which a GPU's cache holds
 _CPU_CHUNK_BYTES = 2**21
@@ -117,3 +122,79 @@ def _units(chunk: Tensor, scratch: Tensor, unit_bytes: int, signed_zeros: bool) 
     # A word's highest bit times any odd factor is the same: two changed signs would cancel. So the
     # high bits go into the low ones, too, by a shift that takes no sign to where another one is.
     return torch.bitwise_right_shift(words, _FOLD, out=scratch).add_(words)
+
+
+def parameter_checksums(
+    parameters: Sequence[Parameter],
+    tensors: Mapping[str, Tensor],
+    *,
+    hf_columns: Mapping[str, int],
+    cuts: int,
+    signed_zeros: bool = True,
+) -> list[int]:
+    """The checksum of each parameter as its holder sees it, int64 values.
+
+    A parameter that has another shape than described counts as 0, and so does one that is padding
+    alone: the last ranks of a small vocabulary may hold no token of it.
+
+    hf_columns: HF name -> columns of the whole tensor; cuts: into how many equal parts the trainer
+    and the engine together cut columns (the least common multiple of both tensor-parallel sizes).
+    """
+
+    def pieces() -> Iterable[_Piece]:
+        for index, parameter in enumerate(parameters):
+            tensor = tensors[parameter.name]  # perhaps unpacked only now, and alive only here
+            if tuple(tensor.shape) == parameter.shape:
+                for salt, part in enumerate(parameter.parts):
+                    yield index, salt, part, tensor
+
+    return _sums(len(parameters), pieces(), hf_columns, cuts, signed_zeros).tolist()
+
+
+def expected_checksums(
+    parameters: Sequence[Parameter],
+    held: Mapping[str, Sequence[Copy]],
+    tensors: Mapping[str, Tensor],
+    *,
+    hf_columns: Mapping[str, int],
+    cuts: int,
+    signed_zeros: bool = True,
+) -> Tensor:
+    """This trainer rank's contribution to the checksum of each engine parameter, int64 [P] on CPU.
+
+    held: HF name -> the parts that this rank answers for, of the parameters `tensors`. Over all
+    ranks they must cover every HF tensor once.
+    """
+    pieces = (
+        (index, salt, piece, tensors[piece.target.tensor])
+        for index, parameter in enumerate(parameters)
+        for salt, wanted in enumerate(parameter.parts)
+        for part in held.get(wanted.source.tensor, ())
+        if (piece := part.cut(wanted.source)) is not None
+    )
+    return _sums(len(parameters), pieces, hf_columns, cuts, signed_zeros)
+
+
+_Piece = tuple[int, int, Copy, Tensor]
+"""Index of an engine parameter, index of its part as the salt, and what of it is in a tensor."""
+
+
+def _sums(
+    num_parameters: int,
+    pieces: Iterable[_Piece],
+    hf_columns: Mapping[str, int],
+    cuts: int,
+    signed_zeros: bool,
+) -> Tensor:
+    """The sum over the pieces of each parameter, int64 [num_parameters] on CPU."""
+    indices: list[int] = []
+    found: list[Tensor] = []
+    for index, salt, piece, tensor in pieces:
+        unit = unit_bytes(hf_columns[piece.source.tensor], tensor.itemsize, cuts)
+        view = piece.target.view(tensor)
+        indices.append(index)
+        found.append(
+            checksum(view, piece.source, salt=salt, unit_bytes=unit, signed_zeros=signed_zeros)
+        )
+    sums = torch.zeros(num_parameters, dtype=torch.int64)
+    return sums.index_add_(0, torch.tensor(indices), torch.stack(found).cpu()) if found else sums

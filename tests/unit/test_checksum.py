@@ -11,8 +11,12 @@ from torch import Tensor
 
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.weights import checksum as module
-from megatron_opsft.weights.checksum import checksum, unit_bytes
-from megatron_opsft.weights.parameter_checksums import expected_checksums, parameter_checksums
+from megatron_opsft.weights.checksum import (
+    checksum,
+    expected_checksums,
+    parameter_checksums,
+    unit_bytes,
+)
 from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.rules import WeightTable
 

@@ -27,7 +27,7 @@ from megatron_opsft.rollout.hf.layout import hf_layout
 from megatron_opsft.rollout.requests import PromptRequest, single_requests, split_batches
 from megatron_opsft.rollout.responses import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
-from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.checksum import parameter_checksums
 
 _ALONE = Replica(number=0, count=1)
 

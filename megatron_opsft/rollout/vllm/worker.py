@@ -17,7 +17,7 @@ from vllm.model_executor.model_loader.weight_utils import (
 
 from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
 from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
-from megatron_opsft.weights.parameter_checksums import parameter_checksums
+from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rectangles import Parameter
 
 
