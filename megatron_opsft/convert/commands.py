@@ -73,7 +73,7 @@ def to_megatron(
 ) -> None:
     """Hugging Face directory -> Megatron-Core distributed checkpoint (torch_dist).
 
-    It loads at any TP x PP x VPP (x EP). The same command continues a killed conversion.
+    It loads at any TP x PP x VPP (x EP). The output appears when it is whole.
     """
     from megatron_opsft.convert.paths import find_source
 
@@ -104,8 +104,8 @@ def to_hf(
 ) -> None:
     """Megatron-Core distributed checkpoint (torch_dist) -> Hugging Face directory.
 
-    The checkpoint may be one of a training run, at any parallel layout. The same command continues
-    a killed conversion.
+    The checkpoint may be one of a training run, at any parallel layout. The output appears when it
+    is whole.
     """
     from megatron_opsft.convert.paths import find_source
 

@@ -26,7 +26,7 @@ def convert_model(
     verify: bool = False,
     workers: int = 1,
 ) -> Figures:
-    """Write the model in `directory` to `out`; continues where a killed try stopped.
+    """Write the model in `directory` to `out`, which appears when it is whole.
 
     config_from: as in `open_source`; dtype: of DTYPES; verify: read it back and compare. Errors:
     `UserError`.

@@ -31,8 +31,8 @@ def in_words(num_bytes: float) -> str:
 class Progress:
     """Context manager; `advance` may be called by several threads. Writes to standard error."""
 
-    def __init__(self, label: str, total_bytes: int, *, done: int = 0) -> None:
-        self._label, self._total, self._done, self._first = label, total_bytes, done, done
+    def __init__(self, label: str, total_bytes: int) -> None:
+        self._label, self._total, self._done = label, total_bytes, 0
         self._mutex = Lock()
         self._started = self._last_line = time.monotonic()
         self._bar: RichProgress | None = None
@@ -48,7 +48,7 @@ class Progress:
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._label, total=self._total, completed=self._done)
+            self._task = self._bar.add_task(self._label, total=self._total)
         return self
 
     def advance(self, num_bytes: int) -> None:
@@ -58,7 +58,7 @@ class Progress:
                 self._bar.advance(self._task, num_bytes)
             elif time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
                 self._last_line = time.monotonic()
-                rate = (self._done - self._first) / (self._last_line - self._started)
+                rate = self._done / (self._last_line - self._started)
                 left = (self._total - self._done) / max(rate, 1)
                 print(
                     f"{self._label}: {in_words(self._done)} of {in_words(self._total)}, "

@@ -14,11 +14,12 @@ from megatron_opsft.convert.megatron_layout import megatron_layout
 from megatron_opsft.convert.output import Output
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
-from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.memory import peak_resident_bytes
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout
 from megatron_opsft.storage.hf_writer import side_files
+from megatron_opsft.storage.known_files import RECORD_NAME
+from megatron_opsft.storage.partial import PartialDir, written_whole
 from megatron_opsft.storage.regions import row_chunks
 from megatron_opsft.storage.replacing import check_out
 from megatron_opsft.weights.rectangles import Rect
@@ -34,7 +35,6 @@ class Figures:
     out: str
     tensors: int
     bytes: int
-    resumed_bytes: int
     seconds: float
     bytes_per_second: float
     peak_rss_mb: float
@@ -53,14 +53,13 @@ class Settings:
 
 
 def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Figures:
-    """Write `source` to `out_dir` in the other format; continues where a killed try stopped.
+    """Write `source` to `out_dir` in the other format, which appears there when it is whole.
 
-    Errors: `UserError`; after one about the source nothing is left, after one about the output what
-    is written stays for the next try, out of sight.
+    Errors: `UserError`; after one nothing is left.
     """
     started = time.monotonic()
     dtype = settings.dtype or source.only_dtype()
-    record: dict[str, object] = {
+    identity: dict[str, object] = {
         "format": "hf" if to == "hf" else "megatron torch_dist",
         "architecture": source.table.shape.architecture,
         "dtype": str(dtype).removeprefix("torch."),
@@ -69,39 +68,30 @@ def convert(source: Source, out_dir: Path, to: Format, settings: Settings) -> Fi
         "source": source.identity(),
     }
     layout = _layout(source, to, dtype, settings.max_shard_bytes)
-    output = Output(out_dir, layout, record)
+    output = Output(out_dir, layout, identity)
     complete = output.is_complete() and not settings.overwrite
-    resumed = 0
     if complete:
         output.remove_leftovers()
     else:
         if not settings.overwrite:
             output.explain_existing()
         check_out(out_dir, source.paths(), overwrite=settings.overwrite)
-        with output:
-            resumed = sum(t.region.num_bytes for t in layout.targets if t.name in output.finished)
-            try:
-                _copy_all(source, layout, output, dtype, settings.workers, resumed)
-            except SourceError:
-                output.discard()
-                raise
-            output.finish(side_files(source.config_dir, dtype))
+        with written_whole(out_dir) as partial:
+            output.check_room()
+            partial.open_files(layout.files)
+            _copy_all(source, layout, partial, dtype, settings.workers)
+            small = side_files(source.config_dir, dtype) | layout.small_files
+            partial.write_small(small | {RECORD_NAME: output.record})
     seconds = time.monotonic() - started
-    written = 0 if complete else layout.num_bytes - resumed
     return Figures(
         out=str(out_dir),
         tensors=len(layout.targets),
         bytes=layout.num_bytes,
-        resumed_bytes=resumed,
         seconds=round(seconds, 3),
-        bytes_per_second=round(written / seconds),
+        bytes_per_second=0 if complete else round(layout.num_bytes / seconds),
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
         already_complete=complete,
     )
-
-
-class SourceError(UserError):
-    """The source turned out to be unusable while it was read."""
 
 
 def _layout(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> FileLayout:
@@ -115,60 +105,39 @@ def _layout(source: Source, to: Format, dtype: torch.dtype, max_bytes: int) -> F
 
 
 def _copy_all(
-    source: Source,
-    layout: FileLayout,
-    output: Output,
-    dtype: torch.dtype,
-    workers: int,
-    resumed: int,
+    source: Source, layout: FileLayout, partial: PartialDir, dtype: torch.dtype, workers: int
 ) -> None:
-    pending = [target for target in layout.targets if target.name not in output.finished]
     staging = StagingOfThread()
-    with Progress("converting", layout.num_bytes, done=resumed) as progress:
+    with Progress("converting", layout.num_bytes) as progress, ThreadPoolExecutor(workers) as pool:
 
         def copy(target: Target) -> None:
-            copy_target(source, target, output, dtype, progress, staging.mine)
+            copy_target(source, target, partial, dtype, progress, staging.mine)
 
-        if workers == 1:
-            for target in pending:
-                copy(target)
-            return
-        with ThreadPoolExecutor(workers) as pool:
-            futures = [pool.submit(copy, target) for target in pending]
-            try:
-                for future in futures:
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        for _ in pool.map(copy, layout.targets):  # after an error no other one is begun
+            pass
 
 
 def copy_target(
     source: Source,
     target: Target,
-    output: Output,
+    partial: PartialDir,
     dtype: torch.dtype,
     progress: Progress,
     staging: Staging,
 ) -> None:
     """All rows of one tensor, a chunk at a time: put together in memory, then written."""
     region, width = target.region, target.parts[0].target.col1
+    file = partial.files[str(region.path)]
     for first, last in row_chunks(0, target.num_filled, region.row_bytes):
-        data = staging.place_for(region.offset_of(first), (last - first) * region.row_bytes)
+        offset = region.offset_of(first)
+        data = staging.place_for(offset, (last - first) * region.row_bytes)
         rows = torch.frombuffer(data, dtype=dtype).view(last - first, *region.shape[1:])
         window = Rect(target.name, first, last, 0, width)
         for part in target.parts:
             cut = part.inverse.cut(window)
             if cut is not None:
-                _read(source, cut.target, cut.source.relative_to(window).view(rows))
-        output.write(target, first, data)
+                read, out = cut.target, cut.source.relative_to(window).view(rows)
+                source.copy_rows(read.tensor, read.row0, read.row1, out)
+        file.write_staged(data, offset)
         progress.advance(len(data))
     progress.advance(region.num_bytes - target.num_filled * region.row_bytes)
-    output.done(target)
-
-
-def _read(source: Source, rows: Rect, out: torch.Tensor) -> None:
-    try:
-        source.copy_rows(rows.tensor, rows.row0, rows.row1, out)
-    except UserError as error:
-        raise SourceError(str(error)) from None

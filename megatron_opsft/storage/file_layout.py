@@ -1,8 +1,7 @@
 """Every byte of an output directory has its place before the first one is written.
 
-So tensors can be written in any order and by several threads, nothing is held back in memory
-(safetensors' own writer needs a whole shard at once), and an interrupted write that is repeated
-puts the same bytes at the same places.
+So tensors can be written in any order and by several threads, and nothing is held back in memory
+(safetensors' own writer needs a whole shard at once).
 """
 
 import json

@@ -1,17 +1,15 @@
 """Writing a Hugging Face model directory: in any order, and visible only when complete."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from megatron_opsft.errors import UserError
 from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.storage.hf_files import NAMED_WEIGHTS
-from megatron_opsft.storage.partial import PartialDir
+from megatron_opsft.storage.partial import PartialDir, written_whole
 from megatron_opsft.storage.regions import Region, check_cast
 from megatron_opsft.storage.replacing import check_out
 
@@ -79,25 +77,15 @@ def write_hf_model(
     check_out(out_dir, [source_dir], overwrite=overwrite)
     layout = hf_layout(shapes, dtype, max_shard_bytes)
     remaining = {target.name: target.region for target in layout.targets}
-    partial = PartialDir(out_dir)
-    with _explaining(partial):
-        partial.lock()
-    try:
-        with _explaining(partial):
-            partial.clear()
-            partial.open_files(layout.files)
-            partial.write_small(side_files(source_dir, dtype) | layout.small_files)
+    with written_whole(out_dir) as partial:
+        partial.open_files(layout.files)
+        partial.write_small(side_files(source_dir, dtype) | layout.small_files)
         for name, tensor in tensors:
             if name not in remaining:
                 raise ValueError(f"tensor {name} is not expected, or was already written")
             _write(partial, remaining.pop(name), name, tensor.detach().to("cpu"))
         if remaining:
             raise ValueError(f"tensors never written: {', '.join(sorted(remaining)[:8])}")
-        with _explaining(partial):
-            partial.sync()
-            partial.publish()
-    finally:
-        partial.remove()
 
 
 def _write(partial: PartialDir, region: Region, name: str, tensor: Tensor) -> None:
@@ -107,17 +95,4 @@ def _write(partial: PartialDir, region: Region, name: str, tensor: Tensor) -> No
     cast = tensor.to(region.dtype)
     check_cast(tensor, cast, f"tensor {name}")
     data = cast.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    with _explaining(partial):
-        partial.files[str(region.path)].write(data, region.offset)
-
-
-@contextmanager
-def _explaining(partial: PartialDir) -> Iterator[None]:
-    """Errors: `UserError` for an `OSError` inside."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{partial.out_dir} could not be written: {error.strerror or error} "
-            f"({error.filename or partial.path}); nothing was left behind"
-        ) from None
+    partial.files[str(region.path)].write(data, region.offset)

@@ -7,8 +7,8 @@ it, `replaced/` is what had the name before, for the moment between two renames.
 import fcntl
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
@@ -75,7 +75,7 @@ class PartialDir:
                 _remove(entry)
 
     def open_files(self, planned: Sequence[PlannedFile]) -> None:
-        """Make the large files; those of an earlier try keep their tensors. `OSError`."""
+        """Make the large files. `OSError`."""
         self.data.mkdir(exist_ok=True)
         for each in planned:
             file = self.files[each.name] = DirectFile(self.data / each.name, each.num_bytes)
@@ -102,7 +102,7 @@ class PartialDir:
             self.out_dir.rename(self._replaced)
         try:
             self.data.rename(self.out_dir)
-        except OSError:
+        except BaseException:
             self._restore()
             raise
         sync_path(self.out_dir.parent)
@@ -129,6 +129,31 @@ class PartialDir:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+@contextmanager
+def written_whole(out_dir: Path) -> Iterator[PartialDir]:
+    """An empty `PartialDir`, whose data is `out_dir` after the block; after an error nothing is
+    left, and what had the name before still has it.
+
+    What a killed process leaves stays hidden, and the next one begins anew.
+    Errors: `UserError` for an `OSError` inside, and where another process writes there.
+    """
+    partial = PartialDir(out_dir)
+    try:
+        partial.lock()
+        try:
+            partial.clear()
+            yield partial
+            partial.sync()
+            partial.publish()
+        finally:
+            partial.remove()
+    except OSError as error:
+        raise UserError(
+            f"{out_dir} could not be written: {error.strerror or error} "
+            f"({error.filename or partial.path}); nothing was left behind"
+        ) from None
 
 
 def _remove(entry: Path) -> None:

@@ -1,4 +1,4 @@
-"""Conversions: exact both ways, small in memory, killed and resumed, and never wrong in silence."""
+"""Conversions: exact both ways, small in memory, whole or not there, and never wrong in silence."""
 
 import errno
 import json
@@ -301,38 +301,36 @@ def test_a_result_of_an_earlier_version_says_what_to_do(hf: Path, megatron: Path
     assert json.loads((megatron / "conversion.json").read_text()) == record
 
 
-def test_interrupted_conversion_goes_on(
+def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(hf, tmp_path / "whole", "megatron")
-    written: list[str] = []
-    original = output_module.Output.done
+    original, written = DirectFile.write_staged, list[int]()
 
-    def done(self: output_module.Output, target: output_module.Target) -> None:
+    def interrupted(self: DirectFile, data: memoryview, offset: int) -> None:
         if len(written) == 10:
             raise KeyboardInterrupt
-        written.append(target.name)
-        original(self, target)
+        written.append(offset)
+        original(self, data, offset)
 
-    monkeypatch.setattr(output_module.Output, "done", done)
-    with pytest.raises(KeyboardInterrupt):
-        run(hf, tmp_path / "out", "megatron")
-    assert not (tmp_path / "out").exists()
-    monkeypatch.undo()
-    figures = convert(open_source(hf), tmp_path / "out", "megatron", SMALL)
-    assert 0 < figures.resumed_bytes < figures.bytes
+    with monkeypatch.context() as patched:
+        patched.setattr(DirectFile, "write_staged", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(hf, tmp_path / "out", "megatron")
+    assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
+    run(hf, tmp_path / "out", "megatron")
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
-    assert not partial_dir(tmp_path / "out").exists()
 
 
-def test_changed_source_starts_anew(hf: Path, tmp_path: Path) -> None:
+def test_what_a_killed_try_left_is_not_used(hf: Path, tmp_path: Path) -> None:
     left = partial_dir(tmp_path / "out")
     (left / "data").mkdir(parents=True)
-    (left / "data" / "__0_0.distcp").write_bytes(b"x" * 999)
-    (left / "plan.json").write_text("{}")
-    (left / "journal").write_text("embedding.word_embeddings.weight\n")
+    for name in ("__0_0.distcp", "of_another_source"):
+        (left / "data" / name).write_bytes(b"x" * 999)
+    run(hf, tmp_path / "whole", "megatron")
     run(hf, tmp_path / "out", "megatron")
-    assert differing_tensors(open_source(hf), open_source(tmp_path / "out")) == []
+    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
+    assert not left.exists()
 
 
 def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
@@ -341,6 +339,7 @@ def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
     out = tmp_path / "out"
 
     def killed(self: PartialDir) -> None:
+        self.unlock()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -361,12 +360,13 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
     source, flag = (hf, "--hf") if to == "megatron" else (megatron, "--megatron")
     words = ["convert", f"to-{to}", flag, source, "--shard-size", "60KB", "--out"]
     slow = (
-        "import time; from megatron_opsft.convert import output as o\n"
+        "import time; from megatron_opsft.storage import partial as p\n"
         "def slowly(f):\n"
         "    def call(*a):\n"
         "        time.sleep(0.002); r = f(*a); time.sleep(0.002); return r\n"
         "    return call\n"
-        "o.write_bytes = slowly(o.write_bytes); o.Output.done = slowly(o.Output.done)\n"
+        "p.write_bytes = slowly(p.write_bytes)\n"
+        "p.DirectFile.write_staged = slowly(p.DirectFile.write_staged)\n"
     )
     cli.run(["config", "--reference"])  # the server is ready: from here on seconds mean something
     begin = time.monotonic()
@@ -451,8 +451,7 @@ def test_a_failed_sync_makes_the_next_try_write_everything_again(
         with pytest.raises(UserError, match="could not be written: Input/output error"):
             run(hf, out, "megatron")
     assert not out.exists()
-    figures = convert(open_source(hf), out, "megatron", SMALL)
-    assert figures.resumed_bytes == 0
+    run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
 
 
@@ -500,19 +499,13 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
 
 
 def test_what_another_conversion_left_goes_when_the_result_is_there(
-    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+    hf: Path, megatron: Path
 ) -> None:
     before = content_of(megatron)
-
-    def killed(self: output_module.Output, target: output_module.Target) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(output_module.Output, "done", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
     other = PartialDir(megatron)
     other.lock()
+    other.data.mkdir()
+    (other.data / "__0_0.distcp").write_bytes(b"x" * 999)
     run(hf, megatron, "megatron")
     assert other.data.exists()  # somebody is writing it
     other.unlock()
@@ -622,7 +615,7 @@ def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=700)
     monkeypatch.setattr(output_module.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"needs [\d.]+ MB more, but its disk has 700 bytes left"):
+    with pytest.raises(UserError, match=r"needs [\d.]+ MB, but its disk has 700 bytes left"):
         run(hf, tmp_path / "out", "megatron")
 
 
