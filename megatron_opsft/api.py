@@ -141,7 +141,7 @@ def convert(
 
     directory = find_source(str(source), to)
     check_paths(directory, Path(out), overwrite=overwrite)
-    from megatron_opsft.convert.model import convert_model
+    from megatron_opsft.convert.run import convert_model
 
     return convert_model(
         directory,

@@ -152,8 +152,8 @@ def _convert(
     from megatron_opsft.convert.paths import check_paths
 
     check_paths(directory, out, overwrite=overwrite)
-    from megatron_opsft.convert.model import convert_model
     from megatron_opsft.convert.progress import in_words
+    from megatron_opsft.convert.run import convert_model
 
     figures = convert_model(
         directory,

@@ -3,7 +3,9 @@
 import io
 import json
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -16,17 +18,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from megatron_opsft.convert.archive import Archive, archive_of
 from megatron_opsft.storage.direct_io import ALIGNMENT
 from megatron_opsft.storage.file_layout import FileLayout, PlannedFile, Target
 from megatron_opsft.storage.known_files import METADATA_NAME
-from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.regions import Region, data_offset, load_without_data, opened
 from megatron_opsft.weights.checkpoint_keys import (
-    Place,
+    Entry,
+    entry_of,
     exported_rules,
     extra_state_keys,
     lead_sizes,
-    place_of,
 )
 from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_parameter
@@ -42,6 +43,21 @@ _FORMAT = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The bytes around a tensor in a file of torch.save: `before`, then `data_bytes` of the tensor's
+    own, then `behind`.
+    """
+
+    before: bytes
+    behind: bytes
+    data_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.before) + self.data_bytes + len(self.behind)
+
+
 def megatron_layout(
     table: WeightTable, dtype: torch.dtype, max_file_bytes: int, scratch: Path
 ) -> FileLayout:
@@ -52,7 +68,7 @@ def megatron_layout(
     layout = _DistLayout(dtype, max_file_bytes, scratch)
     sizes = lead_sizes(table)
     for rule in exported_rules(table):
-        layout.add_tensor(rule, place_of(rule.mcore_name), sizes)
+        layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)
     return layout.finish()
@@ -89,11 +105,11 @@ class _DistLayout:
         assert isinstance(self._metadata.storage_data, dict)
         self._metadata.storage_data[index] = _StorageInfo(_file_name(file), start, num_bytes)
 
-    def add_tensor(self, rule: Rule, place: Place, lead: dict[str, tuple[int, ...]]) -> None:
+    def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
-        shape = (*(1 for _ in place.lead), *rule.mcore_shape)
+        shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
         if shape not in self._archives:
-            self._archives[shape] = archive_of(shape, self._dtype, self._scratch)
+            self._archives[shape] = _archive_of(shape, self._dtype, self._scratch)
         archive = self._archives[shape]
         # Whole pages are what disks read and write fastest; small tensors would waste most of one.
         alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
@@ -103,18 +119,18 @@ class _DistLayout:
         region = Region(Path(_file_name(file)), data, rule.mcore_shape, self._dtype)
         parts = shard_parameter(rule, 0, 1).parts
         self._targets.append(Target(rule.mcore_name, region, parts))
-        entry = self._metadata.state_dict_metadata.setdefault(
-            place.key,
+        stored = self._metadata.state_dict_metadata.setdefault(
+            entry.key,
             TensorStorageMetadata(
                 TensorProperties(dtype=self._dtype),
-                torch.Size((*lead[place.key], *rule.mcore_shape)),
+                torch.Size((*lead[entry.key], *rule.mcore_shape)),
                 [],
             ),
         )
-        assert isinstance(entry, TensorStorageMetadata)
-        offsets = torch.Size((*place.lead, *(0 for _ in rule.mcore_shape)))
-        index = MetadataIndex(place.key, offsets, len(entry.chunks))
-        entry.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
+        assert isinstance(stored, TensorStorageMetadata)
+        offsets = torch.Size((*entry.lead, *(0 for _ in rule.mcore_shape)))
+        index = MetadataIndex(entry.key, offsets, len(stored.chunks))
+        stored.chunks.append(ChunkStorageMetadata(offsets, torch.Size(shape)))
         self._store(index, file, start, archive.num_bytes)
 
     def add_object(self, key: str) -> None:
@@ -145,3 +161,26 @@ def _saved(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
+
+
+def _archive_of(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path) -> Archive:
+    """What torch.save puts around a contiguous tensor; the same for all of this shape and dtype.
+
+    A file with a hole in place of the data is written to `scratch` and removed again.
+    """
+    path = scratch / "archive"  # its name is part of the archive
+    tensor = torch.empty(shape, dtype=dtype)  # never touched, so it takes no memory
+    try:
+        with torch.serialization.skip_data():
+            torch.save(tensor, path)
+        with opened(path) as file:
+            stored = load_without_data(cast(IO[bytes], file), str(path))
+            assert isinstance(stored, torch.Tensor)
+            start = data_offset(stored, cast(IO[bytes], file), str(path))
+            file.seek(0)
+            before = file.read(start)
+            file.seek(start + tensor.nbytes)
+            behind = file.read()
+    finally:
+        path.unlink(missing_ok=True)
+    return Archive(before=before, behind=behind, data_bytes=tensor.nbytes)

@@ -23,10 +23,10 @@ from megatron_opsft.storage.dist_metadata import (
 )
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
-    Place,
+    Entry,
+    entry_of,
     exported_rules,
-    other_places,
-    place_of,
+    other_entries,
 )
 from megatron_opsft.weights.rectangles import Copy, Rect
 from megatron_opsft.weights.rules import Rule, WeightTable
@@ -45,8 +45,8 @@ class MegatronTensors:
         self.model_dir = Path(directory)
         self._table = table
         self._stored = read_metadata(self.model_dir)
-        self._places: dict[str, Place] = {}
-        self._chunks: dict[Place, list[Chunk]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._chunks: dict[Entry, list[Chunk]] = {}
         self._locate = lru_cache(maxsize=None)(self._locate_chunk)
         self._match()
 
@@ -57,11 +57,11 @@ class MegatronTensors:
         return self._table.hf_shapes()
 
     def dtype(self, name: str) -> torch.dtype:
-        return self._stored[self._places[self._table.by_hf_name(name).mcore_name].key].dtype
+        return self._stored[self._entries[self._table.by_hf_name(name).mcore_name].key].dtype
 
     def files(self) -> tuple[Path, ...]:
         """The files of the weights, each once."""
-        keys = dict.fromkeys(place.key for place in self._places.values())
+        keys = dict.fromkeys(entry.key for entry in self._entries.values())
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
 
     def header(self) -> bytes:
@@ -86,7 +86,7 @@ class MegatronTensors:
                 self._copy(rule, rows, out, wanted)
 
     def _match(self) -> None:
-        """Give every parameter its place; strict both ways."""
+        """Find the entry of every parameter; strict both ways."""
         record, vocab_size = read_record(self.model_dir), self._table.shape.vocab_size
         if record is not None and record["vocab_size"] != vocab_size:
             # The padding hides it: the padded embedding could be one of either size.
@@ -96,17 +96,17 @@ class MegatronTensors:
             )
         used: set[str] = set()
         for rule in exported_rules(self._table):
-            candidates = (place_of(rule.mcore_name), *other_places(rule.mcore_name))
-            place = next((p for p in candidates if p.key in self._stored), None)
-            if place is None:
+            candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
+            entry = next((p for p in candidates if p.key in self._stored), None)
+            if entry is None:
                 raise UserError(
                     f"{self.model_dir} holds no {candidates[0].key}, which a "
                     f"{self._table.shape.architecture} has"
                 )
-            self._check_shape(rule, place)
-            self._places[rule.mcore_name] = place
-            used.add(place.key)
-        leads = {place.key: len(place.lead) for place in self._places.values()}
+            self._check_shape(rule, entry)
+            self._entries[rule.mcore_name] = entry
+            used.add(entry.key)
+        leads = {entry.key: len(entry.lead) for entry in self._entries.values()}
         for key, num_leads in leads.items():
             self._index(key, num_leads)
         unexpected = [
@@ -123,19 +123,19 @@ class MegatronTensors:
         for chunk in self._stored[key].chunks:
             bounds = zip(chunk.offsets, chunk.sizes, strict=True)
             for lead in product(*(range(o, o + n) for o, n in islice(bounds, num_leads))):
-                self._chunks.setdefault(Place(key, lead), []).append(chunk)
+                self._chunks.setdefault(Entry(key, lead), []).append(chunk)
 
-    def _check_shape(self, rule: Rule, place: Place) -> None:
-        stored, lead = self._stored[place.key].shape, len(place.lead)
+    def _check_shape(self, rule: Rule, entry: Entry) -> None:
+        stored, lead = self._stored[entry.key].shape, len(entry.lead)
         fits = len(stored) == lead + len(rule.mcore_shape)
-        fits = fits and all(i < n for i, n in zip(place.lead, stored[:lead], strict=True))
+        fits = fits and all(i < n for i, n in zip(entry.lead, stored[:lead], strict=True))
         inner, wanted = stored[lead:], rule.mcore_shape
         if rule.kind is ShardKind.VOCABULARY:  # other writers pad the vocabulary to other multiples
             fits = fits and inner[0] >= rule.hf_shapes[0][0]
             inner, wanted = inner[1:], wanted[1:]
         if not fits or inner != wanted:
             raise UserError(
-                f"{self.model_dir}: tensor {place.key} has shape {list(stored)}, but config.json "
+                f"{self.model_dir}: tensor {entry.key} has shape {list(stored)}, but config.json "
                 f"means {list(rule.mcore_shape)} for each layer"
             )
 
@@ -144,25 +144,25 @@ class MegatronTensors:
 
         out: what `wanted` holds, a rectangle around the part.
         """
-        place = self._places[rule.mcore_name]
-        for chunk in self._chunks[place]:
-            offsets, sizes = (values[len(place.lead) :] for values in (chunk.offsets, chunk.sizes))
+        entry = self._entries[rule.mcore_name]
+        for chunk in self._chunks[entry]:
+            offsets, sizes = (values[len(entry.lead) :] for values in (chunk.offsets, chunk.sizes))
             height, width = (*sizes, 1)[:2]
             row, column = (*offsets, 0)[:2]
             in_parameter = Rect(rule.mcore_name, row, row + height, column, column + width)
             copy = part.then(Copy(in_parameter, Rect("", 0, height, 0, width)))
             if copy is not None:
-                region, target = self._region(chunk, place), copy.source.relative_to(wanted)
+                region, target = self._region(chunk, entry), copy.source.relative_to(wanted)
                 rows = copy.target.row0, copy.target.row1
                 region.copy_rows(*rows, target.view(out), part.source.tensor)
 
-    def _region(self, chunk: Chunk, place: Place) -> Region:
+    def _region(self, chunk: Chunk, entry: Entry) -> Region:
         """The part of a chunk that belongs to one layer (and expert)."""
-        region = self._locate(place.key, chunk)
+        region = self._locate(entry.key, chunk)
         index = 0
-        for position, offset, size in zip(place.lead, chunk.offsets, chunk.sizes, strict=False):
+        for position, offset, size in zip(entry.lead, chunk.offsets, chunk.sizes, strict=False):
             index = index * size + position - offset
-        one = replace(region, shape=chunk.sizes[len(place.lead) :])
+        one = replace(region, shape=chunk.sizes[len(entry.lead) :])
         return replace(one, offset=one.offset + index * one.num_bytes)
 
     def _locate_chunk(self, key: str, chunk: Chunk) -> Region:

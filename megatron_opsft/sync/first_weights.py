@@ -9,7 +9,6 @@ are the same only if that puts every weight where the pull had found it.
 
 import logging
 import time
-from dataclasses import dataclass
 
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.engine import FileReader
@@ -21,38 +20,12 @@ from megatron_opsft.sync.weight_sync import WeightSync
 log = logging.getLogger("megatron_opsft")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstWeights:
-    """How the weights came.
-
-    seconds: of the slowest rank, from the files to the optimizer's main weights; pull_seconds: what
-    the way from the engine took of them. disk_bytes: what all ranks together had to fetch from
-    disks; the rest of the files was in the page cache.
-    """
-
-    by_engine: bool
-    file_bytes: int
-    disk_bytes: int
-    seconds: float
-    pull_seconds: float
-
-    def __str__(self) -> str:
-        """One line for the log."""
-        by = "by every rank its own slices"
-        if self.by_engine:
-            by = f"by the engine; {self.pull_seconds:.1f} s of it to fill the trainer's shards"
-        return (
-            f"weights: {self.file_bytes / 1e9:.3g} GB of files ({self.disk_bytes / 1e9:.3g} GB "
-            f"fetched from disks) read in {self.seconds:.1f} s {by}"
-        )
-
-
-def load_first_weights(
-    parts: TrainerParts, sync: WeightSync, reader: FileReader | None
-) -> FirstWeights:
+def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: FileReader | None) -> None:
     """Fill every shard and the optimizer's main weights; called by every rank.
 
-    reader: the engine of `sync`, where it may read the files; the log says where it cannot.
+    reader: the engine of `sync`, where it may read the files. The log says why it cannot, and how
+    the weights came: in how many seconds of the slowest rank, and how many bytes all ranks together
+    had to fetch from disks; the rest of the files was in the page cache.
     Errors: `SyncError` on every rank where the shards are not what the engine holds.
     """
     say = log.info if parts.shards.layout.is_main else _say_nothing
@@ -69,15 +42,16 @@ def load_first_weights(
     parts.start_main_weights()
     (disk_bytes,) = sum_over_world([disk_bytes_read() - disk_bytes_before])
     seconds, pull_seconds = max_over_world([time.perf_counter() - start, pull_seconds])
-    loaded = FirstWeights(
-        by_engine=reader is not None,
-        file_bytes=sum(file.stat().st_size for file in files),
-        disk_bytes=int(disk_bytes),
-        seconds=seconds,
-        pull_seconds=pull_seconds,
+    by = "by every rank its own slices"
+    if reader is not None:
+        by = f"by the engine; {pull_seconds:.1f} s of it to fill the trainer's shards"
+    say(
+        "weights: %.3g GB of files (%.3g GB fetched from disks) read in %.1f s %s",
+        sum(file.stat().st_size for file in files) / 1e9,
+        disk_bytes / 1e9,
+        seconds,
+        by,
     )
-    say("%s", loaded)
-    return loaded
 
 
 def _why_not(parts: TrainerParts, sync: WeightSync) -> str:

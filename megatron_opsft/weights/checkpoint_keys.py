@@ -20,43 +20,43 @@ _MOE_NORM, _PLAIN_MOE_NORM = "pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_n
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Entry:
     """Where a parameter is: `lead` are its indices on the prepended axes of the tensor `key`."""
 
     key: str
     lead: tuple[int, ...] = ()
 
 
-def place_of(te_name: str) -> Place:
-    """The place of a parameter, given by its global name in TransformerEngine's spelling."""
+def entry_of(te_name: str) -> Entry:
+    """The entry of a parameter, given by its global name in TransformerEngine's spelling."""
     layered = _LAYER.match(te_name)
     if layered is None:
-        return Place(te_name)
+        return Entry(te_name)
     layer, rest = int(layered[1]), layered[2]
     expert = _EXPERT.match(rest)
     if expert is None:
-        return Place(f"decoder.layers.{rest}", (layer,))
-    return Place(f"decoder.layers.mlp.experts.experts.{expert[1]}.weight", (layer, int(expert[2])))
+        return Entry(f"decoder.layers.{rest}", (layer,))
+    return Entry(f"decoder.layers.mlp.experts.experts.{expert[1]}.weight", (layer, int(expert[2])))
 
 
-def other_places(te_name: str) -> tuple[Place, ...]:
+def other_entries(te_name: str) -> tuple[Entry, ...]:
     """Where other writers put the same parameter: each layer by itself, or the norm renamed."""
     layered = _LAYER.match(te_name)
     if layered is None:
         return ()
-    places = [Place(te_name)]
+    entries = [Entry(te_name)]
     if layered[2] == _MOE_NORM:
-        places.append(Place(f"decoder.layers.{_PLAIN_MOE_NORM}", (int(layered[1]),)))
-    return tuple(places)
+        entries.append(Entry(f"decoder.layers.{_PLAIN_MOE_NORM}", (int(layered[1]),)))
+    return tuple(entries)
 
 
 def lead_sizes(table: WeightTable) -> dict[str, tuple[int, ...]]:
     """Key -> sizes of its prepended axes, in the order of the model."""
     sizes: dict[str, tuple[int, ...]] = {}
     for rule in exported_rules(table):
-        place = place_of(rule.mcore_name)
-        known = sizes.get(place.key, (0,) * len(place.lead))
-        sizes[place.key] = tuple(max(n, i + 1) for n, i in zip(known, place.lead, strict=True))
+        entry = entry_of(rule.mcore_name)
+        known = sizes.get(entry.key, (0,) * len(entry.lead))
+        sizes[entry.key] = tuple(max(n, i + 1) for n, i in zip(known, entry.lead, strict=True))
     return sizes
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from megatron_opsft.weights.checkpoint_keys import extra_state_keys, lead_sizes, place_of
+from megatron_opsft.weights.checkpoint_keys import entry_of, extra_state_keys, lead_sizes
 from megatron_opsft.weights.rules import WeightTable
 
 
@@ -45,7 +45,7 @@ def key_problems(table: WeightTable, te: list[Any], local: list[Any]) -> Iterato
     )
     sizes = lead_sizes(table)
     wanted = {
-        place_of(rule.mcore_name).key: (*sizes[place_of(rule.mcore_name).key], *rule.mcore_shape)
+        entry_of(rule.mcore_name).key: (*sizes[entry_of(rule.mcore_name).key], *rule.mcore_shape)
         for rule in table.rules
         if not rule.replica
     }

@@ -20,7 +20,7 @@ from te_checkpoints import checkpoint_entries, key_problems
 from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.weights.checkpoint_keys import place_of
+from megatron_opsft.weights.checkpoint_keys import entry_of
 from megatron_opsft.weights.rules import WeightTable, local_to_global
 from megatron_opsft.weights.slicing import shard_shape
 
@@ -231,7 +231,7 @@ def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
                 problems += key_problems(table, models, build(case, gpu, parallel, te=False))
                 if stage == place == 0 and case.grouped:
                     problems += optimizer_problems(case, models, parallel)
-    wanted = {place_of(r.mcore_name).key for r in table.rules if not r.replica}
+    wanted = {entry_of(r.mcore_name).key for r in table.rules if not r.replica}
     problems += [f"no rank writes checkpoint key {key}" for key in wanted - keys]
     return {
         "case": str(case),
