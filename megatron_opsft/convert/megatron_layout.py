@@ -45,9 +45,7 @@ _FORMAT = {
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The bytes around a tensor in a file of torch.save: `before`, then `data_bytes` of the tensor's
-    own, then `behind`.
-    """
+    """A tensor in a file of torch.save: `before`, then `data_bytes` of its own, then `behind`."""
 
     before: bytes
     behind: bytes

@@ -18,7 +18,7 @@ from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.runtime.distributed import broadcast_over, ranks_by_value
 from megatron_opsft.weights.rules import Rule
-from megatron_opsft.weights.slicing import merge_shards, shard_shape, whole_tensors
+from megatron_opsft.weights.slicing import merge_shards, shard_shape
 
 BUCKET_BYTES = 256 * 2**20
 
@@ -93,7 +93,7 @@ class Exporter:
         for bucket in self._buckets:
             if layout.tp_size == layout.pp_size == layout.ep_size == 1:
                 for rule in bucket.rules:
-                    yield from whole_tensors(rule, self._own[rule.mcore_name])
+                    yield from merge_shards(rule, [self._own[rule.mcore_name]]).items()
                 continue
             gathered = self._gather(bucket)
             start = 0
@@ -101,9 +101,7 @@ class Exporter:
                 shape = shard_shape(rule, self._tp_size(rule))
                 stop = start + self._shard_numel(rule)
                 shards = [flat[start:stop].view(shape) for flat in gathered]
-                if len(shards) == 1:
-                    yield from whole_tensors(rule, shards[0])
-                elif rule.kind is ShardKind.VOCABULARY and len(bucket.rules) == 1:
+                if rule.kind is ShardKind.VOCABULARY and len(bucket.rules) == 1:
                     # The largest tensors by far: their shards lie one below the other already.
                     rows = rule.hf_shapes[0][0]
                     yield rule.hf_names[0], gathered.view(-1, *shape[1:])[:rows]

@@ -27,16 +27,41 @@ ALONE_BYTES = 2**17
 """From this size on a rectangle travels alone."""
 
 
-_Landing = tuple[Sequence[Tensor], Tensor]
-"""Views, and the message that is still to be written to them."""
+class _Message:
+    """Views of parameters that travel together, in `buffer`: the memory of one that is contiguous,
+    or memory of their own.
+    """
+
+    def __init__(self, views: Sequence[Tensor]) -> None:
+        self._views = views
+        self._is_copy = len(views) > 1 or not views[0].is_contiguous()
+        self.buffer = views[0]
+        if self._is_copy:
+            self.buffer = views[0].new_empty(sum(view.numel() for view in views))
+
+    def pack(self) -> None:
+        """Views -> buffer."""
+        for view, packed in self._pairs():
+            packed.copy_(view)
+
+    def unpack(self) -> None:
+        """Buffer -> views."""
+        for view, packed in self._pairs():
+            view.copy_(packed)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each view and its part of the buffer."""
+        if self._is_copy:
+            parts = self.buffer.split([view.numel() for view in self._views])
+            yield from ((v, part.view(v.shape)) for v, part in zip(self._views, parts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Posted:
-    """A round on its way. The buffers must live until all of `works` have been waited for."""
+    """A round on its way. The messages must live until all of `works` have been waited for."""
 
-    packed: Sequence[Tensor]
-    landings: Sequence[_Landing]
+    sent: Sequence[_Message]
+    received: Sequence[_Message]
     works: Sequence[Any]
 
 
@@ -71,8 +96,8 @@ class Transfer:
             dist.all_reduce(self._empty.new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         posted: _Posted | None = None
-        for number, current in enumerate(self._program.rounds):
-            following = self._post(current, number)
+        for index, current in enumerate(self._program.rounds):
+            following = self._post(current, index)
             if posted is None:
                 self._fill_locally()
             else:
@@ -83,38 +108,26 @@ class Transfer:
         else:
             self._finish(posted)
 
-    def _post(self, current: Round, number: int) -> _Posted:
-        packed, landings = [], []
+    def _post(self, current: Round, index: int) -> _Posted:
+        sent, received = [], []
         operations: list[dist.P2POp] = []
         for peer, rects in current.receives.items():
-            for views in _together(_views(rects, self._targets)):
-                message = self._room(views)
-                if len(views) > 1 or message is not views[0]:
-                    landings.append((views, message))
-                operations.append(dist.P2POp(dist.irecv, message, peer, tag=number))
+            for message in _messages(rects, self._targets):
+                received.append(message)
+                operations.append(dist.P2POp(dist.irecv, message.buffer, peer, tag=index))
         for peer, rects in current.sends.items():
-            for views in _together(_views(rects, self._sources)):
-                message = self._room(views)
-                if len(views) > 1 or message is not views[0]:
-                    packed.append(message)
-                    for view, place in _places(views, message):
-                        place.copy_(view)
-                operations.append(dist.P2POp(dist.isend, message, peer, tag=number))
+            for message in _messages(rects, self._sources):
+                message.pack()
+                sent.append(message)
+                operations.append(dist.P2POp(dist.isend, message.buffer, peer, tag=index))
         works = dist.batch_isend_irecv(operations) if operations else []
-        return _Posted(packed, landings, works)
-
-    def _room(self, views: Sequence[Tensor]) -> Tensor:
-        """A message of these views: the memory of one alone, or a buffer."""
-        if len(views) == 1 and views[0].is_contiguous():
-            return views[0]
-        return self._empty.new_empty(sum(view.numel() for view in views))
+        return _Posted(sent, received, works)
 
     def _finish(self, posted: _Posted) -> None:
         for work in posted.works:
             work.wait()
-        for views, message in posted.landings:
-            for view, place in _places(views, message):
-                view.copy_(place)
+        for message in posted.received:
+            message.unpack()
 
     def _fill_locally(self) -> None:
         for copy in self._program.copies:
@@ -124,27 +137,15 @@ class Transfer:
             padding.view(self._targets[padding.tensor]).zero_()
 
 
-def _views(rects: Sequence[Rect], parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """The places of a message in these parameters."""
-    return [rect.view(parameters[rect.tensor]) for rect in rects]
-
-
-def _together(views: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """What travels as one message: large ones alone, without a copy where they are contiguous; the
-    small ones in one. Sender and receiver decide by size alone.
+def _messages(rects: Sequence[Rect], tensors: Mapping[str, Tensor]) -> Iterator[_Message]:
+    """Large rectangles travel alone, without a copy where they are contiguous; the small ones in
+    one message. Sender and receiver decide by size alone.
     """
-    small = [view for view in views if view.numel() * view.itemsize < ALONE_BYTES]
+    views = [rect.view(tensors[rect.tensor]) for rect in rects]
+    small = [view for view in views if view.nbytes < ALONE_BYTES]
     if small:
-        yield small
-    yield from ([view] for view in views if view.numel() * view.itemsize >= ALONE_BYTES)
-
-
-def _places(views: Sequence[Tensor], message: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each view, and its place in a message of them."""
-    start = 0
-    for view in views:
-        yield view, message.view(-1)[start : start + view.numel()].view(view.shape)
-        start += view.numel()
+        yield _Message(small)
+    yield from (_Message([view]) for view in views if view.nbytes >= ALONE_BYTES)
 
 
 def _check_parameters(
@@ -201,16 +202,16 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     layout, table = shards.layout, shards.table
     names = tuple(rule.mcore_name for rule, _ in shards.parameters)
     cuts = {is_expert: layout.cut(is_expert=is_expert) for is_expert in (False, True)}
-    places = tuple(cut.tp_rank for cut in cuts.values())
+    tp_ranks = tuple(cut.tp_rank for cut in cuts.values())
     return [
         Placement(
             ranks=ranks,
             parameters=tuple(
-                shard_parameter(rule, tp_ranks[rule.is_expert], cuts[rule.is_expert].tp_size)
+                shard_parameter(rule, of_kind[rule.is_expert], cuts[rule.is_expert].tp_size)
                 for rule in map(table.by_mcore_name, held)
             ),
         )
-        for (tp_ranks, held), ranks in ranks_by_value((places, names)).items()
+        for (of_kind, held), ranks in ranks_by_value((tp_ranks, names)).items()
     ]
 
 

@@ -6,7 +6,7 @@ disagree. TP size 1 gives the whole Megatron parameter, which is what a checkpoi
 on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import lcm
 
@@ -67,22 +67,24 @@ def shard_parameter(rule: Rule, tp_rank: int, tp_size: int) -> Parameter:
     parts: list[Copy] = []
     position = 0
     for unit in units:
-        for number, hf_shape in enumerate(rule.hf_shapes):
-            size = _divide(hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[number]}")
-            parts.append(_copy(rule, number, axis, unit * size, (unit + 1) * size, position))
+        for index, hf_shape in enumerate(rule.hf_shapes):
+            size = _divide(hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[index]}")
+            parts.append(_copy(rule, index, axis, unit * size, (unit + 1) * size, position))
             position += size
     shape = shard_shape(rule, tp_size)
     return Parameter(rule.mcore_name, shape, tuple(parts), shape[0])
 
 
-def _copy(rule: Rule, number: int, axis: int, start: int, stop: int, position: int) -> Copy:
-    """[start, stop) of an HF tensor along `axis`, whole along the other, to `position` onwards."""
-    across = (*rule.hf_shapes[number], 1)[1 - axis]
+def _copy(rule: Rule, index: int, axis: int, start: int, stop: int, position: int) -> Copy:
+    """[start, stop) of the HF tensor of this index along `axis`, whole along the other, to
+    `position` onwards.
+    """
+    across = (*rule.hf_shapes[index], 1)[1 - axis]
     position_stop = position + stop - start
     if axis == 0:
-        source = Rect(rule.hf_names[number], start, stop, 0, across)
+        source = Rect(rule.hf_names[index], start, stop, 0, across)
         return Copy(source, Rect(rule.mcore_name, position, position_stop, 0, across))
-    source = Rect(rule.hf_names[number], 0, across, start, stop)
+    source = Rect(rule.hf_names[index], 0, across, start, stop)
     return Copy(source, Rect(rule.mcore_name, 0, across, position, position_stop))
 
 
@@ -109,30 +111,24 @@ def fill_shard(rule: Rule, read: ReadRect, shard: Tensor, *, tp_rank: int, tp_si
 def merge_shards(rule: Rule, shards: Sequence[Tensor]) -> dict[str, Tensor]:
     """The HF tensors of a rule from the shards of all TP ranks in order.
 
-    New tensors with the dtype and device of the first shard. Of a parameter that is not cut, rank
-    0's is taken.
+    Dtype and device of the first shard. New tensors, but views of a whole parameter (TP size 1)
+    where they are one rectangle of it. Of a parameter that is not cut, rank 0's shard is taken.
     """
-    targets = {
-        name: torch.empty(shape, dtype=shards[0].dtype, device=shards[0].device)
-        for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
-    }
+    parts: dict[str, list[tuple[Copy, Tensor]]] = {name: [] for name in rule.hf_names}
     for tp_rank, shard in enumerate(shards[:1] if rule.kind is ShardKind.COPY else shards):
         _check_shard(rule, shard, len(shards))
         for part in shard_parameter(rule, tp_rank, len(shards)).parts:
-            part.source.view(targets[part.source.tensor]).copy_(part.target.view(shard))
-    return targets
-
-
-def whole_tensors(rule: Rule, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The HF tensors of a whole parameter (TP size 1): views where each is one rectangle of it, new
-    tensors where they are interleaved.
-    """
-    _check_shard(rule, parameter, 1)
-    parts = shard_parameter(rule, 0, 1).parts
-    if len(parts) == len(rule.hf_names):
-        yield from ((part.source.tensor, part.target.view(parameter)) for part in parts)
-    else:
-        yield from merge_shards(rule, [parameter]).items()
+            parts[part.source.tensor].append((part, shard))
+    merged: dict[str, Tensor] = {}
+    for (name, held), shape in zip(parts.items(), rule.hf_shapes, strict=True):
+        if len(shards) == len(held) == 1:
+            ((part, shard),) = held
+            merged[name] = part.target.view(shard)
+            continue
+        merged[name] = shards[0].new_empty(shape)
+        for part, shard in held:
+            part.source.view(merged[name]).copy_(part.target.view(shard))
+    return merged
 
 
 def _check_shard(rule: Rule, shard: Tensor, tp_size: int) -> None:

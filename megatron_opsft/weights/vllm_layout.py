@@ -118,17 +118,17 @@ def _held_rect(hf_name: str, rule: Rule, shape: ModelShape, tp_rank: int, tp_siz
     vLLM cuts where Megatron does, but for whole heads of k and v: where there are fewer than ranks,
     each is on several.
     """
-    number_of = rule.hf_names.index(hf_name)
-    rect = whole(hf_name, rule.hf_shapes[number_of])
+    index = rule.hf_names.index(hf_name)
+    rect = whole(hf_name, rule.hf_shapes[index])
     if rule.kind is ShardKind.COPY:
         return rect
     if rule.kind is ShardKind.ROW:
         size = rect.col1 // tp_size
         return replace(rect, col0=tp_rank * size, col1=(tp_rank + 1) * size)
-    size, number = rect.row1 // tp_size, tp_rank
+    size, part = rect.row1 // tp_size, tp_rank
     if rule.kind is ShardKind.VOCABULARY:
         size = _padded_vocabulary(shape) // tp_size
-    elif rule.kind is ShardKind.QKV and number_of > 0 and tp_size > shape.num_kv_heads:
-        size, number = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
-    start, stop = (min(edge * size, rect.row1) for edge in (number, number + 1))
+    elif rule.kind is ShardKind.QKV and index > 0 and tp_size > shape.num_kv_heads:
+        size, part = shape.head_dim, tp_rank // (tp_size // shape.num_kv_heads)
+    start, stop = (min(edge * size, rect.row1) for edge in (part, part + 1))
     return replace(rect, row0=start, row1=stop)
