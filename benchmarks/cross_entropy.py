@@ -26,9 +26,9 @@ from ranks import join_ranks, measured, run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.cross_entropy import choose_cross_entropy, summed_loss
+from megatron_opsft.loss.cross_entropy import summed_loss, te_problem
 from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss
-from megatron_opsft.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import Device, peak_flops
@@ -54,7 +54,7 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     rows = padded_vocab_size(args.vocab, args.tp) // args.tp
     if impl != "eager":
         method = choose_cross_entropy(
-            impl, device, dtype=args.dtype, max_tokens=args.tokens, rows_per_rank=rows
+            impl, te_problem(device, args.dtype), max_tokens=args.tokens, rows_per_rank=rows
         ).method
     weight: Any = torch.nn.Parameter(torch.empty(rows, args.hidden, **where))
     with torch.no_grad():
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    methods = ("auto", "fused_linear", "vocab_parallel", "te", "eager")
+    methods = ("auto", "fused_linear", "te", "eager")
     parser.add_argument("--impl", nargs="+", choices=methods, default=["fused_linear", "eager"])
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")

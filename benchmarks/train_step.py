@@ -28,7 +28,8 @@ from megatron_opsft.architectures.flops import forward_flops, quadratic_at
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
-from megatron_opsft.loss.cross_entropy import choose_cross_entropy
+from megatron_opsft.loss.cross_entropy import te_problem
+from megatron_opsft.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
@@ -69,8 +70,7 @@ def build_trainer(
     )
     loss = choose_cross_entropy(
         args.impl,
-        device,
-        dtype=args.dtype,
+        te_problem(device, args.dtype),
         max_tokens=args.tokens,
         rows_per_rank=padded_vocab_size(shape.vocab_size, args.tp) // args.tp,
     )
@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    methods = ("auto", "fused_linear", "vocab_parallel", "te")
+    methods = ("auto", "fused_linear", "te")
     parser.add_argument("--impl", choices=methods, default="auto", help="train.cross_entropy")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")

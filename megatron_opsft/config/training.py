@@ -93,9 +93,9 @@ class TrainConfig(Section):
         ge=1,
         description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own.",
     )
-    cross_entropy: Literal["auto", "te", "vocab_parallel", "fused_linear"] = Field(
+    cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
         "auto",
-        description="te: TransformerEngine's, on all logits of the response tokens; vocab_parallel: Megatron's, on the same; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
+        description="te: TransformerEngine's, on all logits of the response tokens; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
     )
     recompute: Annotated[Literal["none", "selective", "full"], FREE] = Field(
         "none",

@@ -1,26 +1,22 @@
-"""Token losses of a micro-batch from the hidden states of its last layer, in one of three ways.
+"""Token losses of a micro-batch from the hidden states of its last layer, in one of two ways.
 
-| `train.cross_entropy` | logits of the response tokens              |                             |
-|-----------------------|--------------------------------------------|-----------------------------|
-| `te`                  | all, model's dtype                         | TransformerEngine's kernel  |
-| `vocab_parallel`      | all, model's dtype and again in float32    | Megatron's                  |
-| `fused_linear`        | a chunk at a time, float32                 | `fused_linear.py`           |
+| `train.cross_entropy` | logits of the response tokens |                            |
+|-----------------------|-------------------------------|----------------------------|
+| `te`                  | all, model's dtype            | TransformerEngine's kernel |
+| `fused_linear`        | a chunk at a time, float32    | `fused_linear.py`          |
 
-None of them computes logits of prompts or fillers. Megatron's own fused variant is not offered: it
-rounds every gradient to bfloat16. Columns that only pad the vocabulary get no probability and no
-gradient, so the loss is the one of the unpadded Hugging Face model.
+Neither computes logits of prompts or padding tokens. Megatron's own losses are not offered: one
+keeps all logits in float32 as well, the other rounds every gradient to bfloat16. Columns that only
+pad the vocabulary get no probability and no gradient, so the loss is the one of the unpadded
+Hugging Face model.
 """
 
-from typing import Literal
-
 import torch
-from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
 from torch import Tensor
 
-from megatron_opsft.errors import UserError
 from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.loss_memory import CrossEntropy, Method, fastest_that_fits
+from megatron_opsft.loss.loss_memory import Method
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.loss.token_losses import TokenLosses
 from megatron_opsft.runtime.device import Device, transformer_engine_version
@@ -30,29 +26,7 @@ from megatron_opsft.runtime.device import Device, transformer_engine_version
 _TE_WITH_EXACT_CROSS_ENTROPY = (2, 20)
 
 
-def choose_cross_entropy(
-    wanted: Literal["auto", "te", "vocab_parallel", "fused_linear"],
-    device: Device,
-    *,
-    dtype: str,
-    max_tokens: int,
-    rows_per_rank: int,
-) -> CrossEntropy:
-    """max_tokens: of a micro-batch; rows_per_rank: of the output layer on one rank.
-
-    Errors: `UserError` when `te` is asked for and cannot be had.
-    """
-    problem = _te_problem(device, dtype)
-    if wanted == "te" and problem:
-        raise UserError(
-            f"train.cross_entropy=te: {problem}; use train.cross_entropy=auto or fused_linear"
-        )
-    if wanted != "auto":
-        return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
-    return fastest_that_fits(problem, max_tokens=max_tokens, rows_per_rank=rows_per_rank)
-
-
-def _te_problem(device: Device, dtype: str) -> str:
+def te_problem(device: Device, dtype: str) -> str:
     """Why TransformerEngine's cross-entropy is not for this run; empty when it is."""
     if not device.is_cuda:
         return "TransformerEngine needs CUDA"
@@ -94,26 +68,24 @@ def summed_loss(
         sequence_parallel=False,
         tp_group=head.group,
     )
-    log_probs_R = -losses_of_logits(method, logits_1RV, labels_R[None], head)[0]
+    log_probs_R = -losses_of_logits(logits_1RV, labels_R[None], head)[0]
     return losses(log_probs_R).sum(), log_probs_R.detach()
 
 
-def losses_of_logits(
-    method: Method, logits_1RV: Tensor, labels_1R: Tensor, head: OutputHead
-) -> Tensor:
+def losses_of_logits(logits_1RV: Tensor, labels_1R: Tensor, head: OutputHead) -> Tensor:
     """-log p(label) of each position, float32 [1, R], equal on all ranks of the group, which all
     call it. Overwrites the logits.
     """
+    if not labels_1R.numel():  # TransformerEngine's kernel wants some
+        return logits_1RV.sum(-1, dtype=torch.float32)
     if head.temperature != 1.0:
         logits_1RV.div_(head.temperature)
     if head.num_rows < logits_1RV.shape[-1]:
         # Not -inf: a rank whose columns are all padding would compute inf - inf.
         logits_1RV[..., head.num_rows :] = torch.finfo(logits_1RV.dtype).min
-    if method == "te" and labels_1R.numel():
-        # Not Megatron's wrapper: it keeps a second copy of the logits for the backward pass.
-        from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+    # Not Megatron's wrapper: it keeps a second copy of the logits for the backward pass.
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
 
-        return parallel_cross_entropy(
-            logits_1RV, labels_1R, dist_process_group=head.group, overwrite_input=True
-        )
-    return vocab_parallel_cross_entropy(logits_1RV.float(), labels_1R)
+    return parallel_cross_entropy(
+        logits_1RV, labels_1R, dist_process_group=head.group, overwrite_input=True
+    )

@@ -6,9 +6,10 @@ What a run decides by, and what a plan can count on before it runs: nothing of M
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.loss.products import BLOCK_ROWS
 
-Method = Literal["te", "vocab_parallel", "fused_linear"]
+Method = Literal["te", "fused_linear"]
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
 # their products.
@@ -43,11 +44,25 @@ class CrossEntropy:
     reason: str
 
 
-def fastest_that_fits(te_problem: str, *, max_tokens: int, rows_per_rank: int) -> CrossEntropy:
-    """The choice of `train.cross_entropy=auto`. te_problem: why TransformerEngine's kernel is not
-    for this run, empty where it is; max_tokens: of a micro-batch; rows_per_rank: of the output
-    layer.
+def choose_cross_entropy(
+    wanted: Literal["auto", "te", "fused_linear"],
+    te_problem: str,
+    *,
+    max_tokens: int,
+    rows_per_rank: int,
+) -> CrossEntropy:
+    """wanted: `train.cross_entropy`, of which auto is the fastest that fits; te_problem: why
+    TransformerEngine's kernel is not for this run, empty where it is; max_tokens: of a micro-batch;
+    rows_per_rank: of the output layer.
+
+    Errors: `UserError` when `te` is asked for and cannot be had.
     """
+    if wanted == "te" and te_problem:
+        raise UserError(
+            f"train.cross_entropy=te: {te_problem}; use train.cross_entropy=auto or fused_linear"
+        )
+    if wanted != "auto":
+        return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
     if te_problem:
         return CrossEntropy(method="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
@@ -103,20 +118,13 @@ def whole_logits_bytes(
     rows_per_rank: int,
     *,
     dtype_bytes: int,
-    method: Literal["te", "vocab_parallel"],
-    fused_weight_gradient: bool = False,
 ) -> int:
-    """The same for the two losses that compute all logits of the response tokens at once.
+    """The same for `te`, which computes all logits of the response tokens at once.
 
-    te: logits in the model's dtype, overwritten by their gradient. vocab_parallel: those, and in
-    float32 the softmax that becomes their gradient; in a float32 model they are one. Then hidden
-    states of the response tokens, their gradient, and the weight's unless Apex adds it to the main
-    gradient.
+    The logits, overwritten by their gradient; hidden states of the response tokens, and their
+    gradient; the weight's gradient.
     """
-    per_logit = dtype_bytes
-    if method == "vocab_parallel" and dtype_bytes < 4:
-        per_logit += 4
-    logits = num_loss_tokens * rows_per_rank * per_logit
+    logits = num_loss_tokens * rows_per_rank * dtype_bytes
     hidden = 2 * num_loss_tokens * hidden_size * dtype_bytes
-    weight = 0 if fused_weight_gradient else rows_per_rank * hidden_size * dtype_bytes
+    weight = rows_per_rank * hidden_size * dtype_bytes
     return logits + hidden + weight + 24 * num_loss_tokens

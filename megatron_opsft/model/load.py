@@ -10,7 +10,8 @@ import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
-from megatron_opsft.loss.cross_entropy import choose_cross_entropy
+from megatron_opsft.loss.cross_entropy import te_problem
+from megatron_opsft.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.model.optimizer import build_optimizer
@@ -71,8 +72,7 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     table = WeightTable(shape, norm_names, config.parallel.tp)
     loss = choose_cross_entropy(
         config.train.cross_entropy,
-        device,
-        dtype=config.model.dtype,
+        te_problem(device, config.model.dtype),
         max_tokens=config.train.max_tokens_per_microbatch,
         rows_per_rank=padded_vocab_size(shape.vocab_size, config.parallel.tp) // config.parallel.tp,
     )

@@ -9,7 +9,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.loss.cross_entropy import CrossEntropy
+from megatron_opsft.loss.loss_memory import CrossEntropy
 from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, has_transformer_engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -7,7 +7,7 @@ from typing import Literal
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.batching.zigzag import filled
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
+from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.rollout.traits import EngineTraits, engine_traits
@@ -96,12 +96,10 @@ class TrainingJob:
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As `loss.cross_entropy.choose_cross_entropy` will choose."""
-        wanted = self.config.train.cross_entropy
-        if wanted != "auto":
-            return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
+        """As the trainer will choose. Errors: `UserError`."""
         problem = "" if self.modules == "te" else "TransformerEngine needs CUDA and bfloat16"
-        return fastest_that_fits(
+        return choose_cross_entropy(
+            self.config.train.cross_entropy,
             problem,
             max_tokens=self.config.train.max_tokens_per_microbatch,
             rows_per_rank=self.rows_per_rank,

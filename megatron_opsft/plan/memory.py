@@ -149,8 +149,7 @@ def _largest_weight_gradient(job: TrainingJob) -> float:
 
 def _loss_bytes(job: TrainingJob) -> float:
     """At most: every token of the micro-batch is one of a response."""
-    method = job.cross_entropy.method
-    if method == "fused_linear":
+    if job.cross_entropy.method == "fused_linear":
         return fused_linear_bytes(
             job.microbatch_tokens,
             job.microbatch_tokens,
@@ -165,7 +164,6 @@ def _loss_bytes(job: TrainingJob) -> float:
         job.shape.hidden_size,
         job.rows_per_rank,
         dtype_bytes=job.dtype_bytes,
-        method=method,
     )
 
 

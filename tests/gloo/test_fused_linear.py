@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from objective_cases import OBJECTIVES, losses_with_past
+from te_cross_entropy import install_stand_in
 from torch import Tensor
 from world import World
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.loss.cross_entropy import summed_loss
+from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import (
     Chunks,
     fused_linear_loss,
@@ -125,13 +126,14 @@ def join(case: Case) -> Any:
     return parallel_state.get_tensor_model_parallel_group()
 
 
-def results_of(cases: list[Case], method: str) -> list[Any]:
+def results_of(cases: list[Case], method: Method) -> list[Any]:
     """`loss_and_gradients` of each, in one job: all have one tensor-parallel size."""
     group = join(cases[0])
+    install_stand_in()
     return [loss_and_gradients(case, method, group) for case in cases]
 
 
-def loss_and_gradients(case: Case, method: str, group: Any) -> Any:
+def loss_and_gradients(case: Case, method: Method, group: Any) -> Any:
     """(loss, gradient of the hidden states, of this rank's rows), and that padding got none."""
     given = inputs(case)
     head = head_of(case, given.weight, group)
@@ -197,7 +199,7 @@ def check(case: Case, results: list[Any]) -> None:
     assert error(found_weight, grad_weight) < limit, case
 
 
-def check_all(world: World, cases: list[Case], method: str = "fused_linear") -> None:
+def check_all(world: World, cases: list[Case], method: Method = "fused_linear") -> None:
     for case, *results in zip(
         cases, *world.run(results_of, cases[0].tp, cases, method), strict=True
     ):
@@ -234,10 +236,10 @@ def test_equals_float64_autograd_for_flat_and_peaked_distributions(world: World)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_megatron_s_loss_equals_float64_autograd(world: World, tp: int) -> None:
+def test_the_loss_of_whole_logits_equals_float64_autograd(world: World, tp: int) -> None:
     cases = [Case(tp=tp, num_losses=n, main_grad=False) for n in (0, 1, 13)]
     cases += [Case(tp=tp, main_grad=False, sequence_parallel=True)] * (tp > 1)
-    check_all(world, cases, "vocab_parallel")
+    check_all(world, cases, "te")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -248,9 +250,9 @@ def test_objectives_equal_float64_autograd_for_any_chunks(world: World, tp: int)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_objectives_of_megatron_s_loss_equal_float64_autograd(world: World, tp: int) -> None:
+def test_objectives_of_whole_logits_equal_float64_autograd(world: World, tp: int) -> None:
     cases = [Case(tp=tp, main_grad=False, objective=o) for o in OBJECTIVES]
-    check_all(world, cases, "vocab_parallel")
+    check_all(world, cases, "te")
 
 
 def statistics_of(cases: list[Case]) -> list[Any]:

@@ -41,7 +41,7 @@ CONTEXT = [
     Case(cp=2, pp=2),
     Case(cp=2, pp=2, vpp=2),
     Case(cp=2, dp=2),
-    Case(cp=2, cross_entropy="vocab_parallel"),
+    Case(cp=2, cross_entropy="te"),
     Case(cp=2, model="qwen2_tied", recompute="full"),
     Case(cp=2, model="llama3"),
     Case(cp=2, model="qwen3_moe"),
@@ -97,9 +97,9 @@ def check(world: World, case: Case) -> int:
     return num_batches
 
 
-# Megatron's own cross-entropy on all logits of the response tokens.
+# The cross-entropy on all logits of the response tokens.
 UNFUSED = [
-    Case(cross_entropy="vocab_parallel", model=model, tp=tp, pp=pp, sequence_parallel=sp)
+    Case(cross_entropy="te", model=model, tp=tp, pp=pp, sequence_parallel=sp)
     for model, tp, pp, sp in (
         ("qwen2", 1, 1, False),
         ("qwen2_tied", 2, 1, True),

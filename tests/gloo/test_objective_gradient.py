@@ -123,5 +123,5 @@ def test_gradient_with_a_divergence_in_each_token_s_reward_matches_hf(
     assert min(expected.too_low, expected.too_high) > 5
 
 
-def test_gradient_of_megatron_s_loss_matches_hf(world: World) -> None:
-    check(world, replace(BASE, tp=2, cross_entropy="vocab_parallel"))
+def test_gradient_of_the_loss_of_whole_logits_matches_hf(world: World) -> None:
+    check(world, replace(BASE, tp=2, cross_entropy="te"))

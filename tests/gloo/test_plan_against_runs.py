@@ -16,7 +16,6 @@ CASES = [
     Case(recompute="selective"),
     Case(recompute="full"),
     Case(dtype="bfloat16", recompute="full"),
-    Case(cross_entropy="vocab_parallel"),
     Case(model="qwen3_moe"),
     Case(model="qwen3_moe", recompute="selective"),
     Case(tp=2),

@@ -100,15 +100,14 @@ def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunks: Chunks
     assert not weight.main_grad[vocab_size:].any()
 
 
-@pytest.mark.parametrize("method", ["te", "vocab_parallel"])
-def test_losses_of_whole_logits_are_near_float64_autograd(method: Method) -> None:
-    if method == "te" and not has_transformer_engine(select_device("cuda")):
+def test_losses_of_whole_logits_are_near_float64_autograd() -> None:
+    if not has_transformer_engine(select_device("cuda")):
         pytest.skip("needs TransformerEngine")
     hidden, weight, labels, weights = given(torch.bfloat16, 200, 5003, 256)
     expected = float64_autograd(hidden, weight[:5003], labels, weights)
     positions = torch.arange(200, device="cuda")
     losses = WeightedLikelihood(weights)
-    loss, _ = summed_loss(method, hidden, head_of(weight, 5003), positions, labels, losses)
+    loss, _ = summed_loss("te", hidden, head_of(weight, 5003), positions, labels, losses)
     loss.backward()
     # Their logits, and the gradient of these, are bfloat16.
     assert loss.item() == pytest.approx(expected[0], rel=1e-2)
@@ -118,7 +117,7 @@ def test_losses_of_whole_logits_are_near_float64_autograd(method: Method) -> Non
     assert not weight.grad[5003:].any()
 
 
-@pytest.mark.parametrize("method", ["fused_linear", "te", "vocab_parallel"])
+@pytest.mark.parametrize("method", ["fused_linear", "te"])
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_an_objective_s_gradient_is_float64_autograd_s(
     method: Method, objective: Objective

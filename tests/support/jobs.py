@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+from te_cross_entropy import install_stand_in
 from tiny_models import SHAPES, samples, weights
 
 from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
@@ -101,7 +102,7 @@ class Case:
         extra += [f"etp{self.etp}"] * bool(self.etp)
         extra += [f"vpp{self.vpp}"] * bool(self.vpp) + ["sp"] * self.sequence_parallel
         extra += ["no-overlap"] * (not self.overlap)
-        extra += ["vocab_parallel"] * (self.cross_entropy == "vocab_parallel")
+        extra += ["te"] * (self.cross_entropy == "te")
         return "-".join([self.model, f"tp{self.tp}pp{self.pp}dp{self.dp}", *extra])
 
 
@@ -117,6 +118,8 @@ class Built:
 def build(case: Case) -> Built:
     """Join the groups of the case and build its model with the weights of `tiny_models`."""
     layout = start_distributed(case.device, case.parallel)
+    if case.cross_entropy == "te" and not case.device.is_cuda:
+        install_stand_in()
     shape = SHAPES[case.model]
     config = transformer_config(
         shape,

@@ -1,4 +1,4 @@
-"""Which cross-entropy a run takes, what it may cost, and Megatron's on logits with padding."""
+"""Which cross-entropy a run takes, what it may cost, and the one of whole logits with padding."""
 
 import re
 from collections.abc import Iterator
@@ -9,12 +9,17 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from live_memory import LiveMemory
+from te_cross_entropy import install_stand_in
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss import cross_entropy
-from megatron_opsft.loss.cross_entropy import choose_cross_entropy, losses_of_logits
+from megatron_opsft.loss.cross_entropy import losses_of_logits, summed_loss, te_problem
 from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, kl_divergence
-from megatron_opsft.loss.loss_memory import fused_linear_bytes
+from megatron_opsft.loss.loss_memory import (
+    choose_cross_entropy,
+    fused_linear_bytes,
+    whole_logits_bytes,
+)
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.runtime.device import Device
@@ -27,6 +32,7 @@ CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")
 def _one_rank() -> Iterator[None]:
     from megatron.core import parallel_state
 
+    install_stand_in()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     yield
@@ -48,7 +54,7 @@ def test_losses_of_padded_logits_match_torch(
     labels = torch.randint(0, vocab_size, (1, 7))
     head = head_of(torch.empty(padded, 4), vocab_size)
     ours, theirs = (values.clone().requires_grad_() for _ in range(2))
-    losses = losses_of_logits("vocab_parallel", ours * 1.0, labels, head)
+    losses = losses_of_logits(ours * 1.0, labels, head)
     assert losses.dtype == torch.float32
     expected = F.cross_entropy(theirs[0, :, :vocab_size].float(), labels[0], reduction="none")
     torch.testing.assert_close(losses[0], expected, rtol=1e-6, atol=1e-6)
@@ -63,7 +69,7 @@ def test_losses_of_padded_logits_match_torch(
 
 def choose(wanted: Any, device: Device = CUDA, dtype: str = "bfloat16", tokens: int = 4096) -> Any:
     return choose_cross_entropy(
-        wanted, device, dtype=dtype, max_tokens=tokens, rows_per_rank=151_936
+        wanted, te_problem(device, dtype), max_tokens=tokens, rows_per_rank=151_936
     )
 
 
@@ -97,7 +103,7 @@ def test_auto_says_which_and_why(
 def test_auto_on_a_cpu_and_by_name() -> None:
     assert choose("auto", CPU).method == "fused_linear"
     assert "needs CUDA" in choose("auto", CPU).reason
-    assert choose("vocab_parallel", CPU).method == "vocab_parallel"
+    assert choose("fused_linear", CPU).reason == "as train.cross_entropy says"
     with pytest.raises(UserError, match=r"train\.cross_entropy=te: .* needs CUDA; use .*auto"):
         choose("te", CPU)
 
@@ -150,6 +156,18 @@ def test_peak_memory_is_the_formula_s(dtype: torch.dtype, chunks: Chunks, num_to
     )
     # The formula has room for the largest scratch memory; here it may be smaller.
     assert expected - 12 * 2**20 < memory.peak_bytes < expected * 1.05
+
+
+def test_peak_memory_of_whole_logits_is_the_formula_s() -> None:
+    weight: Any = torch.nn.Parameter(torch.randn(30_000, 96))
+    hidden = torch.randn(512, 96, requires_grad=True)
+    labels, losses = torch.zeros(512, dtype=torch.int64), WeightedLikelihood(torch.ones(512))
+    with LiveMemory() as memory:
+        head = head_of(weight, 30_000)
+        loss, _ = summed_loss("te", hidden, head, torch.arange(512), labels, losses)
+        loss.backward()
+    expected = whole_logits_bytes(512, 96, 30_000, dtype_bytes=4)
+    assert memory.peak_bytes == pytest.approx(expected, rel=0.1)
 
 
 def test_divergence_holds_two_chunks_of_logits_at_a_time() -> None:
