@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.loss.fused_linear import kl_divergence, token_statistics
+from megatron_opsft.diagnose.vocabulary import kl_divergence, top_tokens
+from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.loss_memory import DEFAULT_CHUNKS, Chunks
-from megatron_opsft.loss.top_tokens import top_tokens
 from megatron_opsft.model.frozen import FrozenModel
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.distributed import broadcast_over

@@ -1,4 +1,4 @@
-"""Token losses straight from hidden states: the output layer's product and the softmax in chunks.
+"""Token losses straight from hidden states: the output layer's GEMM and the softmax in chunks.
 
 A chunk is some tokens by some rows of this tensor-parallel rank's output weight. No more than one
 chunk of logits exists at a time, so memory does not grow with tokens x vocabulary. Softmax
@@ -6,7 +6,7 @@ statistics are combined over chunks and over the tensor-parallel group; padding 
 are never touched. Logits are float32 whatever the model's dtype.
 
 The gradients are computed in the forward pass, while a chunk's logits are there: with the whole
-shard in one block of rows that is three products, as many as without chunks; with several blocks
+shard in one block of rows that is three GEMMs, as many as without chunks; with several blocks
 the logits are computed twice. A token's weight in them is minus the derivative of its loss by its
 label's log-probability, which is known by then. The gradient of the output weight goes straight
 into Megatron's float32 `main_grad` where there is one, as its fused linear layers do it.
@@ -22,13 +22,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_opsft.loss.gemms import add_outer_, add_product_
 from megatron_opsft.loss.logit_chunks import operations
 from megatron_opsft.loss.loss_memory import DEFAULT_CHUNKS, Chunks
 from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.products import add_outer_, add_product_, times_transposed
-from megatron_opsft.loss.row_statistics import RowStatistics
+from megatron_opsft.loss.row_statistics import (
+    RowStatistics,
+    join_columns,
+    join_ranks,
+    no_columns,
+)
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
-from megatron_opsft.runtime.distributed import max_over, sum_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,45 +98,6 @@ def token_statistics(
     return fused_linear_loss(
         hidden_TH, head, positions_R, labels_R, none, entropy=entropy, chunks=chunks
     )[1]
-
-
-@torch.no_grad()
-def kl_divergence(
-    hidden_p_TH: Tensor,
-    head_p: OutputHead,
-    hidden_q_TH: Tensor,
-    head_q: OutputHead,
-    positions_R: Tensor,
-    *,
-    chunks: Chunks = DEFAULT_CHUNKS,
-) -> Tensor:
-    """KL(p || q) over the whole vocabulary at each position, in nats, float32 [R].
-
-    Of two models with one vocabulary, sharded alike; hidden sizes and dtypes may differ. Two
-    chunks of logits exist at a time. Called by all ranks of the tensor-parallel group.
-    """
-    if (head_p.vocab_size, len(head_p.weight_VH)) != (head_q.vocab_size, len(head_q.weight_VH)):
-        raise ValueError(
-            f"the heads differ: {len(head_p.weight_VH)} and {len(head_q.weight_VH)} rows a rank of "
-            f"vocabularies of {head_p.vocab_size} and {head_q.vocab_size}"
-        )
-    ops = operations(hidden_p_TH.device)
-    tokens, size = chunks.sizes(len(head_p.weight_VH))
-    kl_R = hidden_p_TH.new_zeros(len(positions_R), dtype=torch.float32)
-    for part in _parts(len(positions_R), tokens):
-        p_CH, q_CH = hidden_p_TH[positions_R[part]], hidden_q_TH[positions_R[part]]
-        no_labels_C = torch.full_like(positions_R[part], -1)
-        p, q = _no_rows(p_CH, mean=True), _no_rows(q_CH, mean=False)
-        for first, stop in head_p.blocks(size):
-            of_p_CV = _logits(p_CH, head_p, first, stop)
-            of_q_CV = _logits(q_CH, head_q, first, stop)
-            q = _join(q, ops.row_statistics(of_q_CV, no_labels_C))
-            p = _join(p, ops.row_statistics(of_p_CV, no_labels_C, of_q_CV.sub_(of_p_CV).neg_()))
-            del of_p_CV, of_q_CV  # before the next ones
-        p, q = _over_group(p, head_p), _over_group(q, head_q)
-        assert p.mean_C is not None
-        kl_R[part] = (p.mean_C - p.lse_C + q.lse_C).clamp_min(0.0).float()
-    return kl_R
 
 
 class _FusedLinearLoss(torch.autograd.Function):
@@ -219,7 +184,7 @@ class _Gradient:
         size: int,
     ) -> None:
         """logits_CV: of the whole shard, overwritten; None: they are computed once more."""
-        # A CPU's products convert to float32 anyway.
+        # A CPU's GEMMs convert to float32 anyway.
         dtype = hidden_CH.dtype if hidden_CH.is_cuda else torch.float32
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
         if self._head.temperature != 1.0:
@@ -227,7 +192,7 @@ class _Gradient:
         for first, stop in self._head.blocks(size):
             rows_VH = self._head.weight_VH[first:stop]
             if logits_CV is None:
-                logits_CV = _logits(hidden_CH, self._head, first, stop)
+                logits_CV = self._head.logits(hidden_CH, first, stop)
             grad_CV = self._ops.loss_gradient_(
                 logits_CV, labels_C - first, found.lse_C.float(), weights_C, dtype
             )
@@ -243,56 +208,16 @@ def _parts(length: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, length))
 
 
-def _logits(hidden_CH: Tensor, head: OutputHead, first: int, stop: int) -> Tensor:
-    """Float32 logits of some of this rank's rows."""
-    logits_CV = times_transposed(hidden_CH, head.weight_VH[first:stop])
-    return logits_CV if head.temperature == 1.0 else logits_CV.div_(head.temperature)
-
-
 def _scan(
     hidden_CH: Tensor, head: OutputHead, labels_C: Tensor, size: int, *, mean: bool
 ) -> tuple[RowStatistics, Tensor | None]:
     """Statistics over the whole vocabulary, and the logits if the shard is one block."""
     ops = operations(hidden_CH.device)
-    found, logits_CV = _no_rows(hidden_CH, mean=mean), None
+    found, logits_CV = no_columns(hidden_CH, mean=mean), None
     for first, stop in head.blocks(size):
         del logits_CV  # before the next ones
-        logits_CV = _logits(hidden_CH, head, first, stop)
-        found = _join(
+        logits_CV = head.logits(hidden_CH, first, stop)
+        found = join_columns(
             found, ops.row_statistics(logits_CV, labels_C - first, logits_CV if mean else None)
         )
-    return _over_group(found, head), logits_CV if size >= head.num_rows else None
-
-
-def _no_rows(hidden_CH: Tensor, *, mean: bool) -> RowStatistics:
-    # float64: many blocks add up.
-    zeros_C = hidden_CH.new_zeros(len(hidden_CH), dtype=torch.float64)
-    return RowStatistics(
-        lse_C=torch.full_like(zeros_C, -torch.inf),
-        target_C=zeros_C,
-        mean_C=zeros_C if mean else None,
-    )
-
-
-def _join(a: RowStatistics, b: RowStatistics) -> RowStatistics:
-    """Statistics over the columns of both; b has some."""
-    lse_C = torch.logaddexp(a.lse_C, b.lse_C)
-    mean_C = None
-    if a.mean_C is not None and b.mean_C is not None:
-        mean_C = a.mean_C * (a.lse_C - lse_C).exp() + b.mean_C * (b.lse_C - lse_C).exp()
-    return RowStatistics(lse_C=lse_C, target_C=a.target_C + b.target_C, mean_C=mean_C)
-
-
-def _over_group(own: RowStatistics, head: OutputHead) -> RowStatistics:
-    """Statistics over all ranks' columns, on every rank."""
-    if head.group.size() == 1:
-        return own
-    highest_C = max_over(own.lse_C.clone(), head.group)
-    share_C = (own.lse_C - highest_C).exp()
-    mean_C = torch.zeros_like(share_C) if own.mean_C is None else own.mean_C
-    sums = sum_over(torch.stack([share_C, own.target_C, share_C * mean_C]), head.group)
-    return RowStatistics(
-        lse_C=highest_C + sums[0].log(),
-        target_C=sums[1],
-        mean_C=None if own.mean_C is None else sums[2] / sums[0],
-    )
+    return join_ranks(found, head.group), logits_CV if size >= head.num_rows else None

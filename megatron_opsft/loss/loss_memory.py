@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.loss.products import BLOCK_ROWS
+from megatron_opsft.loss.gemms import BLOCK_ROWS
 
 Method = Literal["te", "fused_linear"]
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
-# their products.
+# their GEMMs.
 _CHUNK_BYTES = 512 * 2**20
 # TransformerEngine's kernel wants every logit at once. Up to here that is cheap.
 _MAX_TE_LOGIT_BYTES = 4 * 2**30
@@ -92,7 +92,7 @@ def fused_linear_bytes(
 
     num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
     the output weight, padding included. The larger of two moments: a chunk in the forward pass
-    (its logits, their gradient where products take it in the model's dtype, its hidden states and
+    (its logits, their gradient where GEMMs take it in the model's dtype, its hidden states and
     their gradient), and the placeholder of the weight's gradient in the backward pass (which a CPU
     never touches). The gradient of the hidden states is there in both, and under sequence
     parallelism all ranks' hidden states.

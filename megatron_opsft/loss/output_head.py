@@ -10,6 +10,8 @@ from megatron.core.tensor_parallel import (
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from megatron_opsft.loss.gemms import times_transposed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputHead:
@@ -37,6 +39,11 @@ class OutputHead:
         """This rank's rows without padding in blocks of at most `size`: first row, row beyond."""
         for first in range(0, self.num_rows, size):
             yield first, min(first + size, self.num_rows)
+
+    def logits(self, hidden_CH: Tensor, first: int, stop: int) -> Tensor:
+        """Float32 logits [C, stop - first] of some of this rank's rows."""
+        logits_CV = times_transposed(hidden_CH, self.weight_VH[first:stop])
+        return logits_CV if self.temperature == 1.0 else logits_CV.div_(self.temperature)
 
 
 def whole_hidden(hidden_TH: Tensor, group: ProcessGroup, *, sequence_parallel: bool) -> Tensor:

@@ -11,13 +11,9 @@ from objective_cases import OBJECTIVES, losses_with_past
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
+from megatron_opsft.diagnose.vocabulary import kl_divergence
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
-from megatron_opsft.loss.fused_linear import (
-    Chunks,
-    fused_linear_loss,
-    kl_divergence,
-    token_statistics,
-)
+from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, token_statistics
 from megatron_opsft.loss.logit_chunks import operations
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead

@@ -14,7 +14,7 @@ from te_cross_entropy import install_stand_in
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss import cross_entropy
 from megatron_opsft.loss.cross_entropy import losses_of_logits, summed_loss, te_problem
-from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, kl_divergence
+from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss
 from megatron_opsft.loss.loss_memory import (
     choose_cross_entropy,
     fused_linear_bytes,
@@ -168,14 +168,6 @@ def test_peak_memory_of_whole_logits_is_the_formula_s() -> None:
         loss.backward()
     expected = whole_logits_bytes(512, 96, 30_000, dtype_bytes=4)
     assert memory.peak_bytes == pytest.approx(expected, rel=0.1)
-
-
-def test_divergence_holds_two_chunks_of_logits_at_a_time() -> None:
-    head = head_of(torch.randn(30_000, 8), 30_000)
-    hidden, positions = torch.randn(900, 8), torch.arange(900)
-    with LiveMemory() as memory:
-        kl_divergence(hidden, head, hidden, head, positions, chunks=Chunks(tokens=400, rows=7000))
-    assert memory.peak_bytes < 2 * 400 * 7000 * 4 + 5 * 2**20
 
 
 def test_memory_by_formula_stays_below_its_bound_for_long_contexts() -> None:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from megatron_opsft.diagnose.divergence import diverge
 from megatron_opsft.diagnose.kinds import kinds_of
+from megatron_opsft.diagnose.vocabulary import kl_divergence
 from megatron_opsft.loss.loss_memory import Chunks
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.rollout.pieces import pieces_of
@@ -92,3 +93,13 @@ def test_memory_does_not_grow_with_the_vocabulary_and_by_no_logits_with_tokens()
     grown = peak_bytes(4096, 60) - small
     assert more_tokens > 1000
     assert grown < 4 * 256 * more_tokens  # a sixteenth of their logits
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_divergence_holds_two_chunks_of_logits_at_a_time() -> None:
+    weight = torch.randn(30_000, 8)
+    head = OutputHead(weight_VH=weight, vocab_size=30_000, group=dist.group.WORLD)
+    hidden, positions = torch.randn(900, 8), torch.arange(900)
+    with LiveMemory() as memory:
+        kl_divergence(hidden, head, hidden, head, positions, chunks=Chunks(tokens=400, rows=7000))
+    assert memory.peak_bytes < 2 * 400 * 7000 * 4 + 5 * 2**20

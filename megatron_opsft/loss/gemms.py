@@ -1,6 +1,6 @@
-"""Matrix products with float32 results, whatever the dtype of the factors.
+"""GEMMs with float32 results, whatever the dtype of the factors.
 
-A product of bfloat16 matrices that is rounded to bfloat16 loses what a softmax needs. CUDA's can
+A GEMM of bfloat16 matrices that is rounded to bfloat16 loses what a softmax needs. CUDA's can
 return their float32 accumulators; a CPU's cannot, so there the factors are converted, a block of
 the second one at a time, so that no second copy of an output weight appears.
 """
