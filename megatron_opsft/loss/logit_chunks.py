@@ -9,9 +9,9 @@ one that is negative or at least V lies in another chunk or on another rank. Cal
 autograd.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -25,39 +25,18 @@ _OTHER_GROUP = 2**24
 _LARGEST = torch.finfo(torch.float32).max
 
 
-class ReadRows(Protocol):
-    """`row_statistics`, in either version."""
-
-    def __call__(
-        self, logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
-    ) -> RowStatistics: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogitOperations:
-    """name: "triton" or "torch"."""
-
-    name: str
-    row_statistics: ReadRows
-    loss_gradient_: Callable[[Tensor, Tensor, Tensor, Tensor, torch.dtype], Tensor]
-
-
-def operations(device: torch.device) -> LogitOperations:
-    """Triton's on a CUDA device where Triton can be imported, PyTorch's elsewhere."""
+def operations(device: torch.device) -> ModuleType:
+    """Where the two functions are: in `logit_kernels` on a CUDA device where Triton can be
+    imported, here elsewhere.
+    """
     if device.type == "cuda":
         try:
-            from megatron_opsft.loss import logit_kernels as kernels
+            from megatron_opsft.loss import logit_kernels
         except ImportError:
             pass
         else:
-            return LogitOperations(
-                name="triton",
-                row_statistics=kernels.row_statistics,
-                loss_gradient_=kernels.loss_gradient_,
-            )
-    return LogitOperations(
-        name="torch", row_statistics=row_statistics, loss_gradient_=loss_gradient_
-    )
+            return logit_kernels
+    return sys.modules[__name__]
 
 
 def row_statistics(
