@@ -36,7 +36,7 @@ def our_step(s: Session, step: int) -> tuple[Stopwatch, int]:
     s.method.advance(batch.groups, batch.refills)
     with watch.phase("sync"):
         s.sync.push(step)
-    return watch, sum(response.num_response_tokens for response in batch.responses)
+    return watch, sum(response.num_tokens for response in batch.responses)
 
 
 class PlainLoop:

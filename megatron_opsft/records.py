@@ -57,13 +57,23 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """One sampled response; `response_ids` includes the end token when there is one."""
+class Sample:
+    """The tokens of one response, as they are trained on or scored.
+
+    log_probs: of its tokens under the policy that sampled them, where they come with fixed data.
+    """
 
     problem_id: str
     sample_index: int
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
+    log_probs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout(Sample):
+    """One sampled response; `response_ids` includes the end token when there is one."""
+
     text: str
     finish_reason: FinishReason
     weight_version: int
@@ -90,44 +100,41 @@ class Verdict:
 NO_RANK = -1  # holds a response: every rank can read it in a file of fixed data
 
 
-class ResponseFacts(NamedTuple):
-    """What every rank knows of every response of a step: all but its tokens and its text. A tuple:
-    each rank makes as many as a step of all ranks has responses.
+class Response(NamedTuple):
+    """What every rank, and a method, knows of a response of a step: all but its tokens and its
+    text. A tuple: each rank makes as many as a step of all ranks has responses.
 
-    place: of its problem in the step; rank, slot: which rank holds it, and where in that rank's
-    list, or `NO_RANK`. num_response_tokens counts the end
-    token. finished: by its own end token.
-    unclosed_think: finished, but the thinking that was begun never ends.
+    problem_index: of its problem in the step. num_tokens: of the response, end token included.
+    finished: by its own end token. unclosed_think: finished, but the thinking that was begun never
+    ends. rank, rollout_index: which rank holds it, and where in that rank's list; `NO_RANK`, and
+    its row in the file, for fixed data. advantage: as fixed data say; of no meaning elsewhere.
     """
 
-    place: int
+    problem_index: int
     sample_index: int
     num_prompt_tokens: int
-    num_response_tokens: int
+    num_tokens: int
     outcome: Outcome
     finished: bool
     unclosed_think: bool
     rank: int
-    slot: int
+    rollout_index: int
+    advantage: float = 1.0
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and response."""
-        return self.num_prompt_tokens + self.num_response_tokens
+    def correct(self) -> bool:
+        """Whether the verifier says so."""
+        return self.outcome is Outcome.CORRECT
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer could be read from it, right or wrong."""
+        return self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One response that an update trains on.
-
-    log_probs: of its tokens under the policy that sampled them, where they come with fixed data.
-    """
-
-    problem_id: str
-    sample_index: int
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    log_probs: tuple[float, ...] | None = None
+    @property
+    def sequence_tokens(self) -> int:
+        """Of prompt and response."""
+        return self.num_prompt_tokens + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.batching.exchange import Fetch, fetch_from_ranks, share_facts
+from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.config import Config, RolloutConfig
 from megatron_opsft.data.mixture import order_of
 from megatron_opsft.data.problems import BadRow, ProblemSet
@@ -29,7 +29,7 @@ from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.records import NO_RANK, Problem, ResponseFacts, Rollout, Sample, Verdict
+from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, Verdict
 from megatron_opsft.rollout.engine import FileReader, RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.limits import (
     check_engine,
@@ -38,7 +38,7 @@ from megatron_opsft.rollout.limits import (
     max_engine_tokens,
 )
 from megatron_opsft.rollout.open_engine import open_engine
-from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten, to_sample
+from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.rollout.traits import engine_traits
 from megatron_opsft.run_input import (
@@ -131,25 +131,26 @@ class Session:
 
     def share_facts(
         self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], problems: Sequence[Problem]
-    ) -> list[ResponseFacts]:
+    ) -> list[Response]:
         """Facts of all ranks' responses, the same on every rank. Collective over the world."""
         opened = self.sampler.encoder.opens_think
         return share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
 
     def fetch(
         self,
-        responses: Sequence[ResponseFacts],
         rollouts: Sequence[Rollout],
         problems: Sequence[Problem],
-    ) -> Fetch:
-        """How this rank gets the tokens of those `responses` that it packs; rollouts: its own."""
+        responses: Sequence[Response],
+        indices_of: Sequence[Sequence[int]],
+    ) -> Mapping[int, Sample]:
+        """See `fetch_samples`."""
         device = self.device.torch_device
-        return fetch_from_ranks(responses, rollouts, problems, self.layout, device)
+        return fetch_samples(responses, indices_of, rollouts, problems, self.layout, device)
 
     def probes(
         self,
         step: int,
-        accepted: Sequence[ResponseFacts] = (),
+        accepted: Sequence[Response] = (),
         rollouts: Sequence[Rollout] = (),
     ) -> list[Sample]:
         """What the push after `step` updates is proved on: some of its accepted responses, or its
@@ -158,7 +159,7 @@ class Session:
         room = max_engine_tokens(self.config)
         if chosen := pick_probes([response for response in accepted if response.rank != NO_RANK]):
             held = [
-                (response.place, shorten(to_sample(rollouts[response.slot]), room))
+                (response.problem_index, shorten(rollouts[response.rollout_index], room))
                 for response in chosen
                 if response.rank == self.layout.rank
             ]

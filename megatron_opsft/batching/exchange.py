@@ -2,7 +2,7 @@
 packed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from megatron_opsft.records import (
     FinishReason,
     Outcome,
     Problem,
-    ResponseFacts,
+    Response,
     Rollout,
     Sample,
     Verdict,
@@ -22,7 +22,7 @@ from megatron_opsft.runtime.distributed import Layout, broadcast_in_replica
 from megatron_opsft.runtime.exchange import all_gather_bytes, route_bytes
 
 _OUTCOMES = list(Outcome)
-_NUM_FACTS = 8  # int32 of a response: the fields of `ResponseFacts` but for its rank
+_NUM_FACTS = 8  # int32 of a response: the fields of `Response` but for rank and advantage
 
 
 def share_facts(
@@ -31,16 +31,16 @@ def share_facts(
     problems: Sequence[Problem],
     *,
     prompts_open_think: bool = False,
-) -> list[ResponseFacts]:
+) -> list[Response]:
     """Facts of all ranks' responses, in the order of the step's problems and sample indices, so
     that the number of ranks cannot matter. Collective over the world; 32 bytes a response.
 
     rollouts, verdicts: this rank's; problems: the step's, the same on every rank.
     """
-    place_of = {problem.id: place for place, problem in enumerate(problems)}
+    index_of = {problem.id: index for index, problem in enumerate(problems)}
     rows = [
         (
-            place_of[rollout.problem_id],
+            index_of[rollout.problem_id],
             rollout.sample_index,
             len(rollout.prompt_ids),
             len(rollout.response_ids),
@@ -55,64 +55,57 @@ def share_facts(
     parts = all_gather_bytes(mine)
     facts = torch.cat(parts).view(torch.int32).view(-1, _NUM_FACTS).numpy()
     ranks = np.repeat(np.arange(len(parts)), [len(part) // (4 * _NUM_FACTS) for part in parts])
-    order = np.lexsort((facts[:, 1], facts[:, 0]))  # by place, then sample index
-    place, sample, prompt, length, outcome, ended, unclosed, slot = facts[order].T
+    order = np.lexsort((facts[:, 1], facts[:, 0]))  # by problem, then sample
+    problem, sample, prompt, length, outcome, finished, unclosed, index = facts[order].T
     columns = (
-        *(column.tolist() for column in (place, sample, prompt, length)),
+        *(column.tolist() for column in (problem, sample, prompt, length)),
         map(_OUTCOMES.__getitem__, outcome.tolist()),
-        *(column.astype(bool).tolist() for column in (ended, unclosed)),
-        *(column.tolist() for column in (ranks[order], slot)),
+        *(column.astype(bool).tolist() for column in (finished, unclosed)),
+        *(column.tolist() for column in (ranks[order], index)),
     )
-    return list(map(ResponseFacts, *columns))
+    return list(map(Response, *columns))
 
 
-Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]
-"""numbers_of: for each data-parallel rank the numbers of the samples that it packs -> this rank's
-samples by number. Called by every rank with the same numbers.
-"""
-
-
-def fetch_from_ranks(
-    responses: Sequence[ResponseFacts],
+def fetch_samples(
+    responses: Sequence[Response],
+    indices_of: Sequence[Sequence[int]],
     rollouts: Sequence[Rollout],
     problems: Sequence[Problem],
     layout: Layout,
     device: torch.device,
-) -> Fetch:
-    """How tokens get to the replica that packs them: int32, from the rank that holds a response to
-    the first rank of the replica, and from there to the replica's others.
+) -> dict[int, Sample]:
+    """The samples that this rank packs, by their index in `responses`. Tokens travel as int32, from
+    the rank that holds a response to the first rank of the replica that packs it, and from there to
+    the replica's others. Collective over the world.
 
-    responses: those to be trained on; the numbers of `Fetch` count them. rollouts: this rank's.
-    device: where a collective of the replica takes its tensors.
+    responses, indices_of: those to be trained on, and for each data-parallel rank the indices of
+    those that it packs; the same on every rank. rollouts: this rank's. device: where a collective
+    of the replica takes its tensors.
     """
-
-    def fetch(numbers_of: Sequence[Sequence[int]]) -> dict[int, Sample]:
-        parts = {}
-        for dp_rank, numbers in enumerate(numbers_of):
-            here = [n for n in sorted(numbers) if responses[n].rank == layout.rank]
-            if here:
-                tokens = [_tokens(rollouts[responses[n].slot]) for n in here]
-                parts[layout.first_of_replica(dp_rank)] = torch.cat(tokens).view(torch.uint8)
-        came = {rank: part.view(torch.int32) for rank, part in route_bytes(parts).items()}
-        mine = sorted(numbers_of[layout.dp_rank], key=lambda n: (responses[n].rank, n))
-        sizes = [responses[n].num_tokens for n in mine]
-        flat = torch.empty(sum(sizes), dtype=torch.int32)
-        if came:  # the first rank of a replica that packs something
-            flat = torch.cat(list(came.values()))
-        flat = broadcast_in_replica(flat.to(device)).cpu()
-        return {
-            n: _sample(responses[n], problems[responses[n].place].id, part.tolist())
-            for n, part in zip(mine, flat.split(sizes), strict=True)
-        }
-
-    return fetch
+    parts = {}
+    for dp_rank, indices in enumerate(indices_of):
+        here = [i for i in sorted(indices) if responses[i].rank == layout.rank]
+        if here:
+            tokens = [_tokens(rollouts[responses[i].rollout_index]) for i in here]
+            parts[layout.first_of_replica(dp_rank)] = torch.cat(tokens).view(torch.uint8)
+    came = {rank: part.view(torch.int32) for rank, part in route_bytes(parts).items()}
+    mine = sorted(indices_of[layout.dp_rank], key=lambda i: (responses[i].rank, i))
+    sizes = [responses[i].sequence_tokens for i in mine]
+    flat = torch.empty(sum(sizes), dtype=torch.int32)
+    if came:  # the first rank of a replica that packs something
+        flat = torch.cat(list(came.values()))
+    flat = broadcast_in_replica(flat.to(device)).cpu()
+    return {
+        i: _sample(responses[i], problems[responses[i].problem_index].id, part.tolist())
+        for i, part in zip(mine, flat.split(sizes), strict=True)
+    }
 
 
 def _tokens(rollout: Rollout) -> Tensor:
     return torch.tensor(rollout.prompt_ids + rollout.response_ids, dtype=torch.int32)
 
 
-def _sample(response: ResponseFacts, problem_id: str, tokens: list[int]) -> Sample:
+def _sample(response: Response, problem_id: str, tokens: list[int]) -> Sample:
     return Sample(
         problem_id=problem_id,
         sample_index=response.sample_index,

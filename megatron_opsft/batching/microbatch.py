@@ -1,17 +1,21 @@
 """The tensors of a micro-batch: whole samples, packed one behind the other (THD)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.batching.packing import PackingReport, Share, describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import filled, own_places
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import share_work
+
+Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]
+"""For each data-parallel rank the indices of the samples that it packs -> this rank's samples by
+index. Called by every rank with the same indices.
+"""
 
 
 def build_microbatch(

@@ -11,18 +11,14 @@ from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings, against
 from megatron_opsft.methods.data_choice import shortest_correct
-from megatron_opsft.methods.facts import ReferenceStatistics, Response
-from megatron_opsft.records import ResponseFacts
+from megatron_opsft.methods.facts import ReferenceStatistics
+from megatron_opsft.records import Response
 
 
-def crst_choice(
-    facts: Sequence[ResponseFacts], texts: Mapping[tuple[int, int], str]
-) -> list[ResponseFacts]:
-    """Of one problem: the shortest correct response, or none. texts: by rank and slot."""
-    number = shortest_correct(
-        [Response.of(each) for each in facts], [texts[each.rank, each.slot] for each in facts]
-    )
-    return [] if number is None else [facts[number]]
+def crst_choice(facts: Sequence[Response], texts: Mapping[tuple[int, int], str]) -> list[Response]:
+    """Of one problem: the shortest correct response, or none. texts: by rank and index."""
+    index = shortest_correct(facts, [texts[each.rank, each.rollout_index] for each in facts])
+    return [] if index is None else [facts[index]]
 
 
 def crst_rows(draw: Draw) -> list[StoredResponse]:
@@ -38,20 +34,19 @@ def off_policy_rows(draw: Draw, limit: int) -> list[StoredResponse]:
 
 
 def o1_choice(
-    problem_id: str, facts: Sequence[ResponseFacts], settings: O1PrunerSettings, seed: int
-) -> list[tuple[ResponseFacts, float]]:
+    problem_id: str, facts: Sequence[Response], settings: O1PrunerSettings, seed: int
+) -> list[tuple[Response, float]]:
     """Of one problem: some of its responses at random, with their rewards against the mean length
     and accuracy of all.
     """
-    responses = [Response.of(each) for each in facts]
     reference = ReferenceStatistics(
-        mean_tokens=fmean(response.num_tokens for response in responses),
-        accuracy=fmean(response.correct for response in responses),
+        mean_tokens=fmean(each.num_tokens for each in facts),
+        accuracy=fmean(each.correct for each in facts),
     )
-    rewards = against(reference, responses, settings)
+    rewards = against(reference, facts, settings)
     count = min(settings.samples_kept, len(facts))
     kept = random.Random(f"o1_pruner:{seed}:{problem_id}").sample(range(len(facts)), count)
-    return [(facts[number], rewards[number]) for number in sorted(kept)]
+    return [(facts[index], rewards[index]) for index in sorted(kept)]
 
 
 def o1_rows(draw: Draw, settings: O1PrunerSettings, temperature: float) -> list[StoredResponse]:

@@ -5,14 +5,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.records import Problem, ResponseFacts, Sample
+from megatron_opsft.records import Problem, Response, Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import Asked, JudgedProblems, judge_problems
+from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,26 +24,26 @@ class Draw:
     judged: JudgedProblems
 
     @property
-    def by_problem(self) -> Iterator[tuple[Problem, list[ResponseFacts]]]:
+    def by_problem(self) -> Iterator[tuple[Problem, list[Response]]]:
         """Each problem with the facts of its responses, the same on every rank."""
-        for place, facts in groupby(self.judged.responses, key=lambda facts: facts.place):
-            yield self.judged.problems[place], list(facts)
+        for index, found in groupby(self.judged.responses, key=attrgetter("problem_index")):
+            yield self.judged.problems[index], list(found)
 
     def texts(self) -> dict[tuple[int, int], str]:
-        """A digest of each response's text, by rank and slot, to know equal ones."""
+        """A digest of each response's text, by rank and index, to know equal ones."""
         mine = [
-            (self.session.layout.rank, slot, hashlib.sha256(rollout.text.encode()).hexdigest())
-            for slot, rollout in enumerate(self.judged.rollouts)
+            (self.session.layout.rank, index, hashlib.sha256(rollout.text.encode()).hexdigest())
+            for index, rollout in enumerate(self.judged.rollouts)
         ]
-        return {(rank, slot): digest for rank, slot, digest in gather_from_all(mine)}
+        return {(rank, index): digest for rank, index, digest in gather_from_all(mine)}
 
-    def samples(self, chosen: Sequence[ResponseFacts]) -> list[Sample]:
+    def samples(self, chosen: Sequence[Response]) -> list[Sample]:
         """Their tokens, in order, on every rank."""
         if not chosen:
             return []
-        fetch = self.session.fetch(chosen, self.judged.rollouts, self.judged.problems)
-        found = fetch([range(len(chosen))] * self.session.layout.dp_size)
-        return [found[number] for number in range(len(chosen))]
+        everything = [range(len(chosen))] * self.session.layout.dp_size
+        found = self.session.fetch(self.judged.rollouts, self.judged.problems, chosen, everything)
+        return [found[index] for index in range(len(chosen))]
 
 
 def draw_responses(
@@ -56,14 +57,15 @@ def draw_responses(
 ) -> Draw:
     """As `judge_problems`. Responses do not depend on how problems are cut into chunks."""
     watch = Stopwatch(session.device)
-    asked = Asked(
-        problems=problems,
+    judged = judge_problems(
+        session,
+        problems,
+        watch,
         num_samples=num_samples,
         limit=limit,
         seed_step=seed_step,
         encode=encode,
     )
-    judged = judge_problems(session, asked, watch)
     return Draw(session=session, judged=judged)
 
 

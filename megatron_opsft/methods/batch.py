@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from megatron_opsft.records import FinishReason, Outcome, ResponseFacts, Rollout
+from megatron_opsft.records import FinishReason, Outcome, Response, Rollout
 
 THINK, THINK_END = "<think>", "</think>"
 
@@ -18,25 +18,23 @@ def has_unclosed_think(rollout: Rollout, *, prompts_open_think: bool) -> bool:
     )
 
 
-def select(responses: Sequence[ResponseFacts], max_response_tokens: int) -> list[ResponseFacts]:
+def select(responses: Sequence[Response], max_response_tokens: int) -> list[Response]:
     """Correct, finished, and no longer than the limit, in order (Algorithm 1 of the paper); end
     tokens count.
     """
     return [
         response
         for response in responses
-        if response.outcome is Outcome.CORRECT
-        and response.finished
-        and response.num_response_tokens <= max_response_tokens
+        if response.correct and response.finished and response.num_tokens <= max_response_tokens
     ]
 
 
 def describe_rollouts(
-    responses: Sequence[ResponseFacts], accepted: Sequence[ResponseFacts]
+    responses: Sequence[Response], accepted: Sequence[Response]
 ) -> dict[str, float | int]:
     """Metrics of a step's responses of all ranks: counts, shares in [0, 1], lengths in tokens."""
     outcomes = [response.outcome for response in responses]
-    accepted_lengths = [response.num_response_tokens for response in accepted]
+    accepted_lengths = [response.num_tokens for response in accepted]
     num_rollouts = len(responses)
     return {
         "num_rollouts": num_rollouts,
@@ -50,7 +48,7 @@ def describe_rollouts(
         "verify_timeouts": outcomes.count(Outcome.TIMEOUT),
         "num_unclosed_think": sum(response.unclosed_think for response in responses),
         "verify_errors": outcomes.count(Outcome.ERROR),
-        "mean_response_tokens": sum(r.num_response_tokens for r in responses) / num_rollouts,
+        "mean_response_tokens": sum(r.num_tokens for r in responses) / num_rollouts,
         "mean_accepted_tokens": sum(accepted_lengths) / len(accepted) if accepted else 0.0,
         "max_accepted_tokens": max(accepted_lengths, default=0),
     }

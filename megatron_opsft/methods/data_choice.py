@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.facts import Response
+from megatron_opsft.records import Response
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # TokenSkip's
 

@@ -2,42 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal
 
-from megatron_opsft.records import Outcome, ResponseFacts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """num_tokens: of the response, end token included; finished: it ended before the limit;
-    has_answer: an answer could be read from it, right or wrong. stored: its advantage where that
-    comes with a fixed data set.
-    """
-
-    num_tokens: int
-    correct: bool
-    finished: bool = True
-    has_answer: bool = True
-    stored: float = 1.0
-
-    @staticmethod
-    def of(facts: ResponseFacts) -> "Response":
-        """A response that was sampled and judged."""
-        return _response(facts.num_response_tokens, facts.outcome, facts.finished)
-
-
-@lru_cache(maxsize=1 << 16)  # a large step has many alike, and every rank makes them all
-def _response(num_tokens: int, outcome: Outcome, finished: bool) -> Response:
-    return Response(
-        num_tokens=num_tokens,
-        correct=outcome is Outcome.CORRECT,
-        finished=finished,
-        has_answer=outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
-    )
+from megatron_opsft.records import Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,25 +66,25 @@ class Group:
 
 
 def groups_of(
-    responses: Sequence[ResponseFacts],
+    responses: Sequence[Response],
     problem_ids: Sequence[str],
     limit: int,
     *,
     targets: Mapping[str, LengthTarget] = MappingProxyType({}),
     references: Mapping[str, ReferenceStatistics] = MappingProxyType({}),
 ) -> list[Group]:
-    """One group a problem. responses: of a step, in order of place and sample; problem_ids: the
-    step's, by place; targets, references: by problem id.
+    """One group a problem. responses: of a step, by problem and sample; problem_ids: the step's, by
+    index; targets, references: by problem id.
     """
     return [
         Group(
-            responses=[Response.of(facts) for facts in found],
+            responses=list(found),
             limit=limit,
-            problem_id=problem_ids[place],
-            target=targets.get(problem_ids[place]),
-            reference=references.get(problem_ids[place]),
+            problem_id=problem_ids[index],
+            target=targets.get(problem_ids[index]),
+            reference=references.get(problem_ids[index]),
         )
-        for place, found in groupby(responses, key=attrgetter("place"))
+        for index, found in groupby(responses, key=attrgetter("problem_index"))
     ]
 
 

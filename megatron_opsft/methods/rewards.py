@@ -19,4 +19,4 @@ def truncation(group: Group, settings: Any, state: Any) -> list[float]:
 
 def stored(group: Group, settings: Any, state: Any) -> list[float]:
     """What a fixed data set says."""
-    return [response.stored for response in group.responses]
+    return [response.advantage for response in group.responses]

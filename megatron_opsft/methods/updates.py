@@ -19,7 +19,7 @@ from megatron_opsft.methods.facts import (
 )
 from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.settings import MethodSettings, MethodState
-from megatron_opsft.records import Problem, ResponseFacts
+from megatron_opsft.records import Problem, Response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Update:
     tokens and their advantages; factor: of the whole sum.
     """
 
-    responses: tuple[ResponseFacts, ...]
+    responses: tuple[Response, ...]
     token_weights: tuple[float, ...]
     advantages: tuple[float, ...]
     factor: float
@@ -92,7 +92,7 @@ class MethodRun:
         self.state = self._method.monitor.observe(self.settings, self.state, groups)
 
     def groups(
-        self, responses: Sequence[ResponseFacts], problems: Sequence[Problem], limit: int
+        self, responses: Sequence[Response], problems: Sequence[Problem], limit: int
     ) -> list[Group]:
         """responses: of all ranks, in the order of `problems`; limit: the longest they could be."""
         ids = [problem.id for problem in problems]
@@ -113,28 +113,27 @@ class MethodRun:
         """What each response counts; see `Method.weigh`."""
         return self._method.weigh(groups, self.settings, self.state)
 
-    def updates(
-        self, responses: Sequence[ResponseFacts], groups: Sequence[Group], weights: Weights
-    ) -> list[Update]:
+    def updates(self, groups: Sequence[Group], weights: Weights) -> list[Update]:
         """The optimizer steps on a batch: equal shares of its problems, in order, and a factor for
         each. A share is empty where the method kept fewer problems than there are steps.
         """
         count = self.settings.num_updates
+        responses = [response for group in groups for response in group.responses]
         found, first = [], 0
-        for number in range(count):
-            share = groups[len(groups) * number // count : len(groups) * (number + 1) // count]
+        for update in range(count):
+            share = groups[len(groups) * update // count : len(groups) * (update + 1) // count]
             lengths = [length for group in share for length in group.lengths]
-            rows = range(first, first + len(lengths))
+            indices = range(first, first + len(lengths))
             first += len(lengths)
-            accepted = [weights.advantages[row] != 0 for row in rows]
+            accepted = [weights.advantages[i] != 0 for i in indices]
             limit = max((group.limit for group in share), default=0)
             _, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
-            kept = [row for row in rows if weights.trained[row]]
+            kept = [i for i in indices if weights.trained[i]]
             found.append(
                 Update(
-                    responses=tuple(responses[row] for row in kept),
-                    token_weights=tuple(weights.token_weights[row] for row in kept),
-                    advantages=tuple(weights.advantages[row] for row in kept),
+                    responses=tuple(responses[i] for i in kept),
+                    token_weights=tuple(weights.token_weights[i] for i in kept),
+                    advantages=tuple(weights.advantages[i] for i in kept),
                     factor=factor if kept else 0.0,
                 )
             )

@@ -3,25 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megatron_opsft.records import ResponseFacts, Rollout, Sample
+from megatron_opsft.records import Response, Sample
 
 NUM_PROBES = 4
 MAX_PROBE_TOKENS = 256  # of a response: enough to see wrong weights, little enough to cost nothing
 
 
-def pick_probes(accepted: Sequence[ResponseFacts]) -> list[ResponseFacts]:
+def pick_probes(accepted: Sequence[Response]) -> list[Response]:
     """A few accepted responses of different problems. Pure: every rank picks the same."""
-    return list({response.place: response for response in accepted}.values())[:NUM_PROBES]
-
-
-def to_sample(rollout: Rollout) -> Sample:
-    """The tokens of a response."""
-    return Sample(
-        problem_id=rollout.problem_id,
-        sample_index=rollout.sample_index,
-        prompt_ids=rollout.prompt_ids,
-        response_ids=rollout.response_ids,
-    )
+    return list({response.problem_index: response for response in accepted}.values())[:NUM_PROBES]
 
 
 def as_response(prompt_ids: tuple[int, ...]) -> Sample:

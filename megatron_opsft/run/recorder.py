@@ -188,7 +188,7 @@ class RunRecorder:
         self._settle_checkpoint(wait=True)
         rank = self._s.layout.rank
         held = [
-            (number, batch.rollouts[response.slot])
+            (number, batch.rollouts[response.rollout_index])
             for number, response in enumerate(batch.trained)
             if response.rank == rank
         ]

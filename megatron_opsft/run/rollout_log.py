@@ -55,24 +55,24 @@ class RolloutLog:
         self, step: int, batch: JudgedBatch, scores: Mapping[int, TokenScores] = _NO_SCORES
     ) -> None:
         """`finish` must follow. Collective over the world. scores: of this rank's responses, by
-        slot, where they are to be written.
+        index, where they are to be written.
         """
         mine = [
             (
                 number,
                 WrittenResponse(
-                    rollout=batch.rollouts[response.slot],
-                    verdict=batch.verdicts[response.slot],
+                    rollout=batch.rollouts[response.rollout_index],
+                    verdict=batch.verdicts[response.rollout_index],
                     reward=batch.weights.rewards[number],
                     advantage=batch.weights.advantages[number],
-                    scores=scores.get(response.slot),
+                    scores=scores.get(response.rollout_index),
                 ),
             )
             for number, response in enumerate(batch.responses)
             if response.rank == self._rank
         ]
         rows = [
-            (batch.problems[batch.responses[number].place], row)
+            (batch.problems[batch.responses[number].problem_index], row)
             for number, row in sorted(deal({self._writer: mine}), key=itemgetter(0))
         ]
         if rows:

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from megatron_opsft.architectures.flops import quadratic_at
-from megatron_opsft.batching.exchange import Fetch
-from megatron_opsft.batching.microbatch import pack
+from megatron_opsft.batching.microbatch import Fetch, pack
 from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.methods.batch import select
@@ -15,12 +15,12 @@ from megatron_opsft.methods.updates import Update
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
-from megatron_opsft.records import MicroBatch, ResponseFacts, StepResult
+from megatron_opsft.records import MicroBatch, Response, Sample, StepResult
 from megatron_opsft.rollout.engine import SpecCounts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import Asked, JudgedProblems, join_draws, judge_problems
+from megatron_opsft.step.judged_problems import JudgedProblems, join_draws, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +28,25 @@ class JudgedBatch(JudgedProblems):
     """What a step trains on; the same on every rank but for its own rollouts and verdicts.
 
     responses: of the groups that the method keeps, or of the first ones where it keeps none;
-    groups: the same by problem; weights: what the method makes of them, in the same order; fetcher:
-    how this rank gets the tokens of some of them; refills: how often problems were drawn again;
+    groups: the same by problem; weights: what the method makes of them, in the same order; fetch:
+    (some of them, indices of these for each data-parallel rank) -> this rank's tokens, see
+    `fetch_samples`; refills: how often problems were drawn again;
     spec_metrics: of `rollout.speculative`, where it is set.
     """
 
     groups: Sequence[Group]
     weights: Weights
-    fetcher: Callable[[Sequence[ResponseFacts]], Fetch]
+    fetch: Callable[[Sequence[Response], Sequence[Sequence[int]]], Mapping[int, Sample]]
     refills: int = 0
     spec_metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def accepted(self) -> list[ResponseFacts]:
+    def accepted(self) -> list[Response]:
         """Correct, finished, and no longer than the limit."""
         return select(self.responses, max(group.limit for group in self.groups))
 
     @property
-    def trained(self) -> list[ResponseFacts]:
+    def trained(self) -> list[Response]:
         """Those that the update learns from."""
         return [r for r, kept in zip(self.responses, self.weights.trained, strict=True) if kept]
 
@@ -64,13 +65,15 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     _spec_metrics(s)  # what was before is an evaluation's
     while more:
         draw = s.method.first_draw(step) + len(parts)
-        asked = Asked(
-            problems=s.problems_of_draw(draw),
+        judged = judge_problems(
+            s,
+            s.problems_of_draw(draw),
+            watch,
             num_samples=s.config.rollout.group_size,
             limit=limit,
             seed_step=draw + 1,
         )
-        parts.append(judge_problems(s, asked, watch))
+        parts.append(judged)
         whole = join_draws(parts)
         groups = s.method.groups(whole.responses, whole.problems, limit)
         kept, more = s.method.fill(groups, wanted, len(parts) - 1)
@@ -80,10 +83,8 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     learns = bool(kept)
     kept = kept or list(range(min(wanted, len(groups))))  # for what is said of the step
     if len(kept) < len(groups):
-        places = sorted({response.place for response in responses})
-        in_batch = {places[number] for number in kept}
-        groups = [groups[number] for number in kept]
-        responses = [response for response in responses if response.place in in_batch]
+        groups = [groups[index] for index in kept]
+        responses = [response for group in groups for response in group.responses]
     weights = s.method.weigh(groups)
     if not learns:  # a divergence from the reference is nothing to train on alone
         weights = replace(weights, trained=(False,) * len(weights.trained), factor=0.0)
@@ -94,7 +95,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         responses=responses,
         groups=groups,
         weights=weights,
-        fetcher=lambda trained: s.fetch(trained, whole.rollouts, whole.problems),
+        fetch=partial(s.fetch, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
         spec_metrics=_spec_metrics(s),
     )
@@ -124,10 +125,14 @@ def observe_monitor(s: Session, watch: Stopwatch) -> None:
         return
     problems = shuffled_subset(s.problems.problems, size[0], seed=0)
     limit = s.settings.max_response_tokens
-    # Training draws count from 1, evaluations have step 0.
-    seed_step = -s.method.state.step
-    asked = Asked(problems=problems, num_samples=size[1], limit=limit, seed_step=seed_step)
-    judged = judge_problems(s, asked, watch)
+    judged = judge_problems(
+        s,
+        problems,
+        watch,
+        num_samples=size[1],
+        limit=limit,
+        seed_step=-s.method.state.step,  # training draws count from 1, evaluations have step 0
+    )
     s.method.observe(s.method.groups(judged.responses, problems, limit))
 
 
@@ -149,8 +154,8 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     objective = s.trainer.objective
     with watch.phase("train"):
         updates = [
-            pack_update(s, update, batch.fetcher(update.responses))
-            for update in s.method.updates(batch.responses, batch.groups, batch.weights)
+            pack_update(s, update, partial(batch.fetch, update.responses))
+            for update in s.method.updates(batch.groups, batch.weights)
         ]
     needs_old = len(updates) > 1 or objective.reward_beta > 0
     if needs_old and s.stored is None:  # fixed data bring their own, where they matter
@@ -192,7 +197,7 @@ def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
     else:
         advantages = update.advantages
     microbatches, packing = pack(
-        [response.num_tokens for response in update.responses],
+        [response.sequence_tokens for response in update.responses],
         token_weights,
         fetch,
         advantages=advantages,

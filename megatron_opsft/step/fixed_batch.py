@@ -1,12 +1,10 @@
 """The batch of a step from fixed data: nothing is sampled, and every rank reads what it packs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from megatron_opsft.batching.exchange import Fetch
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
-from megatron_opsft.records import NO_RANK, Outcome, Problem, ResponseFacts, Sample
+from megatron_opsft.records import NO_RANK, Outcome, Problem, Response, Sample
 from megatron_opsft.session import Session
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -20,14 +18,30 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         batch_size=s.config.data.prompts_per_step * s.config.rollout.group_size,
         seed=s.config.run.seed,
     )
-    numbers = order.indices(s.method.first_draw(step))
-    responses = [_facts(stored, place, number) for place, number in enumerate(numbers)]
-    problems = [Problem(id=stored.problem_id(number), text="", answer="") for number in numbers]
-    limit = max(response.num_response_tokens for response in responses)
-    groups = [
-        replace(group, responses=[replace(r, stored=stored.advantage(n)) for r in group.responses])
-        for group, n in zip(s.method.groups(responses, problems, limit), numbers, strict=True)
+    rows = order.indices(s.method.first_draw(step))
+    responses = [
+        Response(
+            problem_index=index,
+            sample_index=0,
+            num_prompt_tokens=stored.num_prompt_tokens(row),
+            num_tokens=stored.num_response_tokens(row),
+            outcome=Outcome.CORRECT,
+            finished=True,
+            unclosed_think=False,
+            rank=NO_RANK,
+            rollout_index=row,
+            advantage=stored.advantage(row),
+        )
+        for index, row in enumerate(rows)
     ]
+    problems = [Problem(id=stored.problem_id(row), text="", answer="") for row in rows]
+    groups = s.method.groups(responses, problems, max(r.num_tokens for r in responses))
+
+    def fetch(
+        trained: Sequence[Response], indices_of: Sequence[Sequence[int]]
+    ) -> Mapping[int, Sample]:
+        return {i: _sample(stored, trained[i].rollout_index) for i in indices_of[s.layout.dp_rank]}
+
     return JudgedBatch(
         problems=problems,
         rollouts=[],
@@ -35,39 +49,16 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         responses=responses,
         groups=groups,
         weights=s.method.weigh(groups),
-        fetcher=lambda trained: _fetch_from_file(s, stored, trained),
+        fetch=fetch,
     )
 
 
-def _facts(stored: StoredResponses, place: int, number: int) -> ResponseFacts:
-    return ResponseFacts(
-        place=place,
-        sample_index=0,
-        num_prompt_tokens=stored.num_prompt_tokens(number),
-        num_response_tokens=stored.num_response_tokens(number),
-        outcome=Outcome.CORRECT,
-        finished=True,
-        unclosed_think=False,
-        rank=NO_RANK,
-        slot=number,
-    )
-
-
-def _fetch_from_file(
-    s: Session, stored: StoredResponses, trained: Sequence[ResponseFacts]
-) -> Fetch:
-    def fetch(numbers_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        return {n: _sample(stored, trained[n].slot) for n in numbers_of[s.layout.dp_rank]}
-
-    return fetch
-
-
-def _sample(stored: StoredResponses, number: int) -> Sample:
-    row = stored[number]
+def _sample(stored: StoredResponses, row: int) -> Sample:
+    found = stored[row]
     return Sample(
-        problem_id=row.problem_id,
+        problem_id=found.problem_id,
         sample_index=0,
-        prompt_ids=row.prompt_ids,
-        response_ids=row.response_ids,
-        log_probs=row.log_probs,
+        prompt_ids=found.prompt_ids,
+        response_ids=found.response_ids,
+        log_probs=found.log_probs,
     )

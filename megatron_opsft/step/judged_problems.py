@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from megatron_opsft.records import Problem, ResponseFacts, Rollout, Verdict
+from megatron_opsft.records import Problem, Response, Rollout, Verdict
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
 
@@ -18,33 +18,31 @@ class JudgedProblems:
     problems: Sequence[Problem]
     rollouts: Sequence[Rollout]
     verdicts: Sequence[Verdict]
-    responses: Sequence[ResponseFacts]
+    responses: Sequence[Response]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """`num_samples` responses to each problem, of at most `limit` tokens.
+def judge_problems(
+    s: Session,
+    problems: Sequence[Problem],
+    watch: Stopwatch,
+    *,
+    num_samples: int,
+    limit: int,
+    seed_step: int,
+    encode: Callable[[Problem], tuple[int, ...]] | None = None,
+) -> JudgedProblems:
+    """`num_samples` responses to each problem, of at most `limit` tokens, with verdicts. Called by
+    every rank.
 
     seed_step: what their seeds depend on; encode: the prompts, if not the method's.
     """
-
-    problems: Sequence[Problem]
-    num_samples: int
-    limit: int
-    seed_step: int
-    encode: Callable[[Problem], tuple[int, ...]] | None = None
-
-
-def judge_problems(s: Session, asked: Asked, watch: Stopwatch) -> JudgedProblems:
-    """The responses that are asked for, with verdicts. Called by every rank."""
-    problems = asked.problems
     with watch.phase("rollout"):
         rollouts = s.sampler.sample(
             problems,
-            replace(s.settings, max_response_tokens=asked.limit),
-            num_samples=asked.num_samples,
-            step=asked.seed_step,
-            encode=asked.encode or s.prompt_of,
+            replace(s.settings, max_response_tokens=limit),
+            num_samples=num_samples,
+            step=seed_step,
+            encode=encode or s.prompt_of,
         )
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
@@ -55,15 +53,18 @@ def judge_problems(s: Session, asked: Asked, watch: Stopwatch) -> JudgedProblems
 
 
 def join_draws(parts: Sequence[JudgedProblems]) -> JudgedProblems:
-    """The draws one behind the other: places and indices count over all of them."""
+    """The draws one behind the other: indices count over all of them."""
     if len(parts) == 1:
         return parts[0]
-    joined: list[ResponseFacts] = []
+    joined: list[Response] = []
     held: Counter[int] = Counter()  # of each rank, in the draws before
     num_problems = 0
     for part in parts:
         joined += [
-            r._replace(place=r.place + num_problems, slot=r.slot + held[r.rank])
+            r._replace(
+                problem_index=r.problem_index + num_problems,
+                rollout_index=r.rollout_index + held[r.rank],
+            )
             for r in part.responses
         ]
         held.update(response.rank for response in part.responses)

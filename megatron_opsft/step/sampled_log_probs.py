@@ -17,7 +17,7 @@ _DECIMALS = 3
 
 
 def score_sampled(s: Session, batch: JudgedBatch, watch: Stopwatch) -> dict[int, TokenScores]:
-    """Of this rank's responses, by their slot; none unless `run.save_logprobs` asks for them.
+    """Of this rank's responses, by their index; none unless `run.save_logprobs` asks for them.
 
     The trainer's log-probs under softmax(logits / temperature), before the update and thus of the
     policy that sampled; the nucleus is left out of account. Called by every rank.
@@ -28,22 +28,23 @@ def score_sampled(s: Session, batch: JudgedBatch, watch: Stopwatch) -> dict[int,
     with watch.phase("old_logprob"):
         tokenizer = s.sampler.encoder.tokenizer
         return {
-            slot: TokenScores(
+            index: TokenScores(
                 log_probs=log_probs,
-                piece_lengths=_piece_lengths(tokenizer, batch.rollouts[slot].response_ids),
+                piece_lengths=tuple(
+                    map(len, pieces_of(tokenizer, batch.rollouts[index].response_ids))
+                ),
             )
-            for slot, log_probs in _log_probs(s, batch).items()
+            for index, log_probs in _log_probs(s, batch).items()
         }
 
 
 def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
-    """By slot, of the responses that this rank holds: scored where they are packed, sent back."""
-    packed: list[int] = []  # numbers of the responses in this rank's packs, pack by pack
-    fetch = batch.fetcher(batch.responses)
+    """By index, of the responses that this rank holds: scored where they are packed, sent back."""
+    packed: list[int] = []  # indices of the responses in this rank's packs, pack by pack
 
-    def noting(numbers_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
-        packed.extend(numbers_of[s.layout.dp_rank])
-        return fetch(numbers_of)
+    def noting(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
+        packed.extend(indices_of[s.layout.dp_rank])
+        return batch.fetch(batch.responses, indices_of)
 
     ones = (1.0,) * len(batch.responses)
     update = Update(
@@ -56,14 +57,10 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
     for scored, values_R in zip(batches, found, strict=False):  # none but on the last stage
         lengths = list(scored.response_lengths)
         whole = join_over_context(values_R, scored.places_R, sum(lengths))
-        numbers = sorted(islice(rest, len(lengths)))  # as `pack` has them
-        for number, values in zip(numbers, whole.cpu().split(lengths), strict=True):
-            response = batch.responses[number]
+        indices = sorted(islice(rest, len(lengths)))  # as `pack` has them
+        for index, values in zip(indices, whole.cpu().split(lengths), strict=True):
+            response = batch.responses[index]
             rounded = tuple(round(value, _DECIMALS) + 0.0 for value in values.tolist())
-            rows_for[response.rank].append((response.slot, rounded))
+            rows_for[response.rank].append((response.rollout_index, rounded))
     sends = s.layout.is_loss_rank and s.layout.cp_rank == 0
     return dict(deal(rows_for if sends else {}))
-
-
-def _piece_lengths(tokenizer: object, token_ids: Sequence[int]) -> tuple[int, ...]:
-    return tuple(len(piece) for piece in pieces_of(tokenizer, token_ids))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from world import World
 
-from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
+from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.runtime.device import select_device
@@ -83,23 +83,23 @@ def share_and_fetch(tp: int, pp: int, holders: int) -> list[tuple[int, ...]]:
     rollouts = [rollout for rollout, _ in mine]
     facts = share_facts(rollouts, [verdict for _, verdict in mine], PROBLEMS)
     for one in facts:
-        rollout, verdict = response(one.place, one.sample_index)
-        assert (one.num_prompt_tokens, one.num_response_tokens) == (
+        rollout, verdict = response(one.problem_index, one.sample_index)
+        assert (one.num_prompt_tokens, one.num_tokens) == (
             len(rollout.prompt_ids),
             len(rollout.response_ids),
         )
-        assert (one.outcome, one.finished) == (verdict.outcome, one.place != 3)
-        assert one.unclosed_think == (one.place == 4)
-    fetch = fetch_from_ranks(facts, rollouts, PROBLEMS, layout, torch.device("cpu"))
+        assert (one.outcome, one.finished) == (verdict.outcome, one.problem_index != 3)
+        assert one.unclosed_think == (one.problem_index == 4)
     # The last replica packs nothing where there are several, and one response nobody.
     packing = max(1, layout.dp_size - 1)
     wanted: list[list[int]] = [[] for _ in range(layout.dp_size)]
     for number in range(len(facts) - 1):
         wanted[number % packing].insert(0, number)
-    samples = fetch(wanted)
+    cpu = torch.device("cpu")
+    samples = fetch_samples(facts, wanted, rollouts, PROBLEMS, layout, cpu)
     assert sorted(samples) == sorted(wanted[layout.dp_rank])
     for number, sample in samples.items():
-        rollout, _ = response(facts[number].place, facts[number].sample_index)
+        rollout, _ = response(facts[number].problem_index, facts[number].sample_index)
         assert (sample.problem_id, sample.sample_index) == (
             rollout.problem_id,
             rollout.sample_index,
@@ -108,7 +108,7 @@ def share_and_fetch(tp: int, pp: int, holders: int) -> list[tuple[int, ...]]:
             rollout.prompt_ids,
             rollout.response_ids,
         )
-    return [(one.place, one.sample_index) for one in facts]
+    return [(one.problem_index, one.sample_index) for one in facts]
 
 
 @pytest.mark.parametrize(

@@ -3,25 +3,29 @@
 from collections.abc import Sequence
 from typing import Any
 
+from responses import facts
+
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.facts import Group, Response
+from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.method import Weights
+from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
+OUTCOMES = (Outcome.WRONG, Outcome.CORRECT)
 
 
 def group(
     lengths: Sequence[int] = LENGTHS,
     correct: Sequence[int] = CORRECT,
     finished: Sequence[int] = (),
-    **facts: Any,
+    **others: Any,
 ) -> Group:
     """By default all finished, and far from the limit."""
     responses = [
-        Response(num_tokens=n, correct=bool(c), finished=bool(f))
+        facts(num_tokens=n, outcome=OUTCOMES[c], finished=bool(f))
         for n, c, f in zip(lengths, correct, finished or [1] * len(lengths), strict=True)
     ]
-    return Group(**{"responses": responses, "limit": 16384, **facts})
+    return Group(**{"responses": responses, "limit": 16384, **others})
 
 
 def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Weights:

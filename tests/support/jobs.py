@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_regi
 from te_cross_entropy import install_stand_in
 from tiny_models import SHAPES, samples, weights
 
-from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
+from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
@@ -179,7 +179,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
     if not accepted:
         return [], 0.0
     plain = case.objective.is_weighted_likelihood
-    lengths = [response.num_response_tokens for response in accepted]
+    lengths = [response.num_tokens for response in accepted]
     rejected = NUM_ROLLOUTS - len(lengths)
     token_weights, factor = aggregate(
         case.aggregation,
@@ -187,10 +187,11 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         [True] * len(lengths) + [False] * rejected,
         limit=0,
     )
+    device = case.device.torch_device
     batches, _ = pack(
-        [response.num_tokens for response in accepted],
+        [response.sequence_tokens for response in accepted],
         token_weights[: len(lengths)],
-        fetch_from_ranks(accepted, rollouts, problems, layout, case.device.torch_device),
+        lambda indices: fetch_samples(accepted, indices, rollouts, problems, layout, device),
         budget=case.budget,
         dp_rank=layout.dp_rank,
         dp_size=layout.dp_size,
@@ -199,7 +200,7 @@ def batches_of(case: Case, layout: Layout, seed: int = 0) -> tuple[list[MicroBat
         multiple=case.pp if case.vpp else 1,
         align=case.tp if case.sequence_parallel else 1,
         advantages=None if plain else ADVANTAGES[: len(accepted)],
-        device=case.device.torch_device,
+        device=device,
     )
     return batches, factor
 

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 
 import pytest
+from responses import facts
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.methods.data_choice import (
@@ -14,11 +15,12 @@ from megatron_opsft.methods.data_choice import (
     skipped_steps,
     steps_of,
 )
-from megatron_opsft.methods.facts import Response
+from megatron_opsft.records import Outcome, Response
 
 
 def response(num_tokens: int, correct: bool = True, finished: bool = True) -> Response:
-    return Response(num_tokens=num_tokens, correct=correct, finished=finished)
+    outcome = Outcome.CORRECT if correct else Outcome.WRONG
+    return facts(num_tokens=num_tokens, outcome=outcome, finished=finished)
 
 
 def test_crst_takes_the_shortest_correct_one() -> None:

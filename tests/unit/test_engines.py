@@ -80,9 +80,11 @@ def sample(problem: str, num_prompt: int, num_response: int) -> Sample:
 
 
 def test_probes_are_of_different_problems_and_few() -> None:
-    accepted = [facts(place=n // 2, sample_index=n % 2) for n in range(20)]
+    accepted = [facts(problem_index=n // 2, sample_index=n % 2) for n in range(20)]
     probes = pick_probes(accepted)
-    assert [(p.place, p.sample_index) for p in probes] == [(n, 1) for n in range(NUM_PROBES)]
+    assert [(p.problem_index, p.sample_index) for p in probes] == [
+        (n, 1) for n in range(NUM_PROBES)
+    ]
     assert pick_probes([]) == []
 
 

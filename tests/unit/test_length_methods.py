@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from groups import group, weigh
+from responses import facts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
@@ -20,13 +21,12 @@ from megatron_opsft.methods.facts import (
     LengthTarget,
     PromptChange,
     ReferenceStatistics,
-    Response,
 )
 from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.records import Outcome, ResponseFacts
+from megatron_opsft.records import Outcome
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import resolve_model
 
@@ -183,8 +183,8 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
 
 
 def test_laser_punishes_a_response_without_answer_most() -> None:
-    none = Response(num_tokens=9000, correct=False, finished=False, has_answer=False)
-    wrong = Response(num_tokens=9000, correct=False)
+    none = facts(num_tokens=9000, outcome=Outcome.UNFINISHED, finished=False)
+    wrong = facts(num_tokens=9000, outcome=Outcome.WRONG)
     both = Group(responses=[none, wrong], limit=9000)
     assert weigh("laser", both).rewards == (-1.0, -0.5)
     state = {"targets": {"easy": 1, "medium": 1, "hard": 1}}
@@ -245,7 +245,7 @@ def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     found = weigh("o1_pruner", *batch, z_score=True)
     assert found.advantages == pytest.approx(expected, rel=1e-12)
     assert (found.token_weights, found.factor) == ((1.0,) * 6, 1 / 6)
-    stored = [Response(num_tokens=9, correct=True, stored=value) for value in (0.25, -1.5)]
+    stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
     fixed = weigh("o1_pruner", Group(responses=stored, limit=9), form="fixed", z_score=True)
     assert fixed.advantages == (0.25, -1.5)
 
@@ -320,21 +320,10 @@ def test_linear_by_hand() -> None:
     assert found.advantages == pytest.approx([r - fmean(rewards) for r in rewards])
 
 
-def facts_of(batch: list[Group]) -> list[ResponseFacts]:
-    """Of 10-token prompts, all held by rank 0."""
-    rows = [
-        (place, sample, n) for place, g in enumerate(batch) for sample, n in enumerate(g.lengths)
-    ]
-    return [
-        ResponseFacts(place, sample, 10, length, Outcome.CORRECT, True, False, 0, slot)
-        for slot, (place, sample, length) in enumerate(rows)
-    ]
-
-
 def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() -> None:
     run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
     batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
-    updates = run.updates(facts_of(batch), batch, run.weigh(batch))
+    updates = run.updates(batch, run.weigh(batch))
     assert [len(update.responses) for update in updates] == [0, 4, 4]
     assert [update.factor > 0 for update in updates] == [False, True, True]
 
@@ -347,7 +336,7 @@ def test_shares_of_a_batch_have_the_token_weights_of_the_whole(name: str) -> Non
         settings_of(name, **{} if name == "on_policy_sft" else {"updates_per_batch": 2}), seed=0
     )
     weights = run.weigh(batch)
-    updates = run.updates(facts_of(batch), batch, weights)
+    updates = run.updates(batch, weights)
     trained = [w for w, kept in zip(weights.token_weights, weights.trained, strict=True) if kept]
     assert [w for update in updates for w in update.token_weights] == trained
     if len(updates) == 1:

@@ -45,10 +45,10 @@ ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 
 def test_crst_takes_the_shortest_correct_response_wherever_it_is() -> None:
     found = [
-        facts(num_response_tokens=9, rank=0, slot=0),
-        facts(num_response_tokens=3, rank=0, slot=1, outcome=Outcome.WRONG),
-        facts(num_response_tokens=5, rank=1, slot=0),
-        facts(num_response_tokens=4, rank=1, slot=1, finished=False),
+        facts(num_tokens=9, rank=0, rollout_index=0),
+        facts(num_tokens=3, rank=0, rollout_index=1, outcome=Outcome.WRONG),
+        facts(num_tokens=5, rank=1, rollout_index=0),
+        facts(num_tokens=4, rank=1, rollout_index=1, finished=False),
     ]
     texts = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
     assert crst_choice(found, texts) == [found[2]]
@@ -61,18 +61,19 @@ def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
     lengths, correct = (800, 1600, 2400, 4000), (True, True, False, True)
     found = [
         facts(
-            num_response_tokens=length,
+            num_tokens=length,
             outcome=Outcome.CORRECT if right else Outcome.WRONG,
-            slot=slot,
+            rollout_index=index,
         )
-        for slot, (length, right) in enumerate(zip(lengths, correct, strict=True))
+        for index, (length, right) in enumerate(zip(lengths, correct, strict=True))
     ]
     rewards = (2.25, 0.875, -1.5833, 0.05)
     settings = O1PrunerSettings(form="fixed", samples_kept=4)
     assert [r for _, r in o1_choice("p", found, settings, 0)] == pytest.approx(rewards, abs=5.1e-5)
     two = O1PrunerSettings(form="fixed", clip_rewards=True, accuracy_weight=10)
     kept = {
-        tuple(kept.slot for kept, _ in o1_choice(f"p{n}", found, two, seed=0)) for n in range(200)
+        tuple(kept.rollout_index for kept, _ in o1_choice(f"p{n}", found, two, seed=0))
+        for n in range(200)
     }
     assert len(kept) == 6  # every pair, in order
     for pair in kept:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from groups import group, weigh
+from responses import facts
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.methods import catalog
@@ -14,9 +15,9 @@ from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
-from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics, Response, groups_of
+from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics, groups_of
 from megatron_opsft.methods.method import Weights
-from megatron_opsft.records import Outcome, ResponseFacts
+from megatron_opsft.records import Outcome
 
 LIMIT = 3500
 PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
@@ -198,32 +199,18 @@ def test_with_a_divergence_every_response_is_trained_on() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_what_is_known_of_a_response(outcome: Outcome) -> None:
-    response = Response.of(facts(0, 0, 7, outcome))
-    assert (response.num_tokens, response.finished) == (7, outcome is not Outcome.UNFINISHED)
+    response = facts(outcome=outcome)
     assert response.correct == (outcome is Outcome.CORRECT)
     assert response.has_answer == (outcome.value in ("correct", "wrong", "timeout", "error"))
-
-
-def facts(place: int, sample_index: int, num_tokens: int, outcome: Outcome) -> ResponseFacts:
-    return ResponseFacts(
-        place=place,
-        sample_index=sample_index,
-        num_prompt_tokens=99,
-        num_response_tokens=num_tokens,
-        outcome=outcome,
-        finished=outcome is not Outcome.UNFINISHED,
-        unclosed_think=False,
-        rank=0,
-        slot=0,
-    )
 
 
 def test_responses_become_groups_in_the_order_of_the_step() -> None:
     right, wrong = Outcome.CORRECT, Outcome.WRONG
     rows = [(0, 0, 5, right), (0, 1, 9, wrong), (1, 0, 7, wrong), (1, 1, 3, right)]
     target, reference = LengthTarget(num_tokens=4), ReferenceStatistics(mean_tokens=8, accuracy=1)
+    names = ("problem_index", "sample_index", "num_tokens", "outcome")
     groups = groups_of(
-        [facts(*row) for row in rows],
+        [facts(**dict(zip(names, row, strict=True))) for row in rows],
         ["b", "a"],
         8,
         targets={"a": target},

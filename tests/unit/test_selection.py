@@ -25,7 +25,7 @@ def test_only_correct_responses_are_accepted(outcome: Outcome) -> None:
 
 
 def test_length_counts_every_response_token_and_no_prompt_token() -> None:
-    responses = [facts(num_response_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
+    responses = [facts(num_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
     assert select(responses, 10) == responses[:2]
 
 
@@ -50,7 +50,7 @@ def test_metrics_of_a_step() -> None:
     outcomes = (Outcome.CORRECT, Outcome.CORRECT, Outcome.TIMEOUT, Outcome.UNFINISHED)
     responses = [
         facts(
-            num_response_tokens=length,
+            num_tokens=length,
             outcome=outcome,
             finished=outcome is not Outcome.UNFINISHED,
             unclosed_think=length == 4,

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.bins import Bin
-from megatron_opsft.batching.exchange import fetch_from_ranks, share_facts
+from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.batching.packing import Share, describe_plan, each_in_turn, plan_packing
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, make_workload, usual_mean_tokens
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import FinishReason, Outcome, Problem, Response, Rollout, Verdict
 from megatron_opsft.rollout.requests import make_request, my_share
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
 from megatron_opsft.runtime.distributed import Layout, share_work
@@ -76,11 +76,11 @@ class StepParts:
         def weigh() -> Any:
             groups = method.groups(responses, problems, config.rollout.max_response_tokens)
             weights = method.weigh(groups)
-            return groups, weights, method.updates(responses, groups, weights)
+            return groups, weights, method.updates(groups, weights)
 
         groups, weights, (update,) = measure("weights of samples", weigh)
         accepted = update.responses
-        lengths = [response.num_tokens for response in accepted]
+        lengths = [response.sequence_tokens for response in accepted]
         budget = config.train.max_tokens_per_microbatch * config.parallel.cp
         quadratic = quadratic_at(job.shape)
 
@@ -102,9 +102,12 @@ class StepParts:
         numbers = [[i for indices in bins for i in indices] for bins in plan]
         self._world.routed = self._tokens(accepted, numbers)
         cpu = torch.device("cpu")
-        fetch = fetch_from_ranks(accepted, rollouts, problems, self._layout, cpu)
+
+        def fetch(responses: Sequence[Response], indices_of: Sequence[Sequence[int]]) -> Any:
+            return fetch_samples(responses, indices_of, rollouts, problems, self._layout, cpu)
+
         # Without the broadcast inside the replica, whose other ranks are not there.
-        measure("tokens to the replica", lambda: fetch(numbers))
+        measure("tokens to the replica", lambda: fetch(accepted, numbers))
         batch = JudgedBatch(
             problems=problems,
             rollouts=rollouts,
@@ -112,7 +115,7 @@ class StepParts:
             responses=responses,
             groups=groups,
             weights=weights,
-            fetcher=lambda trained: fetch,
+            fetch=fetch,
         )
         self._record(measure, batch)
 
@@ -178,7 +181,7 @@ class StepParts:
             to = self._layout.first_of_replica(dp_rank)
             for n in mine:
                 parts = routed.setdefault(accepted[n].rank, {})
-                parts[to] = parts.get(to, 0) + 4 * accepted[n].num_tokens
+                parts[to] = parts.get(to, 0) + 4 * accepted[n].sequence_tokens
         # All one large token: small integers are shared in Python, those of a vocabulary are not.
         return {
             source: {

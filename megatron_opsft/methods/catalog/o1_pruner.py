@@ -11,7 +11,7 @@ from pydantic import Field
 from megatron_opsft.config_section import HomeExpanded
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
-from megatron_opsft.methods.facts import Group, ReferenceStatistics, Response
+from megatron_opsft.methods.facts import Group, ReferenceStatistics
 from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.objective import SequenceClip, Surrogate
 from megatron_opsft.methods.rewards import stored
@@ -22,6 +22,7 @@ from megatron_opsft.methods.settings import (
     RunSize,
     Samples,
 )
+from megatron_opsft.records import Response
 
 
 class O1PrunerSettings(PolicySettings):
