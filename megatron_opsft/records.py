@@ -146,9 +146,10 @@ class MicroBatch:
     loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
     labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses;
     response_lengths: how many of the R each response has.
-    A rank of a context-parallel group has its part (`batching.zigzag`) of a pack in which fillers
-    end each sequence: T and R then count that part, cu_seqlens, max_seqlen and response_lengths the
-    whole pack. places_R: int64 [R], ascending: which of its response tokens are here; None: all.
+    A rank of a context-parallel group has its part (`batching.zigzag`) of a pack in which padding
+    ends each sequence: T and R then count that part, cu_seqlens, max_seqlen and response_lengths
+    the whole pack. response_indices_R: int64 [R], ascending: which of its response tokens are here;
+    None: all.
     What else an objective needs, float32 [R]: advantages_R, and the tokens' log-probabilities under
     the policy that sampled (None: the current one) and under the reference model.
     """
@@ -164,11 +165,11 @@ class MicroBatch:
     advantages_R: Tensor | None = None
     old_log_probs_R: Tensor | None = None
     reference_log_probs_R: Tensor | None = None
-    places_R: Tensor | None = None
+    response_indices_R: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
-        """T, fillers included."""
+        """T, padding included."""
         return self.tokens_T.numel()
 
     @property

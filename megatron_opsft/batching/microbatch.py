@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.batching.packing import PackingReport, Share, describe_plan, plan_packing
-from megatron_opsft.batching.zigzag import filled, own_places
+from megatron_opsft.batching.zigzag import own_indices, padded
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import share_work
 
@@ -28,12 +28,12 @@ def build_microbatch(
     cp_rank: int = 0,
     cp_size: int = 1,
 ) -> MicroBatch:
-    """Pack whole samples into one micro-batch, filled up to a multiple of `align` tokens; in a
-    context-parallel group fill up each sequence, and keep this rank's part.
+    """Pack whole samples into one micro-batch, padded to a multiple of `align` tokens; in a
+    context-parallel group pad each sequence, and keep this rank's part.
 
     A response token is predicted at the position before it, so the loss sits on the prompt's last
-    position and on all of the response but its last. No sample at all gives a filler of `align`
-    tokens (or a group's smallest). advantages: of each sample, where the objective asks for them
+    position and on all of the response but its last. No sample at all gives `align` tokens of
+    padding (or a group's fewest). advantages: of each sample, where the objective asks for them
     apart from the weights.
     """
     tokens: list[int] = []
@@ -50,14 +50,14 @@ def build_microbatch(
         weights += [weight] * num_response
         tokens += sample.prompt_ids + sample.response_ids
         length = len(sample.prompt_ids) + num_response
-        lengths.append(filled(length, cp_size, align))
+        lengths.append(padded(length, cp_size, align))
         tokens += [0] * (lengths[-1] - length)
         positions += range(lengths[-1])
-    filler = -len(tokens) % align if tokens else filled(align, cp_size, align)
-    if filler:
-        tokens += [0] * filler
-        positions += range(filler)
-        lengths.append(filler)
+    padding = -len(tokens) % align if tokens else padded(align, cp_size, align)
+    if padding:
+        tokens += [0] * padding
+        positions += range(padding)
+        lengths.append(padding)
     responses = tuple(len(sample.response_ids) for sample in samples)
     borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     whole = MicroBatch(
@@ -72,30 +72,30 @@ def build_microbatch(
         old_log_probs_R=_old_log_probs(samples, device),
         advantages_R=None if advantages is None else _by_token(advantages, responses, device),
     )
-    return whole if cp_size == 1 else _part_of(whole, own_places(lengths, cp_rank, cp_size))
+    return whole if cp_size == 1 else _part_of(whole, own_indices(lengths, cp_rank, cp_size))
 
 
-def _part_of(whole: MicroBatch, places_T: Tensor) -> MicroBatch:
-    """places_T: int64, ascending: the tokens of the pack that this rank has."""
-    places_T = places_T.to(whole.tokens_T.device)
+def _part_of(whole: MicroBatch, indices_T: Tensor) -> MicroBatch:
+    """indices_T: int64, ascending: the tokens of the pack that this rank has."""
+    indices_T = indices_T.to(whole.tokens_T.device)
     here = torch.full_like(whole.tokens_T, -1)
-    here[places_T] = torch.arange(len(places_T), device=places_T.device)
+    here[indices_T] = torch.arange(len(indices_T), device=indices_T.device)
     indices_R = here[whole.loss_indices_R]
-    (places_R,) = (indices_R >= 0).nonzero(as_tuple=True)
+    (response_indices_R,) = (indices_R >= 0).nonzero(as_tuple=True)
 
     def own(values_R: Tensor | None) -> Tensor | None:
-        return None if values_R is None else values_R[places_R]
+        return None if values_R is None else values_R[response_indices_R]
 
     return replace(
         whole,
-        tokens_T=whole.tokens_T[places_T],
-        positions_T=whole.positions_T[places_T],
-        loss_indices_R=indices_R[places_R],
-        labels_R=whole.labels_R[places_R],
-        weights_R=whole.weights_R[places_R],
+        tokens_T=whole.tokens_T[indices_T],
+        positions_T=whole.positions_T[indices_T],
+        loss_indices_R=indices_R[response_indices_R],
+        labels_R=whole.labels_R[response_indices_R],
+        weights_R=whole.weights_R[response_indices_R],
         advantages_R=own(whole.advantages_R),
         old_log_probs_R=own(whole.old_log_probs_R),
-        places_R=places_R,
+        response_indices_R=response_indices_R,
     )
 
 
@@ -139,7 +139,7 @@ def pack(
     data-parallel ranks; the parts of one are alike. multiple, quadratic_at: see `plan_packing`;
     align, advantages: see `build_microbatch`; share: see `plan_packing`. Collective over the world.
     """
-    tokens = [filled(length, cp_size, align) for length in lengths]
+    tokens = [padded(length, cp_size, align) for length in lengths]
     budget *= cp_size
     plan = plan_packing(
         tokens,
@@ -150,19 +150,19 @@ def pack(
         share=share,
     )
     report = describe_plan(tokens, plan, budget=budget, quadratic_at=quadratic_at)
-    if fillers := sum(tokens) - sum(lengths):
-        report = replace(report, fill=report.fill * (1 - fillers / sum(tokens)))
+    if padding := sum(tokens) - sum(lengths):
+        report = replace(report, fill=report.fill * (1 - padding / sum(tokens)))
     samples = fetch([list(chain.from_iterable(bins)) for bins in plan])
     batches = [
         build_microbatch(
-            [samples[i] for i in sorted(indices)],
-            [token_weights[i] for i in sorted(indices)],
+            [samples[i] for i in indices],
+            [token_weights[i] for i in indices],
             align=align,
             device=device,
-            advantages=None if advantages is None else [advantages[i] for i in sorted(indices)],
+            advantages=None if advantages is None else [advantages[i] for i in indices],
             cp_rank=cp_rank,
             cp_size=cp_size,
         )
-        for indices in plan[dp_rank]
+        for indices in map(sorted, plan[dp_rank])
     ]
     return batches, report

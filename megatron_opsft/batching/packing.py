@@ -37,7 +37,7 @@ class PackingReport:
 
     fill: float  # tokens / room of all bins; a lone longer sequence has its own length as room
     imbalance: float  # (max - min) / mean of the ranks' cost
-    num_bins: int  # over all ranks, fillers included
+    num_bins: int  # over all ranks, empty ones included
 
 
 NOTHING_PACKED = PackingReport(fill=0.0, imbalance=0.0, num_bins=0)
@@ -101,12 +101,12 @@ def plan_packing(
     """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
 
     The number per rank is a multiple of `multiple` (interleaved 1F1B needs that of the pipeline
-    size); a bin may be empty, which becomes a filler micro-batch. Ranks, and the bins of a rank,
-    are balanced by `sequence_cost`; each rank has its costliest bin first, so that expert-parallel
-    ranks, which wait for each other in every micro-batch, work on alike ones. Of very many
-    sequences or ranks, blocks of ranks get equal parts, and each part is planned for itself; a
-    block of one rank may have several parts. share: who plans the parts, where all ranks call it
-    with the same.
+    size); a bin may be empty, which becomes a micro-batch of padding. Ranks, and the bins of a
+    rank, are balanced by `sequence_cost`; each rank has its costliest bin first, so that
+    expert-parallel ranks, which wait for each other in every micro-batch, work on alike ones. Of
+    very many sequences or ranks, blocks of ranks get equal parts, and each part is planned for
+    itself; a block of one rank may have several parts. share: who plans the parts, where
+    all ranks call it with the same.
     """
     if len(lengths) <= dp_size and dp_size > _MAX_RANKS:
         return _one_each(lengths, dp_size, multiple)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 
-def filled(num_tokens: int, cp_size: int, align: int = 1) -> int:
-    """Tokens of a sequence with its fillers, so that it can be cut; all of it without a group.
+def padded(num_tokens: int, cp_size: int, align: int = 1) -> int:
+    """Tokens of a sequence with its padding, so that it can be cut; all of it without a group.
 
     align: the tensor-parallel size where sequence parallelism cuts each part again.
     """
@@ -22,21 +22,21 @@ def filled(num_tokens: int, cp_size: int, align: int = 1) -> int:
 
 
 def own_pieces(cp_rank: int, cp_size: int) -> tuple[int, int]:
-    """The numbers of a rank's two pieces, of 2 x cp_size."""
+    """Which two pieces a rank has, of 2 x cp_size."""
     return cp_rank, 2 * cp_size - 1 - cp_rank
 
 
-def own_places(lengths: Sequence[int], cp_rank: int, cp_size: int) -> Tensor:
+def own_indices(lengths: Sequence[int], cp_rank: int, cp_size: int) -> Tensor:
     """Which tokens of a pack a rank has: int64 [T / cp_size], ascending.
 
-    lengths: of the sequences, fillers included; multiples of 2 x cp_size.
+    lengths: of the sequences, padding included; multiples of 2 x cp_size.
     """
     pieces: list[Tensor] = []
     start = 0
     for length in lengths:
         size = length // (2 * cp_size)
-        for number in own_pieces(cp_rank, cp_size):
-            pieces.append(torch.arange(start + number * size, start + (number + 1) * size))
+        for piece in own_pieces(cp_rank, cp_size):
+            pieces.append(torch.arange(start + piece * size, start + (piece + 1) * size))
         start += length
     return torch.cat(pieces)
 
@@ -45,5 +45,5 @@ def joined_order(lengths: Sequence[int], cp_size: int) -> Tensor:
     """int64 [T]: where each token of the pack is, when all ranks' parts follow each other in the
     order of the ranks.
     """
-    places = torch.cat([own_places(lengths, rank, cp_size) for rank in range(cp_size)])
-    return places.argsort()
+    indices = torch.cat([own_indices(lengths, rank, cp_size) for rank in range(cp_size)])
+    return indices.argsort()

@@ -136,10 +136,10 @@ class ObjectiveLosses:
 
 def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:
     """What a rank of a context-parallel group has of each response; None: all of it."""
-    if batch.places_R is None:
+    if batch.response_indices_R is None:
         return None
-    ends = torch.tensor(batch.response_lengths, device=batch.places_R.device).cumsum(0)
-    numbers = torch.searchsorted(ends, batch.places_R, right=True)
+    ends = torch.tensor(batch.response_lengths, device=batch.response_indices_R.device).cumsum(0)
+    numbers = torch.searchsorted(ends, batch.response_indices_R, right=True)
     return surrogates.ResponsePart(numbers=numbers, total=sum_over_context)
 
 

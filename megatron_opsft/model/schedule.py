@@ -21,7 +21,7 @@ def packed_params(batch: MicroBatch) -> PackedSeqParams:
     sequence can be cut as context parallelism wants it, and no attention has to leave gaps out:
     TransformerEngine up to 2.17.1 does so wrongly between parts of uneven lengths (its issue 3331).
     """
-    borders = batch.cu_seqlens if batch.places_R is not None else None
+    borders = batch.cu_seqlens if batch.response_indices_R is not None else None
     return PackedSeqParams(
         qkv_format="thd",
         cu_seqlens_q=batch.cu_seqlens,

@@ -97,7 +97,7 @@ def score_samples(
     num_scores = sum(batch.response_lengths)
     flat_R = torch.empty(num_scores, device=device)
     if layout.is_loss_rank:
-        flat_R = join_over_context(found[0], batch.places_R, num_scores)
+        flat_R = join_over_context(found[0], batch.response_indices_R, num_scores)
     source = (layout.pp_size - 1) * layout.tp_size
     broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
     flat, ends = flat_R.tolist(), list(accumulate(batch.response_lengths))

@@ -51,8 +51,8 @@ def _paying(batch: MicroBatch, beta: float) -> MicroBatch:
     old_R, reference_R = batch.old_log_probs_R, batch.reference_log_probs_R
     if old_R is None or reference_R is None:  # not the last stage
         return batch
-    lengths, places_R = list(batch.response_lengths), batch.places_R
-    parts = join_over_context(old_R - reference_R, places_R, sum(lengths)).split(lengths)
+    lengths, response_indices_R = list(batch.response_lengths), batch.response_indices_R
+    parts = join_over_context(old_R - reference_R, response_indices_R, sum(lengths)).split(lengths)
     to_go = torch.cat([old_R[:0], *(part.flip(0).cumsum(0).flip(0) for part in parts)])
-    to_go = to_go if places_R is None else to_go[places_R]
+    to_go = to_go if response_indices_R is None else to_go[response_indices_R]
     return replace(batch, advantages_R=(_values(batch) - beta * to_go.double()).float())

@@ -5,7 +5,7 @@ from math import inf
 from typing import Literal
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.zigzag import filled
+from megatron_opsft.batching.zigzag import padded
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.plan.hardware import Hardware
@@ -76,7 +76,7 @@ class TrainingJob:
         """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
         own.
         """
-        whole = filled(self.longest_tokens, self.parallel.cp, self.align)
+        whole = padded(self.longest_tokens, self.parallel.cp, self.align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 
 from megatron_opsft.architectures.flops import forward_flops, quadratic_at
 from megatron_opsft.batching.packing import plan_packing
-from megatron_opsft.batching.zigzag import filled
+from megatron_opsft.batching.zigzag import padded
 from megatron_opsft.plan.cores import shared_ends
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.learning import updates_of
@@ -165,10 +165,10 @@ def _pack(
     quadratic_length: float,
 ) -> tuple[Any, int]:
     """As `step.batch.pack_update` does it: (of each accepted response rank x count + micro-batch of
-    the rank, int64; count: micro-batches of each rank). Some may be empty (fillers).
+    the rank, int64; count: micro-batches of each rank). Some may be empty.
     """
     bins = plan_packing(
-        [filled(workload.prompt_tokens + n, cp, align) for n in workload.accepted],
+        [padded(workload.prompt_tokens + n, cp, align) for n in workload.accepted],
         budget=budget * cp,
         dp_size=dp,
         multiple=multiple,

@@ -56,7 +56,7 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
     rest = iter(packed)
     for scored, values_R in zip(batches, found, strict=False):  # none but on the last stage
         lengths = list(scored.response_lengths)
-        whole = join_over_context(values_R, scored.places_R, sum(lengths))
+        whole = join_over_context(values_R, scored.response_indices_R, sum(lengths))
         indices = sorted(islice(rest, len(lengths)))  # as `pack` has them
         for index, values in zip(indices, whole.cpu().split(lengths), strict=True):
             response = batch.responses[index]

@@ -116,7 +116,7 @@ def test_gradient_matches_hf_in_layout(world: World, case: Case) -> None:
 @pytest.mark.parametrize("case", CONTEXT, ids=str)
 def test_gradient_matches_hf_with_context_parallelism(world: World, case: Case) -> None:
     lengths = [len(s.prompt_ids) + len(s.response_ids) for s in samples(case.num_samples)]
-    assert min(lengths) < 2 * 4 and any(length % 8 for length in lengths)  # fillers at work
+    assert min(lengths) < 2 * 4 and any(length % 8 for length in lengths)  # padding at work
     check(world, case)
 
 

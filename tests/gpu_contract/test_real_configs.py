@@ -79,7 +79,7 @@ def test_packed_sequences_hold_the_micro_batch() -> None:
     object.__setattr__(batch, "cu_seqlens", lengths)
     object.__setattr__(batch, "max_seqlen", 7)
     for places in (None, torch.arange(3)):  # a rank of a context-parallel group has some places
-        object.__setattr__(batch, "places_R", places)
+        object.__setattr__(batch, "response_indices_R", places)
         found = packed_params(batch)
         assert found.qkv_format == "thd"
         assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths

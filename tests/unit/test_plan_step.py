@@ -142,7 +142,7 @@ def test_who_waits_for_whom() -> None:
     # One rank has nothing to train on: it waits for the three others.
     step = estimate_step(job, replace(even, accepted=(500,) * 3))
     in_passes = step.train - step.exchange - step.update
-    without = job.hardware.step_overhead_seconds  # of its filler
+    without = job.hardware.step_overhead_seconds  # of its micro-batch of padding
     assert step.slowest_rank == pytest.approx((in_passes - without) / 4, rel=1e-3)
 
 

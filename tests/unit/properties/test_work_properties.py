@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megatron_opsft.batching.bins import pack_bins
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.batching.packing import describe_plan, plan_packing
-from megatron_opsft.batching.zigzag import filled, joined_order, own_places
+from megatron_opsft.batching.zigzag import joined_order, own_indices, padded
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.requests import PromptRequest, dealt_size, my_share, split_batches
@@ -45,14 +45,14 @@ def test_plans_hold_every_sequence_once_and_as_many_bins_on_every_rank(
 def test_a_pack_cut_for_a_context_parallel_group_is_whole_when_joined(
     lengths: list[int], cp_size: int, align: int
 ) -> None:
-    full = [filled(length, cp_size, align) for length in lengths]
+    full = [padded(length, cp_size, align) for length in lengths]
     if cp_size > 1:
         assert all(0 <= f - n < 2 * cp_size * align for f, n in zip(full, lengths, strict=True))
         assert all(f % (2 * cp_size * align) == 0 for f in full)
     else:
         assert full == lengths
         full = [2 * length for length in full]  # one rank has both pieces
-    parts = [own_places(full, rank, cp_size) for rank in range(cp_size)]
+    parts = [own_indices(full, rank, cp_size) for rank in range(cp_size)]
     assert len({len(part) for part in parts}) == 1
     assert all(part.diff().gt(0).all() for part in parts)
     joined = torch.cat(parts)[joined_order(full, cp_size)]
@@ -87,7 +87,7 @@ def test_the_parts_of_a_micro_batch_are_those_of_the_whole_one(
     assert len({part.num_tokens for part in parts}) == 1
     assert sum(part.num_loss_tokens for part in parts) == whole.num_loss_tokens
     for part in parts:
-        places = part.places_R
+        places = part.response_indices_R
         assert places is not None and part.advantages_R is not None
         assert whole.advantages_R is not None
         assert part.response_lengths == whole.response_lengths
@@ -99,7 +99,9 @@ def test_the_parts_of_a_micro_batch_are_those_of_the_whole_one(
         for name in ("tokens_T", "positions_T"):
             ours = getattr(part, name)[part.loss_indices_R]
             assert torch.equal(ours, getattr(whole, name)[whole.loss_indices_R[places]])
-    everything = torch.cat([part.places_R for part in parts if part.places_R is not None])
+    everything = torch.cat(
+        [part.response_indices_R for part in parts if part.response_indices_R is not None]
+    )
     assert sorted(everything.tolist()) == list(range(whole.num_loss_tokens))
 
 
