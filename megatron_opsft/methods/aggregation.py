@@ -24,12 +24,6 @@ from typing import Literal
 Aggregation = Literal[
     "max_accepted", "accepted_tokens", "all_tokens", "sequence", "sequence_sum", "constant"
 ]
-# Of train.normalization, which was on-policy SFT's aggregation before there were other methods.
-EARLIER_NAMES: dict[str, Aggregation] = {
-    "batch_max": "max_accepted",
-    "response": "sequence",
-    "token_mean": "accepted_tokens",
-}
 
 
 def aggregate(
