@@ -23,10 +23,9 @@ from megatron_opsft.evaluate.engines import open_engine
 from megatron_opsft.evaluate.inputs import Inputs, read_inputs
 from megatron_opsft.evaluate.run import sample
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import make_tickets
+from megatron_opsft.evaluate.work import missing_requests
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.requests import single_requests
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job
 from megatron_opsft.verify.verifier import Verifier
@@ -90,32 +89,31 @@ def main() -> None:
 
 def measure_bare(inputs: Inputs, engine: RolloutEngine) -> float:
     """Tokens per second of the engine alone, given all requests at once."""
-    tickets = make_tickets(
+    requests = missing_requests(
         inputs.benchmarks, inputs.model.prompts, {b.name: set() for b in inputs.benchmarks}, 0
     )
     sampling = inputs.sampling(inputs.model)
     if isinstance(engine, HfEngine):
         noise, engine.decoding.passes.noise = engine.decoding.passes.noise, 0.0
         start = time.perf_counter()
-        num_tokens = sum(len(r.response_ids) for r in engine.generate(tickets, sampling))
+        num_tokens = sum(len(r.response_ids) for r in engine.generate(requests, sampling))
         seconds = time.perf_counter() - start
         engine.decoding.passes.noise = noise
         return num_tokens / seconds
     from vllm import SamplingParams
 
     llm = engine._core.llm
-    singles = single_requests(tickets)
-    prompts = [{"prompt_token_ids": list(single.prompt_ids)} for single in singles]
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     params = [
         SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_response_tokens,
-            seed=single.seeds[0],
+            seed=request.seed,
             stop_token_ids=list(sampling.end_token_ids),
             detokenize=False,
         )
-        for single in singles
+        for request in requests
     ]
     llm.reset_prefix_cache()
     start = time.perf_counter()

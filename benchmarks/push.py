@@ -27,7 +27,7 @@ from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
 from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
-from megatron_opsft.rollout.engine import Checksums, EngineWeights, Replica
+from megatron_opsft.rollout.engine import Checksums, EngineShare, EngineWeights
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
@@ -44,7 +44,7 @@ class LayoutEngine:
         self, table: WeightTable, tp: int, layout: Layout, like: Tensor, *, packed: str
     ) -> None:
         self.layout = vllm_layout(table, tp, packed_head=False)
-        self.replica = Replica(number=layout.rank // tp, count=layout.world_size // tp)
+        self.share = EngineShare(index=layout.rank // tp, count=layout.world_size // tp)
         self._tp_rank = layout.rank % tp
         self._packed = packed
         self._parts: dict[str, list[tuple[Copy, Tensor]]] = {}

@@ -21,7 +21,7 @@ from typing import Any
 
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Problem
-from megatron_opsft.rollout.requests import make_request
+from megatron_opsft.rollout.requests import make_requests
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.run.recorder import open_recorder
 from megatron_opsft.session import Session, open_session
@@ -40,14 +40,14 @@ def bare(core: VllmCore, s: Session, problems: Sequence[Problem], step: int) -> 
     for problem in problems:
         ids = s.sampler.encoder.encode(problem)
         group = s.config.rollout.group_size
-        for seed in make_request(problem.id, ids, group, s.config.run.seed, step).seeds:
+        for request in make_requests(problem.id, ids, group, s.config.run.seed, step):
             inputs.append({"prompt_token_ids": list(ids)})
             params.append(
                 SamplingParams(
                     temperature=settings.temperature,
                     top_p=settings.top_p,
                     max_tokens=settings.max_response_tokens,
-                    seed=seed,
+                    seed=request.seed,
                     stop_token_ids=list(settings.end_token_ids),
                     detokenize=False,
                 )

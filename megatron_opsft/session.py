@@ -30,13 +30,8 @@ from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, Verdict
-from megatron_opsft.rollout.engine import FileReader, RolloutEngine, SamplingSettings
-from megatron_opsft.rollout.limits import (
-    check_engine,
-    engines_steal,
-    fit_lengths,
-    max_engine_tokens,
-)
+from megatron_opsft.rollout.engine import FileReader, SamplingSettings
+from megatron_opsft.rollout.limits import check_engine, fit_lengths, max_engine_tokens
 from megatron_opsft.rollout.open_engine import open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten
 from megatron_opsft.rollout.sample import Sampler
@@ -64,7 +59,6 @@ from megatron_opsft.runtime.distributed import (
     stop_distributed,
 )
 from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.job_watchdog import start_watchdog
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
@@ -255,7 +249,7 @@ def _build(
         held_out=held_out,
         more_held_out=more_evaluations_of(config, given),
         bad_rows=given.bad_rows,
-        sampler=_sampler_of(config, given, engine, layout, device),
+        sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
         verifier=verifier,
         method=open_method(config, given, held_out),
         trainer=trainer,
@@ -270,19 +264,6 @@ def _build(
             reference=reference,
             model_dir=given.model_dir,
         ),
-    )
-
-
-def _sampler_of(
-    config: Config, given: RunInput, engine: RolloutEngine, layout: Layout, device: Device
-) -> Sampler:
-    return Sampler(
-        engine=engine,
-        encoder=given.encoder,
-        layout=layout,
-        seed=config.run.seed,
-        job=current_job(),
-        steals=engines_steal(config, engine.replica.count, is_cuda=device.is_cuda),
     )
 
 

@@ -1,10 +1,10 @@
 """Engines, how they sample, and how weights come to them."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from megatron_opsft.config_section import FREE, Section
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 
@@ -32,10 +32,6 @@ class RolloutConfig(Section):
         3500, ge=1, description="L: longest response, end token included."
     )
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
-    dealing: Annotated[Literal["auto", "fixed", "stealing"], FREE] = Field(
-        "auto",
-        description="Of a step's responses to several engines. stealing: an engine that has room takes what another one has not begun; fixed: each makes what it is dealt at first; auto: stealing where a response does not depend on what is decoded beside it (the HF engine in float32, vLLM on GPUs without rollout.speculative).",
-    )
     speculative: dict[str, Any] | None = Field(
         None,
         description="vLLM alone: its speculative_config, handed over as it is, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4} (docs/rollouts.md). Responses keep their distribution, but their seeds then depend on earlier drafts: a resumed or repeated run may sample other responses.",

@@ -39,8 +39,7 @@ from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
-from megatron_opsft.rollout.requests import PromptRequest
-from megatron_opsft.rollout.responses import make_rollouts
+from megatron_opsft.rollout.requests import ResponseRequest, make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
 
 # A nucleus of one token wherever the most probable one has more than this; a trial with any other
@@ -79,13 +78,13 @@ class _Response:
     interruptible: bool = True  # a transition would stop it
     version: int = 0
 
-    def request(self, context: Sequence[int], seed: int) -> PromptRequest:
+    def request(self, context: Sequence[int], seed: int) -> ResponseRequest:
         """For what comes after the prompt and `context`."""
-        return PromptRequest(
+        return ResponseRequest(
             problem_id=self.problem_id,
+            sample_index=self.sample_index,
             prompt_ids=(*self.prompt_ids, *context),
-            sample_indices=(self.sample_index,),
-            seeds=(seed,),
+            seed=seed,
         )
 
     def segment_seed(self) -> int:
@@ -114,7 +113,7 @@ class Deer:
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         """Errors: `UserError` for an engine that answers another rank; those of `DeerTokens`."""
-        if not engine.replica.answers:
+        if not engine.share.answers:
             raise UserError(
                 "deer: this rank's engine answers another rank, so no trial can be made here; "
                 "use engines of tensor-parallel size 1 (rollout.tp=1)"
@@ -125,22 +124,21 @@ class Deer:
         self._tokens = DeerTokens.read(settings, tokenizer)
 
     def generate(
-        self, requests: Sequence[PromptRequest], sampling: SamplingSettings
+        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[EarlyExit]:
-        """All responses, in the order of the requests and of their samples.
+        """All responses, in the order of the requests.
 
         A response has at most sampling.max_response_tokens, its closing text and end token
-        included. Requests of the same problem must not ask for the same sample index.
+        included. No two requests may be for the same sample of a problem.
         """
         responses = [
             _Response(
                 problem_id=request.problem_id,
-                sample_index=index,
+                sample_index=request.sample_index,
                 prompt_ids=request.prompt_ids,
-                seed=seed,
+                seed=request.seed,
             )
             for request in requests
-            for index, seed in zip(request.sample_indices, request.seeds, strict=True)
         ]
         stops = (*sampling.end_token_ids, *self._tokens.transition_ids, self._tokens.think_end_id)
         thinking, uninterrupted = responses, []

@@ -24,9 +24,8 @@ from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import TICKET_SAMPLES, make_tickets
+from megatron_opsft.evaluate.work import WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.dealing import WorkQueue, deal_evenly
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import Job, join_job, leave_job
@@ -129,27 +128,20 @@ def sample(
     """
     files = SampleFiles(subject.out)
     done, num_correct = _agree_on_done(inputs, files, job, name)
-    tickets = make_tickets(
-        inputs.benchmarks,
-        subject.prompts,
-        done,
-        inputs.settings.seed,
-        min(TICKET_SAMPLES, inputs.batch_size),
-    )
-    if not tickets:
+    missing = missing_requests(inputs.benchmarks, subject.prompts, done, inputs.settings.seed)
+    if not missing:
         return engine
     engine = _load(inputs, subject, job, engine)
-    parts = deal_evenly(tickets, engine.replica.count)
-    queue = WorkQueue(name, parts, job, engine.replica)
+    queue = WorkQueue(name, missing, job, engine.share)
     problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
-    num_done, num_left = sum(map(len, done.values())), sum(len(t.seeds) for t in tickets)
+    num_done = sum(map(len, done.values()))
     tally = Tally(job, name)
     start = time.monotonic()
     with ProgressLine(
         subject.model.name,
         tally,
         shown=job.is_main,
-        total=num_done + num_left,
+        total=num_done + len(missing),
         done=num_done,
         correct=num_correct,
     ) as progress:
@@ -168,7 +160,7 @@ def sample(
                     "num_tokens": num_tokens,
                     "seconds": round(seconds, 3),
                     "tokens_per_second": round(num_tokens / seconds, 1),
-                    "num_engines": engine.replica.count,
+                    "num_engines": engine.share.count,
                     "batch_size": inputs.batch_size,
                 },
             )

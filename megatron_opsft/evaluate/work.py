@@ -1,45 +1,73 @@
-"""The samples that are still to be made, as requests in the order in which they should begin."""
+"""The samples that are still to be made, in the order in which they should begin, and the queue
+from which the engines take them.
+"""
 
+import json
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.rollout.requests import PromptRequest
+from megatron_opsft.rollout.engine import EngineShare
+from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
+from megatron_opsft.runtime.job import Job
 
-TICKET_SAMPLES = 16
 
-
-def make_tickets(
+def missing_requests(
     benchmarks: Sequence[Benchmark],
     prompts: Mapping[str, tuple[int, ...]],
-    done: dict[str, set[tuple[str, int]]],
+    done: Mapping[str, set[tuple[str, int]]],
     seed: int,
-    ticket_samples: int = TICKET_SAMPLES,
-) -> list[PromptRequest]:
+) -> list[ResponseRequest]:
     """Requests for what is missing; the last benchmarks first: they have the longest answers.
     Within a benchmark by falling length of the prompts, so that a batch has little padding.
 
     prompts: key -> prompt ids. done: benchmark -> (problem id, sample index) that are there. The
     same on every rank.
     """
-    tickets = []
-    for benchmark in reversed(benchmarks):
-        lengths = {p.id: len(prompts[benchmark.key(p.id)]) for p in benchmark.problems}
-        for problem in sorted(benchmark.problems, key=lambda p: -lengths[p.id]):
-            key = benchmark.key(problem.id)
-            missing = [
-                index
-                for index in range(benchmark.samples)
-                if (problem.id, index) not in done[benchmark.name]
-            ]
-            for start in range(0, len(missing), ticket_samples):
-                indices = tuple(missing[start : start + ticket_samples])
-                tickets.append(
-                    PromptRequest(
-                        problem_id=key,
-                        prompt_ids=prompts[key],
-                        sample_indices=indices,
-                        seeds=tuple(response_seed(seed, EVAL_STEP, key, i) for i in indices),
-                    )
-                )
-    return tickets
+    return [
+        ResponseRequest(
+            problem_id=benchmark.key(problem.id),
+            sample_index=index,
+            prompt_ids=prompts[benchmark.key(problem.id)],
+            seed=response_seed(seed, EVAL_STEP, benchmark.key(problem.id), index),
+        )
+        for benchmark in reversed(benchmarks)
+        for problem in sorted(
+            benchmark.problems, key=lambda problem: -len(prompts[benchmark.key(problem.id)])
+        )
+        for index in range(benchmark.samples)
+        if (problem.id, index) not in done[benchmark.name]
+    ]
+
+
+class WorkQueue:
+    """One queue for all engines of a job: an engine with room takes the next requests.
+
+    How many are taken is a counter in the job's store. A response does not depend on who makes it.
+    """
+
+    def __init__(
+        self, name: str, requests: Sequence[ResponseRequest], job: Job, share: EngineShare
+    ) -> None:
+        """name: of this queue among all of the job; requests: the same on all ranks."""
+        self._name, self._requests, self._job, self._share = name, requests, job, share
+        # At the start none takes what leaves another idle.
+        self._most = -(-len(requests) // share.count)
+        self._takes = count()
+
+    def take(self, room: int) -> Sequence[ResponseRequest]:
+        """See `rollout.engine.Take`.
+
+        The other ranks of a tensor-parallel engine get what its first one takes.
+        """
+        key = f"{self._name}/take/{self._share.index}/{next(self._takes)}"
+        if not self._share.answers:
+            start, stop = json.loads(self._job.get(key))
+        else:
+            wanted = min(room, self._most)
+            stop = self._job.add(f"{self._name}/taken", wanted)
+            start = stop - wanted
+            if self._share.num_ranks > 1:
+                self._job.put(key, json.dumps((start, stop)))
+        return self._requests[start:stop]

@@ -84,12 +84,6 @@ def notes_of(job: TrainingJob) -> list[str]:
         )
     if job.engine_tp > hardware.gpus_per_node:
         notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")
-    if job.num_engines > config.data.prompts_per_step and job.engine.refills:
-        idle = job.num_engines - config.data.prompts_per_step
-        notes.append(
-            f"{idle} of {job.num_engines} engines get no problem: data.prompts_per_step="
-            f"{config.data.prompts_per_step}; raise rollout.tp or prompts_per_step"
-        )
     if job.num_responses < job.dp:
         notes.append(
             f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "

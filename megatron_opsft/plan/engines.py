@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.plan.cores import shared_ends
@@ -17,38 +16,19 @@ from megatron_opsft.plan.seconds import (
     engine_sizes,
     prefill_seconds,
 )
-from megatron_opsft.rollout.dealing import part_bounds
-from megatron_opsft.rollout.limits import engines_steal
-from megatron_opsft.rollout.requests import dealt_size
+from megatron_opsft.rollout.requests import deal_evenly
 
 Share = tuple[int, ...]
 """Tokens of the responses that one engine is asked for."""
 
 
 def engine_shares(job: TrainingJob, workload: Workload) -> list[Share]:
-    """The lengths that each engine is asked for; empty where one gets no work.
-
-    Where engines take from each other, equal parts as `rollout.dealing` cuts them. Else as
-    `rollout.requests.my_share` deals: all responses to a problem go to one engine, problems in
-    turn; the Hugging Face engine's in whole batches, or in smaller ones for all to be busy.
+    """The lengths that each engine is asked for, as the run's sampler deals them; empty where one
+    gets no work.
     """
-    rollout, lengths = job.config.rollout, workload.lengths
-    if engines_steal(job.config, job.num_engines, is_cuda=job.hardware.is_cuda):
-        size = rollout.group_size
-        groups = [lengths[i : i + size] for i in range(0, len(lengths), size)]
-        in_turn = [
-            n for e in range(job.num_engines) for g in groups[e :: job.num_engines] for n in g
-        ]
-        bounds = part_bounds(len(in_turn), job.num_engines)
-        return [tuple(in_turn[start:stop]) for start, stop in pairwise(bounds)]
-    together = rollout.group_size
-    if not job.engine.refills:
-        together = dealt_size(len(lengths), rollout.batch_size, job.num_engines)
-    parts = [lengths[i : i + together] for i in range(0, len(lengths), together)]
-    return [
-        tuple(n for part in parts[engine :: job.num_engines] for n in part)
-        for engine in range(job.num_engines)
-    ]
+    size, lengths = job.config.rollout.group_size, workload.lengths
+    groups = [lengths[i : i + size] for i in range(0, len(lengths), size)]
+    return [tuple(part) for part in deal_evenly(groups, job.num_engines)]
 
 
 def num_slots(job: TrainingJob, workload: Workload, shares: Sequence[Share]) -> int:

@@ -74,7 +74,7 @@ def _response(row: dict[str, Any]) -> RecordedResponse:
 def replay(groups: Sequence[Group], *, prompt_tokens: int, limit: int) -> Workload:
     """One step as it was. prompt_tokens: where the responses do not say.
 
-    Engines get the problems with the longest prompts first (`rollout.requests.split_batches`).
+    Engines get the problems with the longest prompts first (`RolloutEngine.generate`).
     """
     in_order = sorted(groups, key=lambda group: -(group[0].prompt_tokens or 0))
     responses = [response for group in in_order for response in group]

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from megatron_opsft.records import Rollout, Sample
-from megatron_opsft.rollout.requests import PromptRequest
-from megatron_opsft.rollout.responses import Decoder
+from megatron_opsft.rollout.requests import Decoder, ResponseRequest
 from megatron_opsft.weights.rectangles import Parameter
 
 
@@ -27,19 +27,17 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """Which engine this rank asks: `number` of `count` that share a step's requests.
+class EngineShare:
+    """Which engine this rank belongs to: the one with `index` among the `count` engines of the job.
 
-    num_ranks: the tensor-parallel ranks of an engine make the same requests, and one of them gets
-    the answers; answers: whether it is this one.
-    batch_size: how many responses at most are dealt out together; None: the group of a prompt.
+    num_ranks: tensor-parallel ranks of an engine. They all make the same requests, and one of them
+    gets the answers; answers: whether it is this one.
     """
 
-    number: int
+    index: int
     count: int
     num_ranks: int = 1
     answers: bool = True
-    batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +138,9 @@ class SpecCounts:
         )
 
 
-Take = Callable[[int], Sequence[PromptRequest]]
-"""Where an engine's work comes from: requests for at most so many responses; none: no work is left.
+Take = Callable[[int], Sequence[ResponseRequest]]
+"""Where an engine's work comes from: at most as many requests as it has room for; none: no work is
+left.
 """
 
 
@@ -159,22 +158,29 @@ class RolloutEngine(Protocol):
 
     tokenizer: Decoder
     layout: EngineLayout
-    replica: Replica
+    share: EngineShare
 
     def generate(
-        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
+        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        """All responses, in the order of the prompts and of their samples.
+        """All responses, in the order of the requests; empty where `share.answers` is false.
 
-        Prompts of the same problem must not ask for the same sample index. Empty where
-        `replica.answers` is false.
+        No two requests may be for the same sample of a problem. The longest prompts come first, so
+        that a batch has little padding.
         """
+        longest_first = iter(sorted(requests, key=lambda request: -len(request.prompt_ids)))
+        finished = self.stream(lambda room: list(islice(longest_first, room)), sampling)
+        done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
+        if not self.share.answers:
+            return []
+        return [done[request.problem_id, request.sample_index] for request in requests]
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """Responses as they finish, until `take` has none left and all are through.
+        """Responses as they finish, until `take` has no work left and all are through.
 
-        Lists come every few tokens, if only empty ones; where `replica.answers` is false all are.
-        The tensor-parallel ranks of an engine must get the same answers from `take`.
+        Lists come every few tokens, if only empty ones; where `share.answers` is false all are.
+        The tensor-parallel ranks of an engine must get the same answers from `take`. Errors:
+        RuntimeError before the first complete update of the weights.
         """
 
     def take_spec_counts(self) -> SpecCounts:

@@ -19,15 +19,6 @@ def check_engine(config: Config) -> None:
     check_installed(rollout.engine)
 
 
-def engines_steal(config: Config, num_engines: int, *, is_cuda: bool) -> bool:
-    """Whether engines take from each other what has not begun: as `rollout.dealing` wants it."""
-    rollout = config.rollout
-    traits = engine_traits(rollout.engine)
-    independent = traits.independent(config.model.dtype, is_cuda) and rollout.speculative is None
-    wanted = rollout.dealing == "stealing" or (rollout.dealing == "auto" and independent)
-    return wanted and num_engines > 1
-
-
 def check_engine_ranks(tp: int, world_size: int) -> None:
     """Errors: `UserError` where the ranks cannot be shared out among engines of `tp` ranks."""
     if world_size % tp:

@@ -8,10 +8,10 @@ from uuid import uuid4
 import torch
 
 from megatron_opsft.config import Config
-from megatron_opsft.rollout.engine import EngineSettings, Replica, RolloutEngine
+from megatron_opsft.rollout.engine import EngineSettings, EngineShare, RolloutEngine
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.limits import max_engine_tokens
-from megatron_opsft.rollout.responses import Decoder
+from megatron_opsft.rollout.requests import Decoder
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, broadcast_object
@@ -40,7 +40,7 @@ def build_engine(
                 dtype=getattr(torch, settings.dtype),
                 device=device.torch_device,
                 batch_size=settings.batch_size,
-                replica=Replica(number=rank, count=world_size, batch_size=settings.batch_size),
+                share=EngineShare(index=rank, count=world_size),
                 # How many ranks share the work decides which responses share a batch.
                 exact=settings.dtype == "float32",
             )

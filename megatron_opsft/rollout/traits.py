@@ -3,7 +3,7 @@ for. Imports no engine.
 """
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,6 @@ class EngineTraits:
     start; otherwise a batch is decoded to its end, in a cache that grows with it.
     speculative: it takes `rollout.speculative`.
     experts_on_cpu: a mixture of experts can be updated there.
-    independent: (dtype, whether on a GPU) -> a response does not depend on what is decoded beside
-    it; or, without `run.deterministic`, not by more than a run may differ when it is repeated.
     eval_batch_size: default of `eval`. max_eval_tokens: the longest response of a run's evaluations
     where nobody says it: what the paper evaluates with, or what a cache that grows with the longest
     response of a batch can bear.
@@ -39,7 +37,6 @@ class EngineTraits:
     refills: bool
     speculative: bool
     experts_on_cpu: bool
-    independent: Callable[[str, bool], bool]
     eval_batch_size: int
     max_eval_tokens: int
 
@@ -56,7 +53,6 @@ ENGINES = {
         refills=False,
         speculative=False,
         experts_on_cpu=True,
-        independent=lambda dtype, is_cuda: dtype == "float32",
         eval_batch_size=64,
         max_eval_tokens=4096,
     ),
@@ -71,7 +67,6 @@ ENGINES = {
         refills=True,
         speculative=True,
         experts_on_cpu=False,
-        independent=lambda dtype, is_cuda: is_cuda,
         eval_batch_size=256,
         max_eval_tokens=32768,
     ),

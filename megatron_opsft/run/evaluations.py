@@ -53,7 +53,7 @@ class Evaluations:
             return
         if not broadcast_object(any(line["step"] == step for line in self._lines())):
             engine, world_size = self._s.sampler.engine, self._s.layout.world_size
-            may_leave = engine.replica.count == world_size
+            may_leave = engine.share.count == world_size
             with interruptible(lambda: stop.signalled) if may_leave else nullcontext():
                 self.evaluate(step)
         lines = self._lines()

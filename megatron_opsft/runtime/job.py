@@ -56,16 +56,6 @@ class Job:
         self.store.wait([name], _PATIENCE)
         return self.store.get(name).decode()
 
-    def swap(self, name: str, expected: str, desired: str) -> str:
-        """What stands at `name` afterwards: `desired` if it was `expected` before, "" where nothing
-        was put there.
-        """
-        return self.store.compare_set(name, expected, desired).decode()
-
-    def drop(self, name: str) -> None:
-        """Nothing stands there any more."""
-        self.store.delete_key(name)
-
     def meet(self, name: str, waiting: Callable[[], None] = lambda: None) -> None:
         """Return when every rank has come, however late; each name once in a job.
 

@@ -20,8 +20,7 @@ from megatron_opsft.rollout.probes import (
     pick_probes,
     shorten,
 )
-from megatron_opsft.rollout.requests import make_request
-from megatron_opsft.rollout.responses import make_rollouts
+from megatron_opsft.rollout.requests import make_requests, make_rollouts
 from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
 from megatron_opsft.weights.rules import WeightTable
 
@@ -109,7 +108,7 @@ class Words:
 
 def test_the_last_token_says_how_a_response_ended() -> None:
     rollouts = make_rollouts(
-        [make_request("p", (1, 2), 2, run_seed=0, step=1)],
+        make_requests("p", (1, 2), 2, run_seed=0, step=1),
         [[3, 4, 9], [3, 4, 5]],
         end_token_ids=(8, 9),
         tokenizer=Words(),

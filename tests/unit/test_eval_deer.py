@@ -20,9 +20,9 @@ from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
-from megatron_opsft.rollout.engine import Replica, SamplingSettings, Scores
+from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Scores
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.requests import PromptRequest, make_request
+from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"
@@ -49,32 +49,32 @@ class FakeEngine:
     calls: (what, number of requests, limit) of every call. seeds: of what was not greedy.
     """
 
-    replica: Replica = Replica(number=0, count=1)
+    share: EngineShare = EngineShare(index=0, count=1)
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 
     def generate(
-        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
+        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
         greedy = sampling.temperature == 0
         limit = sampling.max_response_tokens
         assert limit >= 1
-        assert prompts
-        self.calls.append(("trial" if greedy else "think", len(prompts), limit))
-        places = [(p.problem_id, i) for p in prompts for i in p.sample_indices]
+        assert requests
+        self.calls.append(("trial" if greedy else "think", len(requests), limit))
+        places = [(request.problem_id, request.sample_index) for request in requests]
         assert len(set(places)) == len(places)
         rollouts = []
-        for prompt in prompts:
-            (index,), (seed,) = prompt.sample_indices, prompt.seeds
+        for request in requests:
+            seed = request.seed
             self.seeds += [] if greedy else [seed]
             out: list[int] = []
             while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-                out.append(self.next_token(prompt.prompt_ids, out, None if greedy else seed))
+                out.append(self.next_token(request.prompt_ids, out, None if greedy else seed))
             rollouts.append(
                 Rollout(
-                    problem_id=prompt.problem_id,
-                    sample_index=index,
-                    prompt_ids=prompt.prompt_ids,
+                    problem_id=request.problem_id,
+                    sample_index=request.sample_index,
+                    prompt_ids=request.prompt_ids,
                     response_ids=tuple(out),
                     text="",
                     finish_reason=FinishReason.STOP,
@@ -162,7 +162,7 @@ def run(
     engine = engine or ScriptedEngine(scripts=scripts, words=words)
     deer = Deer(DeerSettings(**settings), engine, tokenizer())
     requests = [
-        PromptRequest(problem_id=f"p{n}", prompt_ids=(n,), sample_indices=(0,), seeds=(100 + n,))
+        ResponseRequest(problem_id=f"p{n}", sample_index=0, prompt_ids=(n,), seed=100 + n)
         for n in range(len(scripts))
     ]
     return deer.generate(requests, sampling(limit))
@@ -409,8 +409,12 @@ class RandomEngine(FakeEngine):
 WORDS = ("Wait", "Hmm")
 
 
-def _random_requests(num_problems: int = 12, num_samples: int = 3) -> list[PromptRequest]:
-    return [make_request(f"p{n}", (n, n + 1), num_samples, 0, 0) for n in range(num_problems)]
+def _random_requests(num_problems: int = 12, num_samples: int = 3) -> list[ResponseRequest]:
+    return [
+        request
+        for n in range(num_problems)
+        for request in make_requests(f"p{n}", (n, n + 1), num_samples, 0, 0)
+    ]
 
 
 def _random_deer(engine: FakeEngine | None = None) -> Deer:
@@ -427,26 +431,9 @@ def test_responses_do_not_depend_on_the_others() -> None:
     assert {found.exited for found in together} == {True, False}
     assert max(found.num_trials for found in together) >= 2
     places = [(found.rollout.problem_id, found.rollout.sample_index) for found in together]
-    assert places == [(r.problem_id, i) for r in requests for i in r.sample_indices]
+    assert places == [(r.problem_id, r.sample_index) for r in requests]
     alone = [found for r in requests for found in _random_deer().generate([r], sampling(40))]
     assert alone == together
-    one_by_one = [
-        found
-        for r in requests
-        for index, seed in zip(r.sample_indices, r.seeds, strict=True)
-        for found in _random_deer().generate(
-            [
-                PromptRequest(
-                    problem_id=r.problem_id,
-                    prompt_ids=r.prompt_ids,
-                    sample_indices=(index,),
-                    seeds=(seed,),
-                )
-            ],
-            sampling(40),
-        )
-    ]
-    assert one_by_one == together
     backwards = _random_deer().generate(requests[::-1], sampling(40))
     key = {(f.rollout.problem_id, f.rollout.sample_index): f for f in backwards}
     assert [key[place] for place in places] == together
@@ -471,7 +458,7 @@ def test_tokens_are_accounted_for() -> None:
         assert one.num_trials <= min(transitions + one.exited, 10)
         assert one.exited <= one.num_trials <= one.extra_tokens <= 6 * one.num_trials + one.exited
     # A response's segments have different seeds, the first of them its own.
-    thinking = [seed for request in _random_requests() for seed in request.seeds]
+    thinking = [request.seed for request in _random_requests()]
     assert engine.seeds[: len(thinking)] == thinking
     assert len(set(engine.seeds)) == len(engine.seeds) > 2 * len(thinking)
 
@@ -512,7 +499,7 @@ def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message
 
 
 def test_engine_that_answers_another_rank() -> None:
-    engine = RandomEngine(replica=Replica(number=0, count=1, answers=False))
+    engine = RandomEngine(share=EngineShare(index=0, count=1, answers=False))
     with pytest.raises(UserError, match="use engines of tensor-parallel size 1"):
         _random_deer(engine)
 
@@ -529,7 +516,7 @@ def test_tiny_reasoner_needs_fewer_tokens_and_stays_right() -> None:
     encoder = PromptEncoder(tokenizer=tokenizer(), template="r1")
     problems = load_arithmetic("test", num_problems=16)
     gold = {problem.id: problem.answer for problem in problems}
-    requests = [make_request(p.id, encoder.encode(p), 2, 0, 0) for p in problems]
+    requests = [r for p in problems for r in make_requests(p.id, encoder.encode(p), 2, 0, 0)]
     settings = SamplingSettings(
         temperature=0.6,
         top_p=0.95,

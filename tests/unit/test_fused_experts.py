@@ -11,7 +11,7 @@ from tiny_models import SHAPES
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.engine import HfEngine
-from megatron_opsft.rollout.requests import make_request
+from megatron_opsft.rollout.requests import make_requests
 
 
 class NoText:
@@ -45,7 +45,11 @@ def test_engine_of_experts_loads_and_hands_out_each_experts_own_tensors(tmp_path
     empty.load_weights(iter(saved.items()), version=2)
     assert dict(empty.named_weights()).keys() == saved.keys()
     assert all(torch.equal(empty.weight(key), saved[key]) for key in saved)
-    requests = [make_request(f"p{i}", [5, 6, 7 + i], 3, run_seed=0, step=0) for i in range(2)]
+    requests = [
+        request
+        for i in range(2)
+        for request in make_requests(f"p{i}", [5, 6, 7 + i], 3, run_seed=0, step=0)
+    ]
     settings = SamplingSettings(
         temperature=1.0, top_p=1.0, max_response_tokens=12, end_token_ids=(0,)
     )

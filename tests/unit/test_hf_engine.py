@@ -22,7 +22,7 @@ from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.decoding import ROUNDING
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.passes import ModelPasses
-from megatron_opsft.rollout.requests import PromptRequest, make_request, my_share, split_batches
+from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 VOCAB_SIZE = 97
 END = 5
@@ -75,17 +75,18 @@ def _engine(model: PreTrainedModel, batch_size: int = 64) -> HfEngine:
     return HfEngine(model, SpellingTokenizer(), batch_size, version=0)
 
 
-def _requests(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[PromptRequest]:
+def _requests(num_prompts: int = 5, group_size: int = 4, seed: int = 0) -> list[ResponseRequest]:
     generator = torch.Generator().manual_seed(3)
     return [
-        make_request(
+        request
+        for i in range(num_prompts)
+        for request in make_requests(
             f"problem-{i}",
             torch.randint(6, VOCAB_SIZE, (4 + 3 * i,), generator=generator).tolist(),
             group_size,
             seed,
             step=1,
         )
-        for i in range(num_prompts)
     ]
 
 
@@ -199,9 +200,9 @@ def test_responses_come_as_they_finish() -> None:
     waiting = list(requests)
     asked: list[int] = []
 
-    def take(room: int) -> list[PromptRequest]:
+    def take(room: int) -> list[ResponseRequest]:
         asked.append(room)
-        return [waiting.pop(0) for _ in range(min(2, len(waiting)))]
+        return [waiting.pop(0) for _ in range(min(4, len(waiting)))]
 
     parts = list(engine.stream(take, settings))
     assert asked == [6, 6, 6, 6]
@@ -230,12 +231,10 @@ def test_order_seeds_and_versions() -> None:
 def test_first_token_frequencies_match_probabilities() -> None:
     model = _model("qwen2_tied")
     draws = 4000
-    request = make_request("p", [7, 8, 9, 10], draws, run_seed=0, step=0)
-    rollouts = _engine(model, batch_size=draws).generate(
-        [request], _settings(max_response_tokens=1)
-    )
+    requests = make_requests("p", [7, 8, 9, 10], draws, run_seed=0, step=0)
+    rollouts = _engine(model, batch_size=draws).generate(requests, _settings(max_response_tokens=1))
     with torch.no_grad():
-        exact = model(torch.tensor([request.prompt_ids])).logits[0, -1].softmax(dim=-1)
+        exact = model(torch.tensor([requests[0].prompt_ids])).logits[0, -1].softmax(dim=-1)
     order = exact.argsort(descending=True)
     kept = order[exact[order].cumsum(0) - exact[order] < 0.95]
     nucleus = torch.zeros_like(exact)
@@ -306,21 +305,21 @@ def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.Mon
         engine.generate(_requests(), _settings())
 
 
-def test_split_batches_fills_every_batch_but_the_last() -> None:
-    requests = _requests(num_prompts=7, group_size=5)
-    batches = split_batches(requests, 8)
-    assert [sum(len(r.seeds) for r in batch) for batch in batches] == [8, 8, 8, 8, 3]
-    seeds = [seed for batch in batches for request in batch for seed in request.seeds]
-    assert sorted(seeds) == sorted(seed for request in requests for seed in request.seeds)
+def test_batches_are_full_but_the_last_and_longest_prompts_come_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = _engine(_model("llama"), batch_size=8)
+    decode, batches = engine.decoding.decode, []
 
+    def keep(requests: list[ResponseRequest], sampling: SamplingSettings) -> Any:
+        batches.append([len(request.prompt_ids) for request in requests])
+        return decode(requests, sampling)
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 9])
-def test_shares_keep_the_batches(num_ranks: int) -> None:
-    requests = _requests(num_prompts=7, group_size=5)
-    batches = split_batches(requests, 8)
-    for rank in range(num_ranks):
-        share = my_share(requests, 8, rank, num_ranks)
-        assert split_batches(share, 8) == batches[rank::num_ranks]
+    monkeypatch.setattr(engine.decoding, "decode", keep)
+    engine.generate(_requests(num_prompts=7, group_size=5), _settings(max_response_tokens=2))
+    assert [len(batch) for batch in batches] == [8, 8, 8, 8, 3]
+    lengths = [length for batch in batches for length in batch]
+    assert lengths == sorted(lengths, reverse=True)
 
 
 def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

@@ -174,10 +174,7 @@ def test_what_the_trainer_would_refuse_is_refused(
 
 def test_waste_is_noted() -> None:
     job = make_job(SMALL, 128, "parallel.tp=2")
-    assert notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=8))) == [
-        "64 of 128 engines get no problem: data.prompts_per_step=64; raise rollout.tp or "
-        "prompts_per_step"
-    ]
+    assert notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=8))) == []
     assert (
         "beyond a node of 1"
         in notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=1)))[0]

@@ -194,7 +194,7 @@ def on_cores(job: TrainingJob, workload: Workload, cores: int) -> StepEstimate:
 def test_ranks_on_cpus_share_the_cores_of_their_node(pp: int, least: float) -> None:
     job = make_job(
         SMALL, 4, FOUR, "rollout.engine=hf", "rollout.batch_size=128", "model.dtype=float32",
-        "rollout.dealing=fixed", f"parallel.pp={pp}", gpu="cpu",
+        f"parallel.pp={pp}", gpu="cpu",
     )  # fmt: skip
     workload = equal(job)
     four, two = (on_cores(job, workload, cores) for cores in (4, 2))
@@ -203,15 +203,17 @@ def test_ranks_on_cpus_share_the_cores_of_their_node(pp: int, least: float) -> N
     # The exchanges are no work of the cores, and a pipeline's ranks are not always busy.
     assert least < two.train / four.train <= 2.0
     # One slow engine has a core to itself as soon as the others are through.
-    long = replace(workload, lengths=(400,) * 384 + (800,) * 128)
+    size = job.config.rollout.group_size
+    dealt = [800 if n // size % 4 == 0 else 400 for n in range(512)]  # groups go to engines in turn
+    long = replace(workload, lengths=tuple(dealt))
     assert on_cores(job, long, 2).rollout < 1.7 * on_cores(job, long, 4).rollout
 
 
 @pytest.mark.parametrize("layout", [(), ("parallel.pp=4", "data.prompts_per_step=2048")])
 def test_4096_gpus_take_seconds(layout: tuple[str, ...]) -> None:
     layout = ("parallel.tp=4", "parallel.sequence_parallel=true", *layout)
-    job = make_job(LARGE, 4096, "rollout.dealing=fixed", *layout)  # whole groups: much waiting
+    job = make_job(LARGE, 4096, *layout)
     begin = time.process_time()
     step = estimate_step(job, drawn(job))
     assert time.process_time() - begin < 10.0
-    assert 0.5 < step.waiting / step.total < 1.0
+    assert 0.4 < step.waiting / step.total < 1.0

@@ -8,7 +8,7 @@ import yaml
 from megatron_opsft.config_file import load_config, to_yaml
 from megatron_opsft.config_identity import check_resumable, config_hash
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.limits import check_engine, engines_steal
+from megatron_opsft.rollout.limits import check_engine
 
 KEYS = ["run.dir=/tmp/run", "run.steps=1", "model.path=m", "data.train=arithmetic"]
 NGRAM = "rollout.speculative={method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 3}"
@@ -40,10 +40,3 @@ def test_another_record_is_another_run() -> None:
     assert len({config_hash(config) for config in (plain, ngram, longer)}) == 3
     with pytest.raises(UserError, match="started with rollout.speculative="):
         check_resumable(ngram, longer, Path("run"))
-
-
-def test_engines_with_speculative_tokens_do_not_take_each_other_s_work() -> None:
-    """Who answers is seen in the responses."""
-    keys = [*KEYS, "rollout.engine=vllm"]
-    assert engines_steal(load_config(None, keys), 2, is_cuda=True)
-    assert not engines_steal(load_config(None, [*keys, NGRAM]), 2, is_cuda=True)

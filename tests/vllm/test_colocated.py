@@ -24,7 +24,7 @@ from world import World
 
 from megatron_opsft.errors import SyncError, UserError
 from megatron_opsft.records import FinishReason, Rollout
-from megatron_opsft.rollout.requests import make_request
+from megatron_opsft.rollout.requests import make_requests
 from megatron_opsft.rollout.vllm.engine import VllmEngine
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
@@ -80,7 +80,7 @@ def generate_without_weights(session: Session, recorder: RunRecorder) -> str:
     engine: Any = session.sampler.engine
     engine.begin_update()
     try:
-        engine.generate([make_request("p", (1, 2), 1, 0, 1)], session.settings)
+        engine.generate(make_requests("p", (1, 2), 1, 0, 1), session.settings)
     except RuntimeError as error:
         return str(error)
     finally:

@@ -18,7 +18,7 @@ from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.lengths import DEFAULT_SIGMA, make_workload, usual_mean_tokens
 from megatron_opsft.records import FinishReason, Outcome, Problem, Response, Rollout, Verdict
-from megatron_opsft.rollout.requests import make_request, my_share
+from megatron_opsft.rollout.requests import deal_evenly, make_requests
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
 from megatron_opsft.runtime.distributed import Layout, share_work
 from megatron_opsft.runtime.exchange import to_bytes
@@ -61,8 +61,8 @@ class StepParts:
 
         def deal() -> Any:
             prompt = range(PROMPT_TOKENS)
-            requests = [make_request(p.id, prompt, group, 0, 1) for p in problems]
-            return my_share(requests, group, engine, job.num_engines)
+            groups = [make_requests(p.id, prompt, group, 0, 1) for p in problems]
+            return deal_evenly(groups, job.num_engines)[engine]
 
         measure("dealing of requests", deal)
         rollouts = [self._rollout(problems, n) for n in self._numbers_of(self._layout.rank)]

@@ -17,13 +17,13 @@ from transformers import DynamicCache
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.batching import COMPACT_AT
 from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
-from megatron_opsft.rollout.requests import PromptRequest
+from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import uniforms
 from megatron_opsft.runtime.phase import count_tokens
 
 
 class DecodingBatch:
-    """rows: places in `singles` of the responses in the batch; num_drawn: tokens drawn of each,
+    """rows: indices in `requests` of the responses in the batch; num_drawn: tokens drawn of each,
     unseen ones included; ended: which have ended.
     """
 
@@ -32,17 +32,17 @@ class DecodingBatch:
         passes: ModelPasses,
         mask_NS: Tensor,
         cache: DynamicCache,
-        singles: Sequence[PromptRequest],
+        requests: Sequence[ResponseRequest],
         sampling: SamplingSettings,
     ) -> None:
         """mask_NS: True on tokens of the prompts, which the cache holds."""
-        self.passes, self.cache, self.singles, self.sampling = passes, cache, singles, sampling
+        self.passes, self.cache, self.requests, self.sampling = passes, cache, requests, sampling
         self.limit, self.device = sampling.max_response_tokens, mask_NS.device
         num_rows, self.width_S = mask_NS.shape
         self.rows = list(range(num_rows))
         self.num_drawn = 0
         self.ended = [False] * num_rows
-        seeds_N = torch.tensor([single.seeds[0] for single in singles], device=self.device)
+        seeds_N = torch.tensor([request.seed for request in requests], device=self.device)
         self.uniforms_NL = uniforms(seeds_N, self.limit)  # of all responses, as the tokens
         self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
         self.mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1)
@@ -77,7 +77,7 @@ class DecodingBatch:
             token_N, sure_N = self.passes.draw(logits_NV, uniforms_N, self.sampling)
             if self.passes.noise and not bool(sure_N.all()):
                 for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
-                    ids = [*self.singles[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
+                    ids = [*self.requests[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
                     token_N[n] = self.passes.draw_alone(
                         ids, logits_NV[n], uniforms_N[n], self.sampling
                     )
@@ -89,7 +89,7 @@ class DecodingBatch:
         count_tokens(num_tokens * self.ended.count(False))
         check_finite(
             finite_N.tolist(),
-            [self.singles[row].problem_id for row in self.rows],
+            [self.requests[row].problem_id for row in self.rows],
             self.num_drawn,
         )
         finished = {}

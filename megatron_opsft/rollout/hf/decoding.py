@@ -14,6 +14,7 @@ Shapes: P prompts of a batch, N responses, S prompt length with padding, V vocab
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from megatron_opsft.rollout.hf.batch import DecodingBatch
 from megatron_opsft.rollout.hf.batching import CHECK_EVERY
 from megatron_opsft.rollout.hf.kv_cache import make_room
 from megatron_opsft.rollout.hf.passes import ModelPasses
-from megatron_opsft.rollout.requests import PromptRequest, single_requests
+from megatron_opsft.rollout.requests import ResponseRequest
 
 # The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
 # 2e-5 (8 layers of hidden size 1,536), both in float32 at temperature 0.6.
@@ -42,22 +43,23 @@ class HfDecoding:
 
     @torch.inference_mode()
     def decode(
-        self, requests: Sequence[PromptRequest], sampling: SamplingSettings
+        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> Iterator[dict[int, list[int]]]:
-        """Responses as they finish: place in `single_requests(requests)` -> token ids up to the end
-        token. Comes every few tokens, if only empty.
+        """Responses as they finish: index of the request -> token ids up to the end token. Comes
+        every few tokens, if only empty.
         """
         model = self.passes.model
-        prompts_PS, mask_PS = _left_pad([request.prompt_ids for request in requests], model.device)
+        groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
+        prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
         cache = DynamicCache(config=model.config)
         positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
         logits_PV = self.passes.forward(prompts_PS, mask_PS, positions_PS, cache)
-        counts = torch.tensor([len(request.seeds) for request in requests], device=model.device)
-        owner_N = torch.repeat_interleave(torch.arange(len(requests), device=model.device), counts)
+        counts_P = torch.tensor([count for _, count in groups], device=model.device)
+        owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
         cache.batch_select_indices(owner_N)
         make_room(cache)
         logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
-        batch = DecodingBatch(self.passes, mask_NS, cache, single_requests(requests), sampling)
+        batch = DecodingBatch(self.passes, mask_NS, cache, requests, sampling)
         finished = batch.begin(logits_NV)
         while batch.going_on:
             batch.drop_ended()

@@ -13,8 +13,9 @@ from transformers.initialization import no_init_weights
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
+    EngineShare,
     EngineWeights,
-    Replica,
+    RolloutEngine,
     SamplingSettings,
     Scores,
     SpecCounts,
@@ -24,15 +25,14 @@ from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.hf.layout import hf_layout
-from megatron_opsft.rollout.requests import PromptRequest, single_requests, split_batches
-from megatron_opsft.rollout.responses import Decoder, make_rollouts
+from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.checksum import parameter_checksums
 
-_ALONE = Replica(number=0, count=1)
+_ALONE = EngineShare(index=0, count=1)
 
 
-class HfEngine:
+class HfEngine(RolloutEngine):
     """`RolloutEngine` for any causal LM of transformers that decodes with a `DynamicCache`."""
 
     def __init__(
@@ -41,7 +41,7 @@ class HfEngine:
         tokenizer: Decoder,
         batch_size: int,
         version: int | None,
-        replica: Replica = _ALONE,
+        share: EngineShare = _ALONE,
         *,
         exact: bool = False,
     ) -> None:
@@ -50,7 +50,7 @@ class HfEngine:
         exact: responses do not depend on the batch they share; for float32 alone, as rounding in
         bfloat16 is no small matter.
         """
-        self.replica = replica
+        self.share = share
         self.decoding = HfDecoding(model, ROUNDING if exact else 0.0)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -72,7 +72,7 @@ class HfEngine:
         dtype: torch.dtype,
         device: torch.device | str,
         batch_size: int,
-        replica: Replica = _ALONE,
+        share: EngineShare = _ALONE,
         exact: bool = False,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
@@ -88,7 +88,7 @@ class HfEngine:
             tokenizer,
             batch_size,
             version=None,
-            replica=replica,
+            share=share,
             exact=exact,
         )
 
@@ -109,27 +109,15 @@ class HfEngine:
         )
         return cls(model.to(device), tokenizer, batch_size, version=0, exact=exact)
 
-    def generate(
-        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
-    ) -> list[Rollout]:
-        """See `RolloutEngine.generate`. RuntimeError before the first complete `load_weights`."""
-        batches = iter(split_batches(prompts, self.batch_size))
-        finished = self.stream(lambda room: next(batches, ()), sampling)
-        done = {(r.problem_id, r.sample_index): r for rollouts in finished for r in rollouts}
-        return [
-            done[prompt.problem_id, index] for prompt in prompts for index in prompt.sample_indices
-        ]
-
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`: batch by batch, within a batch every few tokens."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         while batch := take(self.batch_size):
-            singles = single_requests(batch)
             for rows in self.decoding.decode(batch, sampling):
                 count_done(len(rows))
                 yield make_rollouts(
-                    [singles[row] for row in rows],
+                    [batch[row] for row in rows],
                     list(rows.values()),
                     end_token_ids=sampling.end_token_ids,
                     tokenizer=self.tokenizer,

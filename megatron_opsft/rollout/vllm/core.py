@@ -21,7 +21,7 @@ from megatron_opsft.rollout.engine import (
     SpecCounts,
     Take,
 )
-from megatron_opsft.rollout.requests import PromptRequest, single_requests
+from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.traits import check_installed
 from megatron_opsft.rollout.vllm.layout import vllm_layout
 from megatron_opsft.rollout.vllm.options import llm_options, prepare_environment, sampling_params
@@ -97,46 +97,30 @@ class VllmCore:
         """The first reason that a worker gives against something; "" where none has one."""
         return next(filter(None, self.rpc(method, *args)), "")
 
-    def sample(
-        self,
-        prompts: Sequence[PromptRequest],
-        sampling: SamplingSettings,
-    ) -> list[list[int]]:
-        """Token ids of all responses, in the order of the prompts and of their samples.
-
-        The cache starts empty, so what comes out depends on the weights and on this call's requests
-        alone.
-        """
-        self.drop_cache()
-        outputs = self._run(
-            [(p.prompt_ids, sampling_params(sampling, s)) for p in prompts for s in p.seeds]
-        )
-        return [list(output.outputs[0].token_ids) for output in outputs]
-
     def stream(
         self, take: Take, sampling: SamplingSettings
-    ) -> Iterator[list[tuple[PromptRequest, list[int]]]]:
-        """After each decoding step the responses that ended in it: requests of one, token ids.
+    ) -> Iterator[list[tuple[ResponseRequest, list[int]]]]:
+        """After each decoding step the responses that ended in it: requests, token ids.
 
         Work is taken as soon as there is room in the batch, so that the batch stays full.
         """
         self.drop_cache()
         engine = self.llm.llm_engine
         names = count()
-        running: dict[str, PromptRequest] = {}
+        running: dict[str, ResponseRequest] = {}
         more = True
         while more or running:
             room = self.batch_size - len(running)
             if more and room:
-                singles = single_requests(take(room))
-                more = bool(singles)
-                for single in singles:
+                requests = take(room)
+                more = bool(requests)
+                for request in requests:
                     name = f"stream-{next(names)}"
-                    running[name] = single
+                    running[name] = request
                     engine.add_request(
                         name,
-                        {"prompt_token_ids": list(single.prompt_ids)},
-                        sampling_params(sampling, single.seeds[0], only_final=True),
+                        {"prompt_token_ids": list(request.prompt_ids)},
+                        sampling_params(sampling, request.seed, only_final=True),
                     )
                 continue
             yield [

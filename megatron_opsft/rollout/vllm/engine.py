@@ -9,22 +9,22 @@ from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
     EngineSettings,
+    EngineShare,
     EngineWeights,
-    Replica,
+    RolloutEngine,
     SamplingSettings,
     Scores,
     SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.limits import check_engine_ranks
-from megatron_opsft.rollout.requests import PromptRequest
-from megatron_opsft.rollout.responses import Decoder, make_rollouts
+from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.rollout.vllm.layout import checked_stream
 from megatron_opsft.weights.rules import WeightTable
 
 
-class VllmEngine:
+class VllmEngine(RolloutEngine):
     """`RolloutEngine`; `tp` consecutive ranks are one engine. Holds no weights before the first
     update.
     """
@@ -45,8 +45,8 @@ class VllmEngine:
         check_engine_ranks(settings.tp, world_size)
         self.version: int | None = None
         self.tokenizer = tokenizer
-        self.replica = Replica(
-            number=rank // settings.tp,
+        self.share = EngineShare(
+            index=rank // settings.tp,
             count=world_size // settings.tp,
             num_ranks=settings.tp,
             answers=rank % settings.tp == 0,
@@ -58,29 +58,12 @@ class VllmEngine:
         self.layout = self._core.layout
         (self._tensors,) = self._core.rpc("opsft_tensors")
 
-    def generate(
-        self, prompts: Sequence[PromptRequest], sampling: SamplingSettings
-    ) -> list[Rollout]:
-        """See `RolloutEngine.generate`. RuntimeError before the first complete update."""
-        if self.version is None:
-            raise RuntimeError("the rollout engine holds no complete set of weights")
-        responses = self._core.sample(prompts, sampling)
-        if not self.replica.answers:
-            return []
-        return make_rollouts(
-            prompts,
-            responses,
-            end_token_ids=sampling.end_token_ids,
-            tokenizer=self.tokenizer,
-            version=self.version,
-        )
-
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`. RuntimeError before the first complete update."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         for ended in self._core.stream(take, sampling):
-            answers = ended if self.replica.answers else []
+            answers = ended if self.share.answers else []
             yield make_rollouts(
                 [request for request, _ in answers],
                 [ids for _, ids in answers],
@@ -91,7 +74,7 @@ class VllmEngine:
 
     def take_spec_counts(self) -> SpecCounts:
         """See `RolloutEngine.take_spec_counts`; all ranks of an engine count the same."""
-        return self._core.take_spec_counts() if self.replica.answers else SpecCounts()
+        return self._core.take_spec_counts() if self.share.answers else SpecCounts()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""

@@ -1,6 +1,5 @@
 """Packing and dealing: every sample and every response once, budgets held, ranks alike."""
 
-from collections import Counter
 from functools import partial
 
 import torch
@@ -13,7 +12,7 @@ from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import joined_order, own_indices, padded
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.requests import PromptRequest, dealt_size, my_share, split_batches
+from megatron_opsft.rollout.requests import deal_evenly
 
 LENGTHS = st.lists(st.integers(1, 400), max_size=60)
 
@@ -105,42 +104,12 @@ def test_the_parts_of_a_micro_batch_are_those_of_the_whole_one(
     assert sorted(everything.tolist()) == list(range(whole.num_loss_tokens))
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> list[PromptRequest]:
-    groups = draw(st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)), max_size=10))
-    return [
-        PromptRequest(
-            problem_id=f"p{number}",
-            prompt_ids=(1,) * num_tokens,
-            sample_indices=tuple(range(num_samples)),
-            seeds=tuple(100 * number + index for index in range(num_samples)),
-        )
-        for number, (num_tokens, num_samples) in enumerate(groups)
-    ]
-
-
-def responses(some: list[PromptRequest]) -> Counter[tuple[str, int, int]]:
-    return Counter(
-        (request.problem_id, index, seed)
-        for request in some
-        for index, seed in zip(request.sample_indices, request.seeds, strict=True)
-    )
-
-
-@given(requests(), st.integers(1, 12), st.integers(1, 5))
-def test_every_response_is_dealt_once(
-    work: list[PromptRequest], batch_size: int, num_ranks: int
-) -> None:
-    size = dealt_size(sum(responses(work).values()), batch_size, num_ranks)
-    shares = [my_share(work, size, rank, num_ranks) for rank in range(num_ranks)]
-    dealt = responses([request for share in shares for request in share])
-    assert dealt == responses(work) and set(dealt.values()) <= {1}
-    counts = [sum(responses(share).values()) for share in shares]
-    assert max(counts) - min(counts) <= size
-    batches = split_batches(work, size)
-    assert all(sum(responses(list(b)).values()) == size for b in batches[:-1])
-    for rank, share in enumerate(shares):
-        assert split_batches(share, size) == batches[rank::num_ranks]
+@given(st.lists(st.integers(1, 9), max_size=10), st.integers(1, 5))
+def test_every_response_is_dealt_once(sizes: list[int], num_ranks: int) -> None:
+    groups = [[(group, index) for index in range(size)] for group, size in enumerate(sizes)]
+    parts = deal_evenly(groups, num_ranks)
+    assert sorted(r for part in parts for r in part) == [r for group in groups for r in group]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 9), st.integers(0, 20))
