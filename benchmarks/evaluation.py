@@ -102,7 +102,7 @@ def measure_bare(inputs: Inputs, engine: RolloutEngine) -> float:
         return num_tokens / seconds
     from vllm import SamplingParams
 
-    llm = engine._core.llm
+    llm = engine._llm
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     params = [
         SamplingParams(

@@ -22,7 +22,6 @@ from typing import Any
 from megatron_opsft.config_file import load_config
 from megatron_opsft.records import Problem
 from megatron_opsft.rollout.requests import make_requests
-from megatron_opsft.rollout.vllm.core import VllmCore
 from megatron_opsft.run.recorder import open_recorder
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.train import run_step
@@ -30,7 +29,7 @@ from megatron_opsft.train import run_step
 CONFIG = Path(__file__).parents[1] / "examples/configs/quickstart.yaml"
 
 
-def bare(core: VllmCore, s: Session, problems: Sequence[Problem], step: int) -> tuple[int, float]:
+def bare(llm: Any, s: Session, problems: Sequence[Problem], step: int) -> tuple[int, float]:
     """Tokens and seconds of plain vLLM on a step's requests."""
     from vllm import SamplingParams
 
@@ -52,9 +51,9 @@ def bare(core: VllmCore, s: Session, problems: Sequence[Problem], step: int) -> 
                     detokenize=False,
                 )
             )
-    core.llm.reset_prefix_cache()
+    llm.reset_prefix_cache()
     start = time.perf_counter()
-    outputs = core.llm.generate(inputs, params, use_tqdm=False)
+    outputs = llm.generate(inputs, params, use_tqdm=False)
     seconds = time.perf_counter() - start
     return sum(len(output.outputs[0].token_ids) for output in outputs), seconds
 
@@ -76,7 +75,7 @@ def measure(config_file: Path, overrides: Sequence[str], num_steps: int) -> dict
         config = load_config(config_file, [*overrides, *fixed])
         sides: dict[str, list[tuple[int, float]]] = {"ours": [], "bare": []}
         with open_session(config) as s, open_recorder(s, resume=False, overwrite=True) as recorder:
-            core: VllmCore = s.sampler.engine._core  # type: ignore[attr-defined]
+            llm = s.sampler.engine._llm  # type: ignore[attr-defined]
             s.sync.push(0, s.probes(0))
             for step in range(1, num_steps + 1):
                 problems = s.problems_of(step)
@@ -85,7 +84,7 @@ def measure(config_file: Path, overrides: Sequence[str], num_steps: int) -> dict
                     if side == "ours":
                         sides[side].append(ours(s, problems, step))
                     else:
-                        sides[side].append(bare(core, s, problems, step))
+                        sides[side].append(bare(llm, s, problems, step))
                 run_step(s, recorder, step)
     speed = {side: [n / t for n, t in pairs] for side, pairs in sides.items()}
     return {

@@ -1,5 +1,6 @@
 """What the trainer asks of a rollout engine."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -120,24 +121,6 @@ class Scores:
     stale_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecCounts:
-    """drafts: how often speculative tokens of a response were checked; draft_tokens: how many, and
-    accepted: those that were right.
-    """
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted: int = 0
-
-    def __add__(self, other: "SpecCounts") -> "SpecCounts":
-        return SpecCounts(
-            drafts=self.drafts + other.drafts,
-            draft_tokens=self.draft_tokens + other.draft_tokens,
-            accepted=self.accepted + other.accepted,
-        )
-
-
 Take = Callable[[int], Sequence[ResponseRequest]]
 """Where an engine's work comes from: at most as many requests as it has room for; none: no work is
 left.
@@ -183,8 +166,11 @@ class RolloutEngine(Protocol):
         RuntimeError before the first complete update of the weights.
         """
 
-    def take_spec_counts(self) -> SpecCounts:
-        """Of the engine of this rank, since the last call."""
+    def spec_counts(self) -> Counter[str]:
+        """Of the engine of this rank, so far: `drafts`, how often speculative tokens of a response
+        were checked; `draft_tokens`, how many; `accepted`, those that were right.
+        """
+        return Counter()
 
     def score(self, samples: Sequence[Sample]) -> Scores:
         """How probable the engine finds these responses; call it right after a push."""

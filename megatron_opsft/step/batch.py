@@ -1,5 +1,6 @@
 """The batch of a step: judged responses, weighed by the method, packed for this rank."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,6 @@ from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Response, Sample, StepResult
-from megatron_opsft.rollout.engine import SpecCounts
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -62,7 +62,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     wanted = s.config.data.prompts_per_step
     parts: list[JudgedProblems] = []
     more = True
-    _spec_metrics(s)  # what was before is an evaluation's
+    counted = s.sampler.engine.spec_counts()
     while more:
         draw = s.method.first_draw(step) + len(parts)
         judged = judge_problems(
@@ -97,18 +97,18 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         weights=weights,
         fetch=partial(s.fetch, whole.rollouts, whole.problems),
         refills=len(parts) - 1,
-        spec_metrics=_spec_metrics(s),
+        spec_metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
     )
 
 
-def _spec_metrics(s: Session) -> dict[str, float]:
-    """Since the last call, by the counters of all engines. Called by every rank."""
+def _spec_metrics(s: Session, mine: Counter[str]) -> dict[str, float]:
+    """mine: what the engine of this rank has counted in the step. Called by every rank."""
     if s.config.rollout.speculative is None:
         return {}
-    counts = sum(gather_from_all([s.sampler.engine.take_spec_counts()]), SpecCounts())
+    counts = sum(gather_from_all([mine]), Counter())
     return {
-        "spec_acceptance": counts.accepted / max(counts.draft_tokens, 1),
-        "spec_tokens_per_draft": counts.accepted / max(counts.drafts, 1),
+        "spec_acceptance": counts["accepted"] / max(counts["draft_tokens"], 1),
+        "spec_tokens_per_draft": counts["accepted"] / max(counts["drafts"], 1),
     }
 
 

@@ -28,7 +28,7 @@ def sleep_with_and_without(session: Session, recorder: RunRecorder) -> list[str]
         run_step(session, recorder, step)
         said.append("")
     engine: Any = session.sampler.engine
-    (wrapper,) = engine._core.llm.collective_rpc(lambda worker: worker)
+    (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
     wrapper.worker.model_config.sleep_preserve_parameter_names = []
     engine.sleep()
     try:

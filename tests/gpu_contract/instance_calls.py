@@ -25,11 +25,7 @@ _ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
 _TENSORS = f"{_PACKAGE}.rollout.vllm.engine_tensors.EngineTensors"
 _DRAFT = f"{_PACKAGE}.rollout.vllm.draft_weights.DraftWeights"
 _RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
-WORKER = "vllm.v1.worker.gpu_worker.Worker"
-WORKER_EXTENSION = f"{_PACKAGE}.rollout.vllm.worker.OpsftWorker"
-
-# Method names of the workers that a string names.
-RPC = ("self._core.rpc", "self.rpc", "self.llm.collective_rpc")
+_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 
 Targets = str | tuple[str, ...]
 
@@ -140,35 +136,34 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "losses": f"{_PACKAGE}.loss.token_losses.ObjectiveLosses.__call__",
     },
     "loss/output_head.py": {"self.group.rank": "torch.distributed.ProcessGroup.rank"},
-    "rollout/vllm/core.py": {
-        "error.errors": "pydantic.ValidationError.errors",
-        "self.llm.collective_rpc": f"{_LLM}.collective_rpc",
-        "self.llm.enqueue": f"{_LLM}.enqueue",
-        "self.llm.reset_prefix_cache": f"{_LLM}.reset_prefix_cache",
-        "self.llm.model_config.get_vocab_size": "vllm.config.ModelConfig.get_vocab_size",
-        "engine.add_request": f"{_ENGINE}.add_request",
-        "engine.has_unfinished_requests": f"{_ENGINE}.has_unfinished_requests",
-        "engine.step": f"{_ENGINE}.step",
-        "self.layout.parameters_of": GIVEN,
-        "take": GIVEN,
-        "self.llm.llm_engine.engine_core.shutdown": (
+    "rollout/vllm/engine.py": {
+        "self._llm.collective_rpc": f"{_LLM}.collective_rpc",
+        "self._llm.reset_prefix_cache": f"{_LLM}.reset_prefix_cache",
+        "self._llm.get_metrics": f"{_LLM}.get_metrics",
+        "self._llm.wake_up": f"{_LLM}.wake_up",
+        "self._llm.sleep": f"{_LLM}.sleep",
+        "self._llm.llm_engine.add_request": f"{_ENGINE}.add_request",
+        "self._llm.llm_engine.step": f"{_ENGINE}.step",
+        "self._llm.llm_engine.engine_core.shutdown": (
             "vllm.v1.engine.core_client.InprocClient.shutdown"
         ),
-    },
-    "rollout/vllm/engine.py": {
-        "self._core.rpc": f"{_PACKAGE}.rollout.vllm.core.VllmCore.rpc",
-        "self._core.sample": f"{_PACKAGE}.rollout.vllm.core.VllmCore.sample",
-        "self._core.stream": f"{_PACKAGE}.rollout.vllm.core.VllmCore.stream",
-        "self._core.score": f"{_PACKAGE}.rollout.vllm.core.VllmCore.score",
-        "self._core.take_spec_counts": f"{_PACKAGE}.rollout.vllm.core.VllmCore.take_spec_counts",
-        "self._core.checksums": f"{_PACKAGE}.rollout.vllm.core.VllmCore.checksums",
-        "self._core.drop_cache": f"{_PACKAGE}.rollout.vllm.core.VllmCore.drop_cache",
-        "self._core.close": f"{_PACKAGE}.rollout.vllm.core.VllmCore.close",
-        "self._core.llm.wake_up": f"{_LLM}.wake_up",
-        "self._core.llm.sleep": f"{_LLM}.sleep",
+        "self._worker.model_runner.get_model": f"{_RUNNER}.get_model",
+        "self._worker.reload_weights": f"{_WORKER}.reload_weights",
+        "runner.get_model": f"{_RUNNER}.get_model",
+        "runner.get_draft_model": f"{_RUNNER}.get_draft_model",
+        "read": (
+            "vllm.model_executor.model_loader.weight_utils.safetensors_weights_iterator",
+            "vllm.model_executor.model_loader.weight_utils.pt_weights_iterator",
+        ),
+        "self._draft.fault": f"{_DRAFT}.fault",
         "self._tensors.forget": f"{_TENSORS}.forget",
         "self._tensors.packed": f"{_TENSORS}.packed",
         "self.layout.parameters_of": GIVEN,
+        "take": GIVEN,
+    },
+    "rollout/vllm/options.py": {
+        "error.errors": "pydantic.ValidationError.errors",
+        "llm.model_config.get_vocab_size": "vllm.config.ModelConfig.get_vocab_size",
     },
     "rollout/vllm/engine_tensors.py": {
         "model.named_modules": f"{_MODULE}.named_modules",
@@ -183,13 +178,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._draft.named_modules": f"{_MODULE}.named_modules",
         "self._draft.named_buffers": f"{_MODULE}.named_buffers",
         "self._tensors.forget": f"{_TENSORS}.forget",
-    },
-    "rollout/vllm/spec_counters.py": {"self._read": f"{_LLM}.get_metrics"},
-    "rollout/vllm/worker.py": {
-        "self.model_runner.get_model": f"{_RUNNER}.get_model",
-        "self.model_runner.get_draft_model": f"{_RUNNER}.get_draft_model",
-        "self._opsft_draft.fault": f"{_DRAFT}.fault",
-        "tensors.forget": f"{_TENSORS}.forget",
     },
     "runtime/context.py": {
         "_SumOverContext.apply": "torch.autograd.Function.apply",

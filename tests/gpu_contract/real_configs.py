@@ -70,7 +70,7 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
     """vLLM's whole configuration, by way of the run's own call of `LLM`."""
     from vllm.entrypoints.llm import LLMEngine
 
-    from megatron_opsft.rollout.vllm.core import VllmCore
+    from megatron_opsft.rollout.vllm.options import start_llm
 
     made: list[Any] = []
 
@@ -80,7 +80,7 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
 
     with patch.object(LLMEngine, "from_engine_args", keep):
         try:
-            VllmCore(settings_of(config, table), table, rank=0)
+            start_llm(settings_of(config, table), table, rank=0)
         except Stop:
             return made[0]
     raise AssertionError("LLM did not ask for an engine")
@@ -102,7 +102,6 @@ def read_vllm(name: str, overrides: list[str]) -> dict[str, Any]:
         "vocabulary": [model.get_vocab_size(), table.shape.vocab_size],
         "tp": [parallel.tensor_parallel_size, config.rollout.tp],
         "worker_cls": parallel.worker_cls,
-        "worker_extension_cls": parallel.worker_extension_cls,
         "backend": str(parallel.distributed_executor_backend),
         "timeout": [parallel.distributed_timeout_seconds, 60 * config.run.collective_minutes],
         "cpu_timeout": [

@@ -2,7 +2,6 @@
 signatures of the packages that a GPU run has.
 """
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -28,9 +27,6 @@ from instance_calls import (
     CPU_ONLY,
     HOLDERS,
     INSTANCE_CALLS,
-    RPC,
-    WORKER,
-    WORKER_EXTENSION,
     plain_methods,
     targets,
 )
@@ -90,42 +86,6 @@ def test_every_named_call_is_still_made() -> None:
     made = {file: {call.called for call in source.calls} for file, source in FILES.items()}
     gone = [f"{f}: {c}" for f, calls in INSTANCE_CALLS.items() for c in calls if c not in made[f]]
     assert gone == []
-
-
-def rpc_calls() -> Iterator[tuple[str, Call, str | None]]:
-    """Calls of workers' methods by their names; None where the name is not written out."""
-    for file, source in ON_GPUS.items():
-        for call in source.calls:
-            if call.called.endswith((".rpc", ".collective_rpc")):
-                assert call.called in RPC, f"{file}:{call.line}: unknown way to the workers"
-                first = call.node.args[0]
-                written = isinstance(first, ast.Constant)
-                yield file, call, str(first.value) if isinstance(first, ast.Constant) else None
-                assert written or file == "rollout/vllm/core.py"
-
-
-def test_every_method_of_the_workers_binds(note: Callable[[str, list[str]], None]) -> None:
-    bound, wrong = [], []
-    for file, call, method in rpc_calls():
-        if method is None:
-            continue
-        own = hasattr(find(WORKER_EXTENSION), method)
-        name = f"{WORKER_EXTENSION if own else WORKER}.{method}"
-        # The method's name is the first argument.
-        node = ast.Call(call.node.func, call.node.args[1:], call.node.keywords)
-        if problem := mismatch(node, name):
-            wrong.append(f"{file}:{call.line}: {name}({described(node)}): {problem}")
-        bound.append(f"{name}({described(node)})")
-    assert wrong == []
-    assert "reload_weights" in {name.rpartition(".")[2].partition("(")[0] for name in bound}
-    note("worker methods bound by name", bound)
-
-
-def test_the_worker_extension_hides_nothing_of_vllm_s_worker() -> None:
-    """vLLM refuses to start a worker with such an extension."""
-    extension, worker = find(WORKER_EXTENSION), find(WORKER)
-    names = {name for name in dir(extension) if not name.startswith("__")}
-    assert names and not {name for name in names if hasattr(worker, name)}
 
 
 def test_subclasses_can_be_called_as_their_bases_are(

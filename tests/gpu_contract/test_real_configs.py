@@ -26,7 +26,6 @@ def check_engine(told: dict[str, Any], architecture: str = "Qwen2ForCausalLM") -
     assert wrong_pairs(told) == {}
     assert told["device"] == "cuda" and not told["eager"]
     assert told["worker_cls"] == "vllm.v1.worker.gpu_worker.Worker"
-    assert told["worker_extension_cls"] == "megatron_opsft.rollout.vllm.worker.OpsftWorker"
     assert told["architecture"] == architecture
     assert told["load_format"] == "dummy" and told["prefix_caching"]
     assert told["backend"] == "external_launcher" and told["sleeps"]
@@ -63,12 +62,11 @@ def test_sampling_parameters_hold_the_settings() -> None:
     settings = SamplingSettings(
         temperature=0.6, top_p=0.95, max_response_tokens=3500, end_token_ids=(151643, 7)
     )
-    for only_final in (False, True):
-        found = sampling_params(settings, 2**62 + 5, only_final=only_final)
-        assert (found.temperature, found.top_p, found.max_tokens) == (0.6, 0.95, 3500)
-        assert found.seed == 2**62 + 5 and found.ignore_eos and not found.detokenize
-        assert found.stop_token_ids == [151643, 7]
-        assert found.output_kind.name == ("FINAL_ONLY" if only_final else "CUMULATIVE")
+    found = sampling_params(settings, 2**62 + 5)
+    assert (found.temperature, found.top_p, found.max_tokens) == (0.6, 0.95, 3500)
+    assert found.seed == 2**62 + 5 and found.ignore_eos and not found.detokenize
+    assert found.stop_token_ids == [151643, 7]
+    assert found.output_kind.name == "FINAL_ONLY"
 
 
 def test_packed_sequences_hold_the_micro_batch() -> None:

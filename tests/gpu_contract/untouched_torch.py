@@ -14,7 +14,7 @@ BY_VLLM = {"torch.cuda.set_stream"}
 CPU_WORKER = "vllm.v1.worker.cpu"
 
 # What a rank of a run imports before its first step, in order. vLLM's part starts where
-# `VllmCore` imports it.
+# `start_llm` imports it.
 TRAINER = [
     "megatron_opsft.cli",
     "megatron_opsft.train",
@@ -28,7 +28,6 @@ TRAINER = [
 VLLM = [
     "vllm.v1.engine.llm_engine",
     "vllm.v1.worker.gpu_worker",
-    "megatron_opsft.rollout.vllm.worker",
     "vllm.v1.worker.gpu_model_runner",
     "vllm.device_allocator.cumem",
     "vllm.v1.attention.backends.flash_attn",

@@ -1,14 +1,14 @@
 """What a push may and may not change of a draft model; and vLLM's counters."""
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from megatron_opsft.rollout.engine import SpecCounts
 from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
-from megatron_opsft.rollout.vllm.spec_counters import SpecCounters
+from megatron_opsft.rollout.vllm.engine import spec_counts
 
 
 def models() -> tuple[torch.nn.ModuleDict, torch.nn.ModuleDict]:
@@ -57,16 +57,13 @@ def metric(name: str, value: int) -> Any:
     return SimpleNamespace(name=f"vllm:{name}", value=value)
 
 
-def test_counters_begin_with_what_others_have_counted() -> None:
+def test_counters_of_a_name_are_added() -> None:
     """vLLM's counters are the process's, one for each engine in it."""
-    now = [
+    metrics = [
         metric("spec_decode_num_drafts", 10),
         metric("spec_decode_num_draft_tokens", 30),
         metric("spec_decode_num_accepted_tokens", 5),
         SimpleNamespace(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=[3, 2]),
+        metric("spec_decode_num_drafts", 4),
     ]
-    counters = SpecCounters(lambda: now)
-    now += [metric("spec_decode_num_drafts", 4), metric("spec_decode_num_draft_tokens", 12)]
-    now += [metric("spec_decode_num_accepted_tokens", 3)]
-    assert counters.take() == SpecCounts(drafts=4, draft_tokens=12, accepted=3)
-    assert counters.take() == SpecCounts()
+    assert spec_counts(metrics) == Counter(drafts=14, draft_tokens=30, accepted=5)

@@ -46,9 +46,8 @@ LAYERS: list[list[str]] = [
 HOMES = {
     "math_verify": ["verify/comparison.py", "verify/equality.py", "verify/math_verifier.py"],
     "vllm": [
-        "rollout/vllm/core.py",
+        "rollout/vllm/engine.py",
         "rollout/vllm/options.py",
-        "rollout/vllm/worker.py",
         "rollout/vllm/cpu_worker.py",
         "rollout/vllm/cpu_kernels.py",
     ],

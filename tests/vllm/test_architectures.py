@@ -14,7 +14,7 @@ from vllm_jobs import engine_against_disk, hf_log_probs, spoil_and_pull, with_se
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.vllm.core import VllmCore
+from megatron_opsft.rollout.vllm.options import start_llm
 from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 from megatron_opsft.storage.model_paths import resolve_model
@@ -97,4 +97,4 @@ def test_first_weights_push_and_pull(vllm_world: World, tmp_path: Path, name: st
 def test_experts_on_a_cpu_are_refused() -> None:
     settings: Any = SimpleNamespace(is_cuda=False)
     with pytest.raises(UserError, match=r"on a CPU use rollout\.engine=hf for a mixture of exp"):
-        VllmCore(settings, WeightTable(SHAPES["qwen3_moe"]), rank=0)
+        start_llm(settings, WeightTable(SHAPES["qwen3_moe"]), rank=0)

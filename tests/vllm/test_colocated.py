@@ -200,9 +200,9 @@ def stale_tied_head(session: Session) -> Iterator[None]:
 def kept_prefix_cache(session: Session) -> Iterator[None]:
     """vLLM says that it dropped its cache, and did not."""
     engine: Any = session.sampler.engine
-    engine._core.llm.reset_prefix_cache = lambda: True
+    engine._llm.reset_prefix_cache = lambda: True
     yield
-    del engine._core.llm.reset_prefix_cache
+    del engine._llm.reset_prefix_cache
 
 
 @in_layouts("1 rank, packed", "1 rank", "train PP2, rollout TP2, packed", "train TP2, rollout TP1")

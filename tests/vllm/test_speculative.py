@@ -119,7 +119,7 @@ def test_ngram_in_a_run(tmp_path: Path) -> None:
 
 def worker_of(session: Session) -> Any:
     engine: Any = session.sampler.engine
-    (wrapper,) = engine._core.llm.collective_rpc(lambda worker: worker)
+    (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
     return wrapper.worker
 
 

@@ -18,7 +18,6 @@ from megatron_opsft.rollout.engine import (
     RolloutEngine,
     SamplingSettings,
     Scores,
-    SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
@@ -123,10 +122,6 @@ class HfEngine(RolloutEngine):
                     tokenizer=self.tokenizer,
                     version=self.version,
                 )
-
-    def take_spec_counts(self) -> SpecCounts:
-        """See `RolloutEngine.take_spec_counts`: there are none."""
-        return SpecCounts()
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> Scores:

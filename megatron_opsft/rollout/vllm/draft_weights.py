@@ -2,8 +2,6 @@
 
 A push writes the policy's weights, and with them what a draft shares with the policy, such as the
 embedding. It must change nothing else of the draft, and a draft must not lose what it shares.
-
-A worker imports it: what it imports must leave torch as it is (see `cpu_worker`).
 """
 
 import torch

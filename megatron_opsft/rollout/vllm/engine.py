@@ -1,10 +1,19 @@
-"""vLLM inside the training ranks, as its external launcher has it: one worker in each rank."""
+"""vLLM inside the training ranks, as its external launcher has it: one worker in each rank.
 
+With `options` and what is imported on a CPU alone the only file that names vllm.
+"""
+
+import gc
+import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
+from megatron_opsft.errors import SyncError
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
@@ -14,19 +23,30 @@ from megatron_opsft.rollout.engine import (
     RolloutEngine,
     SamplingSettings,
     Scores,
-    SpecCounts,
     Take,
 )
 from megatron_opsft.rollout.limits import check_engine_ranks
-from megatron_opsft.rollout.requests import Decoder, make_rollouts
-from megatron_opsft.rollout.vllm.core import VllmCore
-from megatron_opsft.rollout.vllm.layout import checked_stream
+from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollouts
+from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
+from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
+from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
+from megatron_opsft.runtime.phase import count_done, count_tokens
+from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rules import WeightTable
+
+_log = logging.getLogger(__name__)
+_SPEC_COUNTS = {
+    "drafts": "vllm:spec_decode_num_drafts",
+    "draft_tokens": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
 
 
 class VllmEngine(RolloutEngine):
-    """`RolloutEngine`; `tp` consecutive ranks are one engine. Holds no weights before the first
-    update.
+    """vLLM's `LLM`, started with random weights: the first update brings the real ones.
+
+    `tp` consecutive ranks are one engine, and make the same calls in the same order.
     """
 
     def __init__(
@@ -45,52 +65,132 @@ class VllmEngine(RolloutEngine):
         check_engine_ranks(settings.tp, world_size)
         self.version: int | None = None
         self.tokenizer = tokenizer
+        self._tp_rank = rank % settings.tp
         self.share = EngineShare(
             index=rank // settings.tp,
             count=world_size // settings.tp,
             num_ranks=settings.tp,
-            answers=rank % settings.tp == 0,
+            answers=self._tp_rank == 0,
         )
-        self._tp_rank = rank % settings.tp
+        self._batch_size = settings.batch_size
         self._can_sleep = settings.is_cuda
         self._asleep = False
-        self._core = VllmCore(settings, table, rank)
-        self.layout = self._core.layout
-        (self._tensors,) = self._core.rpc("opsft_tensors")
+        self._llm = start_llm(settings, table, rank)
+        # Under the external launcher this process has one worker, and can call it.
+        (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
+        self._worker = wrapper.worker
+        self._tensors = EngineTensors(self._worker.model_runner.get_model())
+        self.layout = vllm_layout(table, settings.tp, packed_head=self._tensors.packs_head)
+        self._is_speculative = settings.speculative is not None
+        self._draft: DraftWeights | None = None
+        if self._is_speculative:
+            self._open_speculative(is_cuda=settings.is_cuda, rank=rank)
+
+    def _open_speculative(self, *, is_cuda: bool, rank: int) -> None:
+        if not is_cuda:
+            from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
+
+            correct_expansion()
+        runner = self._worker.model_runner
+        if (draft := runner.get_draft_model()) is not None:
+            self._draft = DraftWeights(draft, runner.get_model())
+        if rank == 0:
+            _log.info(
+                "rollout.speculative keeps the distribution of responses, not each response: their "
+                "random numbers then depend on earlier drafts, so a run that resumes or is "
+                "repeated may sample other responses"
+            )
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
-        """See `RolloutEngine.stream`. RuntimeError before the first complete update."""
+        """See `RolloutEngine.stream`. Work is taken as soon as there is room in the batch, so that
+        the batch stays full.
+
+        The cache starts empty, so what comes out depends on the weights and on this call's requests
+        alone.
+        """
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
-        for ended in self._core.stream(take, sampling):
-            answers = ended if self.share.answers else []
+        self._drop_cache()
+        names = count()
+        running: dict[str, ResponseRequest] = {}
+        more = True
+        while more or running:
+            room = self._batch_size - len(running)
+            if more and room:
+                requests = take(room)
+                more = bool(requests)
+                for request in requests:
+                    name = str(next(names))
+                    running[name] = request
+                    self._add(name, request.prompt_ids, sampling_params(sampling, request.seed))
+                continue
+            ended = self._step()
+            requests = [running.pop(output.request_id) for output in ended]
+            if not self.share.answers:
+                ended, requests = [], []
             yield make_rollouts(
-                [request for request, _ in answers],
-                [ids for _, ids in answers],
+                requests,
+                [output.outputs[0].token_ids for output in ended],
                 end_token_ids=sampling.end_token_ids,
                 tokenizer=self.tokenizer,
                 version=self.version,
             )
 
-    def take_spec_counts(self) -> SpecCounts:
-        """See `RolloutEngine.take_spec_counts`; all ranks of an engine count the same."""
-        return self._core.take_spec_counts() if self.share.answers else SpecCounts()
-
     def score(self, samples: Sequence[Sample]) -> Scores:
         """See `RolloutEngine.score`."""
-        return self._core.score(samples)
+        from vllm import SamplingParams
+
+        whole = [(*sample.prompt_ids, *sample.response_ids) for sample in samples]
+        # With log-probs of the prompt vLLM reads no cached blocks, without them it does.
+        (first,) = self._run(whole[:1], SamplingParams(max_tokens=1, detokenize=False))
+        scoring = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=0)
+        log_probs = []
+        for sample, output in zip(samples, self._run(whole, scoring), strict=True):
+            of_token = output.prompt_logprobs[len(sample.prompt_ids) :]
+            ids = sample.response_ids
+            log_probs.append(tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True)))
+        return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
+
+    def _run(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
+        """vLLM's outputs of some prompts, in their order."""
+        for index, prompt in enumerate(prompts):
+            self._add(str(index), prompt, params)
+        outputs: list[Any] = []
+        while len(outputs) < len(prompts):
+            outputs += self._step()
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
+    def _add(self, name: str, prompt_ids: Sequence[int], params: Any) -> None:
+        self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params)
+
+    def _step(self) -> list[Any]:
+        """One more pass; the outputs that ended in it."""
+        ended = [output for output in self._llm.llm_engine.step() if output.finished]
+        count_tokens(sum(len(output.outputs[0].token_ids) for output in ended))
+        count_done(len(ended))
+        return ended
+
+    def spec_counts(self) -> Counter[str]:
+        """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
+        if not (self._is_speculative and self.share.answers):
+            return Counter()
+        return spec_counts(self._llm.get_metrics())
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """See `RolloutEngine.load_weights`: vLLM's own update of a running model."""
         self.begin_update()
-        self._core.rpc(
-            "reload_weights", weights_iterator=checked_stream(tensors, self.layout.hf_columns)
-        )
+        checked = checked_stream(tensors, self.layout.hf_columns)
+        self._worker.reload_weights(weights_iterator=checked)
         self.finish_update(version)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """See `FileReader.load_files`: by vLLM's own readers and loaders."""
-        (tensors,) = self._core.rpc("opsft_read_files", [str(file) for file in files])
+        from vllm.model_executor.model_loader import weight_utils
+
+        read = weight_utils.pt_weights_iterator
+        if files[0].suffix == ".safetensors":
+            read = weight_utils.safetensors_weights_iterator
+        tensors = read([str(file) for file in files], use_tqdm_on_load=False)
         known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
         self.load_weights(known, version)
 
@@ -98,16 +198,21 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.begin_update`. The KV cache stays unmapped until the end."""
         self.version = None
         if self._asleep:
-            self._core.llm.wake_up(tags=["weights"])
+            self._llm.wake_up(tags=["weights"])
 
     def finish_update(self, version: int) -> None:
         """See `RolloutEngine.finish_update`."""
         if self._asleep:
-            self._core.llm.wake_up(tags=["kv_cache"])
+            self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
         self._tensors.forget()
-        self._core.drop_cache()
+        self._drop_cache()
         self.version = version
+
+    def _drop_cache(self) -> None:
+        """Forget the keys and values of all earlier requests."""
+        if not self._llm.reset_prefix_cache():
+            raise SyncError("vLLM did not drop its prefix cache")
 
     def weights(self) -> EngineWeights:
         """See `RolloutEngine.weights`."""
@@ -118,18 +223,45 @@ class VllmEngine(RolloutEngine):
         )
 
     def checksums(self, cuts: int) -> Checksums:
-        """See `RolloutEngine.checksums`."""
-        return self._core.checksums(cuts)
+        """See `RolloutEngine.checksums`: of this rank's parameters."""
+        self._tensors.forget()
+        sums = parameter_checksums(
+            self.layout.parameters_of(self._tp_rank),
+            self._tensors,
+            hf_columns=self.layout.hf_columns,
+            cuts=cuts,
+            signed_zeros=not self._tensors.packs,
+        )
+        fault = self._draft.fault() if self._draft else ""
+        if fault:
+            fault = f"the draft model of rollout.speculative is not as it was loaded: {fault}"
+        return Checksums(
+            of_rank={self._tp_rank: sums},
+            signed_zeros=not self._tensors.packs,
+            draft_fault=fault,
+        )
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""
         if self._can_sleep and not self._asleep:
             self.version = None
-            self._core.llm.sleep(level=2)
+            self._llm.sleep(level=2)
             self._asleep = True
 
     def close(self) -> None:
-        """Drop the model and vLLM's process groups."""
+        """Drop the model and its memory, and with vLLM's process groups also the job's."""
         self.version = None
-        del self._tensors
-        self._core.close()
+        del self._tensors, self._draft, self._worker
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        gc.collect()
+
+
+def spec_counts(metrics: Iterable[Any]) -> Counter[str]:
+    """What vLLM's `LLM.get_metrics` has on speculative tokens. There may be several of a name."""
+    return Counter(
+        {
+            key: int(sum(metric.value for metric in metrics if metric.name == name))
+            for key, name in _SPEC_COUNTS.items()
+        }
+    )

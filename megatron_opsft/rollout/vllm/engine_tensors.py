@@ -1,7 +1,4 @@
-"""The parameters of a vLLM model by name, also where a CPU keeps them packed.
-
-A worker imports it: what it imports must leave torch as it is (see `cpu_worker`).
-"""
+"""The parameters of a vLLM model by name, also where a CPU keeps them packed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

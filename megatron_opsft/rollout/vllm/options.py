@@ -1,16 +1,64 @@
-"""What vLLM is started with, and how it is asked to sample."""
+"""How vLLM is started, and how it is asked to sample."""
 
+import gc
 import math
 import os
 from typing import Any
 
+from pydantic import ValidationError
+
+from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
+from megatron_opsft.rollout.traits import check_installed
+from megatron_opsft.runtime.loading import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
 
-_WORKER = "megatron_opsft.rollout.vllm.worker"
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu_worker.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
+
+
+def start_llm(settings: EngineSettings, table: WeightTable, rank: int) -> Any:
+    """vLLM's `LLM`. rank: of this process in its job. Errors: `UserError` for what vLLM refuses."""
+    check_installed("vllm")
+    if table.shape.moe and not settings.is_cuda:
+        raise UserError(
+            "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
+            "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
+        )
+    prepare_environment(settings.is_cuda, rank)
+    with collector_at_rest():
+        from vllm import LLM
+    # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
+    # looked through once and then left alone, until vLLM lets go of it when it ends.
+    gc.collect()
+    gc.freeze()
+    # The last three where the package of a method of `rollout.speculative`, or its draft model's
+    # weights are missing.
+    refusals: tuple[type[Exception], ...] = (ValueError, NotImplementedError)
+    refused = "this model"
+    if settings.speculative is not None:
+        refusals += (ImportError, OSError, RuntimeError)
+        refused += f" with rollout.speculative={dict(settings.speculative)}"
+    try:
+        llm = LLM(**llm_options(settings, table))
+    except refusals as error:
+        raise UserError(f"rollout.engine=vllm: vLLM refuses {refused}: {_reason(error)}") from error
+    vocab_size = llm.model_config.get_vocab_size()
+    if vocab_size != table.shape.vocab_size:
+        raise UserError(
+            f"rollout.engine=vllm: the engine's vocabulary has {vocab_size} tokens, the trainer's "
+            f"{table.shape.vocab_size}"
+        )
+    return llm
+
+
+def _reason(error: Exception) -> str:
+    """In one line."""
+    if isinstance(error, ValidationError):  # its text has the input and an address as well
+        said = [f"{'.'.join(map(str, e['loc']))} {e['msg']}".strip() for e in error.errors()]
+        return " ".join("; ".join(said).split())
+    return " ".join(str(error).split())
 
 
 def prepare_environment(is_cuda: bool, rank: int) -> None:
@@ -47,7 +95,6 @@ def llm_options(settings: EngineSettings, table: WeightTable) -> dict[str, Any]:
         "disable_log_stats": True,
         "distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
         "cpu_distributed_timeout_seconds": math.ceil(60 * settings.collective_minutes),
-        "worker_extension_cls": f"{_WORKER}.OpsftWorker",
         "distributed_executor_backend": "external_launcher",  # each rank is one worker
     }
     if settings.speculative is not None:
@@ -89,14 +136,13 @@ def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     return max(min(wanted, memory // 4), 2**24)
 
 
-def sampling_params(sampling: SamplingSettings, seed: int, *, only_final: bool = False) -> Any:
-    """vLLM's `SamplingParams`; only_final: no output before the response has ended."""
+def sampling_params(sampling: SamplingSettings, seed: int) -> Any:
+    """vLLM's `SamplingParams` for one response."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    kind = RequestOutputKind.FINAL_ONLY if only_final else RequestOutputKind.CUMULATIVE
     return SamplingParams(
-        output_kind=kind,
+        output_kind=RequestOutputKind.FINAL_ONLY,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         max_tokens=sampling.max_response_tokens,
