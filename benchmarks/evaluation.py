@@ -94,11 +94,11 @@ def measure_bare(inputs: Inputs, engine: RolloutEngine) -> float:
     )
     sampling = inputs.sampling(inputs.model)
     if isinstance(engine, HfEngine):
-        noise, engine.decoding.passes.noise = engine.decoding.passes.noise, 0.0
+        noise, engine.passes.noise = engine.passes.noise, 0.0
         start = time.perf_counter()
         num_tokens = sum(len(r.response_ids) for r in engine.generate(requests, sampling))
         seconds = time.perf_counter() - start
-        engine.decoding.passes.noise = noise
+        engine.passes.noise = noise
         return num_tokens / seconds
     from vllm import SamplingParams
 

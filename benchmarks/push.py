@@ -28,7 +28,7 @@ from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.rollout.engine import Checksums, EngineShare, EngineWeights
-from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -57,7 +57,7 @@ class LayoutEngine:
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Cut every whole tensor up and copy what this rank needs."""
-        for name, tensor in checked_stream(tensors, self.layout.hf_columns):
+        for name, tensor in with_tied_head(tensors, self.layout.hf_columns):
             for part, own in self._parts.get(name, ()):
                 part.target.view(own).copy_(part.source.view(tensor))
 

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron_opsft.rollout.hf.batching import CHECK_EVERY, COMPACT_AT
+from megatron_opsft.rollout.hf import CHECK_EVERY, COMPACT_AT
 
 
 @dataclass(frozen=True, slots=True)

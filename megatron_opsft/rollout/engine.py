@@ -1,7 +1,7 @@
 """What the trainer asks of a rollout engine."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -178,10 +178,16 @@ class RolloutEngine(Protocol):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace every weight by a stream of (HF name, full tensor), consumed one by one.
 
-        Strict: ValueError for an unknown name, a wrong shape, a name that comes twice or one that
-        is missing at the end. After an error the engine refuses to generate until an update
-        succeeds.
+        The names are those of the layout. Strict: ValueError for an unknown name, a wrong shape, a
+        name that comes twice or one that is missing at the end. After an error the engine refuses
+        to generate until an update succeeds.
         """
+        self.begin_update()
+        self.copy_weights(checked_stream(tensors, self.layout.hf_columns))
+        self.finish_update(version)
+
+    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """What an engine does with the checked stream of `load_weights`."""
 
     def weights(self) -> EngineWeights:
         """This rank's parameters, to be read, and perhaps written."""
@@ -200,3 +206,20 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""
+
+
+def checked_stream(
+    tensors: Iterable[tuple[str, Tensor]], hf_names: Collection[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """The stream itself. hf_names: of all tensors. Errors: ValueError for a name that is unknown,
+    comes twice, or is missing at the end.
+    """
+    missing = dict.fromkeys(hf_names)
+    for name, tensor in tensors:
+        if name not in missing:
+            known = "was sent twice" if name in hf_names else "is unknown to the engine"
+            raise ValueError(f"{name} {known}")
+        del missing[name]
+        yield name, tensor
+    if missing:
+        raise ValueError(f"{len(missing)} weights were not sent: {', '.join(list(missing)[:5])}")

@@ -41,8 +41,6 @@ def build_engine(
                 device=device.torch_device,
                 batch_size=settings.batch_size,
                 share=EngineShare(index=rank, count=world_size),
-                # How many ranks share the work decides which responses share a batch.
-                exact=settings.dtype == "float32",
             )
         case "vllm":
             return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)

@@ -12,6 +12,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Sample
+from megatron_opsft.rollout.engine import checked_stream
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.probes import (
     MAX_PROBE_TOKENS,
@@ -21,7 +22,7 @@ from megatron_opsft.rollout.probes import (
     shorten,
 )
 from megatron_opsft.rollout.requests import make_requests, make_rollouts
-from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.weights.rules import WeightTable
 
 NO_VLLM = """
@@ -123,11 +124,11 @@ def test_the_last_token_says_how_a_response_ended() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
-def test_vllm_s_stream_is_strict_and_names_a_tied_head(name: str) -> None:
+def test_a_stream_of_weights_is_strict_and_vllm_s_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
     layout = vllm_layout(table, 1, packed_head=False)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
-    sent = [n for n, _ in checked_stream(good, layout.hf_columns)]
+    sent = [n for n, _ in with_tied_head(good, layout.hf_columns)]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
     for bad, message in (
         ([*good, good[0]], "was sent twice"),

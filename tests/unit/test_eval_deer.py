@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hf_engines import engine_from_disk
 from transformers import PreTrainedTokenizerBase
 
 import megatron_opsft
@@ -21,7 +22,6 @@ from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Scores
-from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
@@ -510,7 +510,7 @@ OPENERS = ("Wait", "Alternatively", "Hmm", "Again", "Also", "Actually", "Well", 
 
 
 def test_tiny_reasoner_needs_fewer_tokens_and_stays_right() -> None:
-    engine = HfEngine.from_pretrained(
+    engine = engine_from_disk(
         DIRECTORY, tokenizer(), dtype=torch.float32, device="cpu", batch_size=32
     )
     encoder = PromptEncoder(tokenizer=tokenizer(), template="r1")

@@ -186,14 +186,10 @@ def stale_tied_head(session: Session) -> Iterator[None]:
     """The embedding is sent, its second name is not: vLLM's packed head keeps the old weight."""
     from megatron_opsft.rollout.vllm import engine
 
-    checked = engine.checked_stream  # type: ignore[attr-defined]
-
-    def without_head(tensors: Any, layout: Any) -> Any:
-        return ((n, t) for n, t in checked(tensors, layout) if n != "lm_head.weight")
-
-    engine.checked_stream = without_head  # type: ignore[attr-defined]
+    with_head = engine.with_tied_head  # type: ignore[attr-defined]
+    engine.with_tied_head = lambda tensors, names: tensors  # type: ignore[attr-defined]
     yield
-    engine.checked_stream = checked  # type: ignore[attr-defined]
+    engine.with_tied_head = with_head  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -4,13 +4,8 @@
 neighbours. This loop draws every token from the response's own seed, prefills the prompt of a group
 once, and drops finished responses from the batch.
 
-What is left of the neighbours is rounding: it may move a border of the distribution across the
-number that is drawn. Where that is allowed for (`noise`), the loop finds the draws that are so
-close to a border, and takes them from logits that are computed for the response alone, on one
-thread. So responses are the same in every batch, as long as rounding moves no cumulative
-probability by more.
-
-Shapes: P prompts of a batch, N responses, S prompt length with padding, V vocabulary.
+Shapes: P prompts of a batch, N responses in it, S prompt length with padding, L longest response,
+T prompt and response together, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,55 +13,43 @@ from itertools import groupby
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache
 
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf.batch import DecodingBatch
-from megatron_opsft.rollout.hf.batching import CHECK_EVERY
+from megatron_opsft.rollout.hf import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
-from megatron_opsft.rollout.hf.passes import ModelPasses
+from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
 from megatron_opsft.rollout.requests import ResponseRequest
-
-# The composition of a batch moved cumulative probabilities by at most 4e-6 (0.7 M parameters) and
-# 2e-5 (8 layers of hidden size 1,536), both in float32 at temperature 0.6.
-ROUNDING = 5e-5
+from megatron_opsft.rollout.sampling import uniforms
+from megatron_opsft.runtime.phase import count_tokens
 
 
-class HfDecoding:
-    """Decodes batches with any causal LM of transformers that takes a `DynamicCache`."""
-
-    def __init__(self, model: PreTrainedModel, noise: float) -> None:
-        """noise: how far rounding may move a cumulative probability; 0: draws are taken as they
-        come.
-        """
-        self.passes = ModelPasses(model, noise)
-
-    @torch.inference_mode()
-    def decode(
-        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
-    ) -> Iterator[dict[int, list[int]]]:
-        """Responses as they finish: index of the request -> token ids up to the end token. Comes
-        every few tokens, if only empty.
-        """
-        model = self.passes.model
-        groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
-        prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
-        cache = DynamicCache(config=model.config)
-        positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
-        logits_PV = self.passes.forward(prompts_PS, mask_PS, positions_PS, cache)
-        counts_P = torch.tensor([count for _, count in groups], device=model.device)
-        owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
-        cache.batch_select_indices(owner_N)
-        make_room(cache)
-        logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
-        batch = DecodingBatch(self.passes, mask_NS, cache, requests, sampling)
-        finished = batch.begin(logits_NV)
-        while batch.going_on:
-            batch.drop_ended()
-            finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
-            yield finished
-            finished = {}
+@torch.inference_mode()
+def decode(
+    passes: ModelPasses, requests: Sequence[ResponseRequest], sampling: SamplingSettings
+) -> Iterator[dict[int, list[int]]]:
+    """Responses as they finish: index of the request -> token ids up to the end token. Comes every
+    few tokens, if only empty. passes: of any causal LM that takes a `DynamicCache`.
+    """
+    model = passes.model
+    groups = [(ids, len([*same])) for ids, same in groupby(r.prompt_ids for r in requests)]
+    prompts_PS, mask_PS = _left_pad([ids for ids, _ in groups], model.device)
+    cache = DynamicCache(config=model.config)
+    positions_PS = (mask_PS.cumsum(dim=-1) - 1).clamp_min(0)
+    logits_PV = passes.forward(prompts_PS, mask_PS, positions_PS, cache)
+    counts_P = torch.tensor([count for _, count in groups], device=model.device)
+    owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
+    cache.batch_select_indices(owner_N)
+    make_room(cache)
+    logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
+    batch = DecodingBatch(passes, mask_NS, cache, requests, sampling)
+    finished = batch.begin(logits_NV)
+    while batch.going_on:
+        batch.drop_ended()
+        finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
         yield finished
+        finished = {}
+    yield finished
 
 
 def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -75,3 +58,113 @@ def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple
     ids = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[False] * (width - len(prompt)) + [True] * len(prompt) for prompt in prompts]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+class DecodingBatch:
+    """A batch of responses being decoded, one token each in a forward pass.
+
+    The last token of each row has been drawn and is not in the cache yet: the next pass reads it,
+    at its place, and gives the logits of the one after. Rows that have ended go on with the others,
+    unseen, until dropping them pays.
+
+    rows: indices in `requests` of the responses in the batch; num_drawn: tokens drawn of each,
+    unseen ones included; ended: which have ended.
+    """
+
+    def __init__(
+        self,
+        passes: ModelPasses,
+        mask_NS: Tensor,
+        cache: DynamicCache,
+        requests: Sequence[ResponseRequest],
+        sampling: SamplingSettings,
+    ) -> None:
+        """mask_NS: True on tokens of the prompts, which the cache holds."""
+        self.passes, self.cache, self.requests, self.sampling = passes, cache, requests, sampling
+        self.limit, self.device = sampling.max_response_tokens, mask_NS.device
+        num_rows, self.width_S = mask_NS.shape
+        self.rows = list(range(num_rows))
+        self.num_drawn = 0
+        self.ended = [False] * num_rows
+        seeds_N = torch.tensor([request.seed for request in requests], device=self.device)
+        self.uniforms_NL = uniforms(seeds_N, self.limit)  # of all responses, as the tokens
+        self.tokens_NL = torch.full((num_rows, self.limit), -1, device=self.device)
+        self.mask_NT = torch.cat([mask_NS, mask_NS.new_ones(num_rows, self.limit)], dim=-1)
+        self._ends = torch.tensor(sampling.end_token_ids, dtype=torch.int64, device=self.device)
+        self._prompts_N = mask_NS.sum(dim=-1)
+        self.rows_N = torch.arange(num_rows, device=self.device)
+
+    @property
+    def going_on(self) -> bool:
+        """Whether any response has not ended."""
+        return not all(self.ended)
+
+    def begin(self, logits_NV: Tensor) -> dict[int, list[int]]:
+        """Draw the first tokens, from the logits after the prompts; see `run`."""
+        return self._draw(1, logits_NV)
+
+    def run(self, num_passes: int) -> dict[int, list[int]]:
+        """So many tokens more of every row, but none beyond the longest response; the responses
+        that ended in them: row -> token ids up to the end token. Errors: `NonFiniteError`.
+        """
+        return self._draw(min(num_passes, self.limit - self.num_drawn))
+
+    def _draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
+        rows_N = self.rows_N
+        length_N = torch.tensor(self.ended, device=self.device).long()  # 0: goes on
+        finite_N = torch.ones_like(rows_N, dtype=torch.bool)
+        for drawn in range(self.num_drawn, self.num_drawn + num_tokens):
+            if logits_NV is None:
+                logits_NV = self._forward(drawn)
+            finite_N &= logits_NV.amax(dim=-1).isfinite()
+            uniforms_N = self.uniforms_NL[rows_N, drawn]
+            token_N, sure_N = self.passes.draw(logits_NV, uniforms_N, self.sampling)
+            if self.passes.noise and not bool(sure_N.all()):
+                for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
+                    ids = [*self.requests[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
+                    token_N[n] = self.passes.draw_alone(
+                        ids, logits_NV[n], uniforms_N[n], self.sampling
+                    )
+            self.tokens_NL[rows_N, drawn] = token_N
+            ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
+            length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
+            logits_NV = None
+        self.num_drawn += num_tokens
+        count_tokens(num_tokens * self.ended.count(False))
+        check_finite(
+            finite_N.tolist(),
+            [self.requests[row].problem_id for row in self.rows],
+            self.num_drawn,
+        )
+        finished = {}
+        for n, length in enumerate(length_N.tolist()):
+            if length and not self.ended[n]:
+                self.ended[n] = True
+                finished[self.rows[n]] = self.ids(n, length)
+        return finished
+
+    def ids(self, n: int, length: int) -> list[int]:
+        """The first tokens of the response in row `n`."""
+        ids: list[int] = self.tokens_NL[self.rows[n], :length].tolist()
+        return ids
+
+    def _forward(self, drawn: int) -> Tensor:
+        """Logits [N, V] after so many tokens of every row."""
+        ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
+        positions_N1 = (self._prompts_N + drawn - 1)[:, None]
+        mask = self.mask_NT[:, : self.width_S + drawn]
+        return self.passes.forward(ids_N1, mask, positions_N1, self.cache)
+
+    def drop_ended(self) -> None:
+        """Drop the rows that have ended, once that is worth copying the cache."""
+        num_ended = sum(self.ended)
+        if num_ended == 0 or num_ended < COMPACT_AT * len(self.rows):
+            return
+        kept = [n for n, ended in enumerate(self.ended) if not ended]
+        self.rows = [self.rows[n] for n in kept]
+        self.ended = [False] * len(kept)
+        if kept:
+            kept_N = torch.tensor(kept, device=self.device)
+            self.cache.batch_select_indices(kept_N)
+            self.mask_NT, self._prompts_N = self.mask_NT[kept_N], self._prompts_N[kept_N]
+            self.rows_N = self.rows_N[kept_N]

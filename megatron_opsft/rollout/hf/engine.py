@@ -2,7 +2,7 @@
 own (`decoding`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
     Checksums,
+    EngineLayout,
     EngineShare,
     EngineWeights,
     RolloutEngine,
@@ -21,12 +22,13 @@ from megatron_opsft.rollout.engine import (
     Take,
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
-from megatron_opsft.rollout.hf.decoding import ROUNDING, HfDecoding
+from megatron_opsft.rollout.hf.decoding import decode
 from megatron_opsft.rollout.hf.fused_experts import by_disk_name
-from megatron_opsft.rollout.hf.layout import hf_layout
+from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
 from megatron_opsft.weights.checksum import parameter_checksums
+from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
 _ALONE = EngineShare(index=0, count=1)
 
@@ -41,26 +43,23 @@ class HfEngine(RolloutEngine):
         batch_size: int,
         version: int | None,
         share: EngineShare = _ALONE,
-        *,
-        exact: bool = False,
     ) -> None:
-        """version: of the weights the model holds; None: they are not to be sampled from.
-
-        exact: responses do not depend on the batch they share; for float32 alone, as rounding in
-        bfloat16 is no small matter.
-        """
+        """version: of the weights the model holds; None: they are not to be sampled from."""
         self.share = share
-        self.decoding = HfDecoding(model, ROUNDING if exact else 0.0)
+        self.passes = ModelPasses(model)
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.version = version
-        # Tied weights are one parameter under several names.
-        self._parameters: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            self._parameters.update(by_disk_name(name, parameter))
-        own = {name: tuple(tensor.shape) for name, tensor in self.named_weights()}
-        self.layout = hf_layout(own)
+        # Every live weight once, under its HF name; tied weights under their first name.
+        self._weights: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            self._weights.update(by_disk_name(name, parameter.data))
+        shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
+        parameters = hf_parameters(shapes)
+        self.layout = EngineLayout(
+            tp_size=1, parameters_of=lambda tp_rank: parameters, hf_columns=hf_columns(shapes)
+        )
 
     @classmethod
     def from_config(
@@ -72,7 +71,6 @@ class HfEngine(RolloutEngine):
         device: torch.device | str,
         batch_size: int,
         share: EngineShare = _ALONE,
-        exact: bool = False,
     ) -> "HfEngine":
         """The model of config.json, its weights allocated but unset: an update comes next."""
         config = AutoConfig.from_pretrained(model_dir)
@@ -82,38 +80,14 @@ class HfEngine(RolloutEngine):
                 config, dtype=dtype, attn_implementation=GROUPED_SDPA
             )
         model.tie_weights()  # skipped together with the initialisation
-        return cls(
-            model.to(device),
-            tokenizer,
-            batch_size,
-            version=None,
-            share=share,
-            exact=exact,
-        )
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        model_dir: str | Path,
-        tokenizer: Decoder,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        batch_size: int,
-        exact: bool = False,
-    ) -> "HfEngine":
-        """The model with the weights of the directory, as version 0."""
-        model = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=GROUPED_SDPA
-        )
-        return cls(model.to(device), tokenizer, batch_size, version=0, exact=exact)
+        return cls(model.to(device), tokenizer, batch_size, version=None, share=share)
 
     def stream(self, take: Take, sampling: SamplingSettings) -> Iterator[list[Rollout]]:
         """See `RolloutEngine.stream`: batch by batch, within a batch every few tokens."""
         if self.version is None:
             raise RuntimeError("the rollout engine holds no complete set of weights")
         while batch := take(self.batch_size):
-            for rows in self.decoding.decode(batch, sampling):
+            for rows in decode(self.passes, batch, sampling):
                 count_done(len(rows))
                 yield make_rollouts(
                     [batch[row] for row in rows],
@@ -144,37 +118,18 @@ class HfEngine(RolloutEngine):
         """See `RolloutEngine.finish_update`."""
         self.version = version
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `RolloutEngine.load_weights`. Values are cast to the engine's dtype.
-
-        The second name of tied weights is optional and must bring the same values.
-        """
-        self.begin_update()
-        seen_names: set[str] = set()
-        written: set[int] = set()
+    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """See `RolloutEngine.copy_weights`. Values are cast to the engine's dtype."""
         for hf_name, tensor in tensors:
-            parameter = self._parameters.get(hf_name)
-            if parameter is None:
-                raise ValueError(f"the rollout model has no weight named {hf_name}")
-            if hf_name in seen_names:
-                raise ValueError(f"{hf_name} was sent twice")
-            if parameter.shape != tensor.shape:
-                sent, expected = tuple(tensor.shape), tuple(parameter.shape)
+            weight = self._weights[hf_name]
+            if weight.shape != tensor.shape:
+                sent, expected = tuple(tensor.shape), tuple(weight.shape)
                 raise ValueError(f"{hf_name}: sent shape {sent}, expected {expected}")
-            seen_names.add(hf_name)
-            if id(parameter) not in written:
-                parameter.data.copy_(tensor)
-                written.add(id(parameter))
-            elif not torch.equal(parameter.data, tensor.to(parameter.data)):
-                raise ValueError(f"{hf_name} is tied to a weight that was sent with other values")
-        missing = [name for name, value in self._parameters.items() if id(value) not in written]
-        if missing:
-            raise ValueError(f"{len(missing)} weights were not sent: {', '.join(missing[:5])}")
-        self.finish_update(version)
+            weight.copy_(tensor)
 
     def weights(self) -> EngineWeights:
         """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
-        return EngineWeights(tp_rank=0, tensors=dict(self.named_weights()))
+        return EngineWeights(tp_rank=0, tensors=self._weights)
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`."""
@@ -182,7 +137,7 @@ class HfEngine(RolloutEngine):
             of_rank={
                 0: parameter_checksums(
                     self.layout.parameters_of(0),
-                    dict(self.named_weights()),
+                    self._weights,
                     hf_columns=self.layout.hf_columns,
                     cuts=cuts,
                 )
@@ -192,19 +147,7 @@ class HfEngine(RolloutEngine):
     def sleep(self) -> None:
         """Nothing: the model stays where it is."""
 
-    def weight(self, hf_name: str) -> Tensor:
-        """The live weight, not a copy; KeyError for an unknown name."""
-        return self._parameters[hf_name].data
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every live weight once, under its HF name; tied weights under their first name."""
-        seen: set[int] = set()
-        for hf_name, parameter in self._parameters.items():
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield hf_name, parameter.data
-
     def close(self) -> None:
         """Drop the model."""
-        del self.model, self.decoding, self._parameters
+        del self.model, self.passes, self._weights
         self.version = None

@@ -29,7 +29,7 @@ from megatron_opsft.rollout.limits import check_engine_ranks
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollouts
 from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
 from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
-from megatron_opsft.rollout.vllm.layout import checked_stream, vllm_layout
+from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.checksum import parameter_checksums
@@ -176,12 +176,10 @@ class VllmEngine(RolloutEngine):
             return Counter()
         return spec_counts(self._llm.get_metrics())
 
-    def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """See `RolloutEngine.load_weights`: vLLM's own update of a running model."""
-        self.begin_update()
-        checked = checked_stream(tensors, self.layout.hf_columns)
-        self._worker.reload_weights(weights_iterator=checked)
-        self.finish_update(version)
+    def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
+        tensors = with_tied_head(tensors, self.layout.hf_columns)
+        self._worker.reload_weights(weights_iterator=tensors)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """See `FileReader.load_files`: by vLLM's own readers and loaders."""
