@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -30,12 +29,16 @@ from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, Verdict
-from megatron_opsft.rollout.engine import FileReader, SamplingSettings
-from megatron_opsft.rollout.limits import check_engine, fit_lengths, max_engine_tokens
+from megatron_opsft.rollout.engine import SamplingSettings
+from megatron_opsft.rollout.limits import (
+    check_engine,
+    engine_traits,
+    fit_lengths,
+    max_engine_tokens,
+)
 from megatron_opsft.rollout.open_engine import open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten
 from megatron_opsft.rollout.sample import Sampler
-from megatron_opsft.rollout.traits import engine_traits
 from megatron_opsft.run_input import (
     RunInput,
     evaluation_of,
@@ -235,7 +238,7 @@ def _build(
     # The reference model is what the run began with.
     if not resumes or trainer.objective.needs_reference:
         by_engine = config.model.load != "disk" and engine_traits(config.rollout.engine).reads_files
-        load_first_weights(parts, sync, cast(FileReader, engine) if by_engine else None)
+        load_first_weights(parts, sync, engine if by_engine else None)
     reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
     return Session(
         config=config,

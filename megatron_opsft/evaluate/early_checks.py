@@ -7,7 +7,7 @@ from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.rollout.traits import check_engine_settings, check_installed
+from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 

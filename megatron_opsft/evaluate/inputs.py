@@ -14,7 +14,7 @@ from megatron_opsft.evaluate.model import EvalModel, is_tiny_reasoner, open_mode
 from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.traits import check_engine_settings, check_installed, engine_traits
+from megatron_opsft.rollout.limits import check_engine_settings, check_installed, engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.verify.verifier import check_row_judges
 

@@ -5,8 +5,11 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.rollout.limits import check_engine_ranks, check_lengths
-from megatron_opsft.rollout.traits import check_engine_settings
+from megatron_opsft.rollout.limits import (
+    check_engine_ranks,
+    check_engine_settings,
+    check_lengths,
+)
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 

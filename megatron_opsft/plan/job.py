@@ -9,8 +9,7 @@ from megatron_opsft.batching.zigzag import padded
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.rollout.limits import max_engine_tokens
-from megatron_opsft.rollout.traits import EngineTraits, engine_traits
+from megatron_opsft.rollout.limits import EngineTraits, engine_traits, max_engine_tokens
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 Modules = Literal["te", "torch"]

@@ -127,15 +127,6 @@ left.
 """
 
 
-class FileReader(Protocol):
-    """What an engine adds that reads a model's files itself. Every rank calls every method."""
-
-    def load_files(self, files: Sequence[Path], version: int) -> None:
-        """Replace every weight by those in a Hugging Face model's weight files, which were
-        compared with its config.json.
-        """
-
-
 class RolloutEngine(Protocol):
     """Samples from the current weights. Lives on every rank, and every rank calls every method."""
 
@@ -188,6 +179,11 @@ class RolloutEngine(Protocol):
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """What an engine does with the checked stream of `load_weights`."""
+
+    def load_files(self, files: Sequence[Path], version: int) -> None:
+        """Replace every weight by those in a Hugging Face model's weight files, which were compared
+        with its config.json; of engines that can (`EngineTraits.reads_files`).
+        """
 
     def weights(self) -> EngineWeights:
         """This rank's parameters, to be read, and perhaps written."""

@@ -1,4 +1,4 @@
-"""The rollout engine that a configuration asks for. A new kind of engine is a row in `traits` and
+"""The rollout engine that a configuration asks for. A new kind of engine is a row in `limits` and
 a case in `build_engine`.
 """
 

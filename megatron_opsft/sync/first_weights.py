@@ -11,7 +11,7 @@ import logging
 import time
 
 from megatron_opsft.model.load import TrainerParts
-from megatron_opsft.rollout.engine import FileReader
+from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.disk_reads import disk_bytes_read
 from megatron_opsft.runtime.distributed import max_over_world, sum_over_world
 from megatron_opsft.storage.hf_files import HfTensors
@@ -20,7 +20,7 @@ from megatron_opsft.sync.weight_sync import WeightSync
 log = logging.getLogger("megatron_opsft")
 
 
-def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: FileReader | None) -> None:
+def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEngine | None) -> None:
     """Fill every shard and the optimizer's main weights; called by every rank.
 
     reader: the engine of `sync`, where it may read the files. The log says why it cannot, and how

@@ -32,7 +32,7 @@ GATE, UP = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
 
 
 class ReadingEngine(HfEngine):
-    """A `FileReader` on Hugging Face's model."""
+    """An engine that reads files, on Hugging Face's model."""
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         self.load_weights(((n, t) for file in files for n, t in load_file(file).items()), version)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.methods.aggregation import Aggregation
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.hf.fused_experts import by_disk_name
+from megatron_opsft.rollout.hf.engine import by_disk_name
 
 
 def hf_model(name: str) -> PreTrainedModel:

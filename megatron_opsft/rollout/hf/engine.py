@@ -23,7 +23,6 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.hf.attention import GROUPED_SDPA
 from megatron_opsft.rollout.hf.decoding import decode
-from megatron_opsft.rollout.hf.fused_experts import by_disk_name
 from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
@@ -151,3 +150,27 @@ class HfEngine(RolloutEngine):
         """Drop the model."""
         del self.model, self.passes, self._weights
         self.version = None
+
+
+def by_disk_name(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A parameter's values under their disk names; views of it if it stacks experts, else itself.
+
+    transformers 5 holds the experts of a layer as two stacked parameters. On disk, and so in the
+    weight tables, each expert has three matrices of its own. Both are the same numbers: gate rows,
+    then up rows.
+
+    value: a parameter or anything of its shape: [experts, 2 ffn, hidden] for gate and up,
+    [experts, hidden, ffn] for down.
+    """
+    if name.endswith(".experts.gate_up_proj"):
+        prefix = name.removesuffix("gate_up_proj")
+        for expert, gate_up in enumerate(value):
+            gate, up = gate_up.chunk(2)
+            yield f"{prefix}{expert}.gate_proj.weight", gate
+            yield f"{prefix}{expert}.up_proj.weight", up
+    elif name.endswith(".experts.down_proj"):
+        prefix = name.removesuffix("down_proj")
+        for expert, down in enumerate(value):
+            yield f"{prefix}{expert}.down_proj.weight", down
+    else:
+        yield name, value

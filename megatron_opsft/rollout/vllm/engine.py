@@ -182,7 +182,7 @@ class VllmEngine(RolloutEngine):
         self._worker.reload_weights(weights_iterator=tensors)
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
-        """See `FileReader.load_files`: by vLLM's own readers and loaders."""
+        """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
         from vllm.model_executor.model_loader import weight_utils
 
         read = weight_utils.pt_weights_iterator
