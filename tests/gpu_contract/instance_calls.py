@@ -147,6 +147,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._llm.llm_engine.engine_core.shutdown": (
             "vllm.v1.engine.core_client.InprocClient.shutdown"
         ),
+        "self.load_weights": f"{_PACKAGE}.rollout.engine.RolloutEngine.load_weights",
         "self._worker.model_runner.get_model": f"{_RUNNER}.get_model",
         "self._worker.reload_weights": f"{_WORKER}.reload_weights",
         "runner.get_model": f"{_RUNNER}.get_model",

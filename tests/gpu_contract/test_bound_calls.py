@@ -117,14 +117,14 @@ def test_every_attribute_that_is_read_is_there() -> None:
     assert missing == []
 
 
-def break_call(before: str, after: str, file: str = "rollout/vllm/core.py") -> Source:
+def break_call(before: str, after: str, file: str = "rollout/vllm/engine.py") -> Source:
     """A file with one change that breaks it."""
     text = (PACKAGE / file).read_text(encoding="utf-8")
     assert before in text
     return Source(text.replace(before, after))
 
 
-def problems_of(source: Source, file: str = "rollout/vllm/core.py") -> list[str]:
+def problems_of(source: Source, file: str = "rollout/vllm/engine.py") -> list[str]:
     """What binding finds in a file."""
     listed = INSTANCE_CALLS[file]
     named = [(call, n) for call in source.calls for n in targets(listed.get(call.called, ""))]
@@ -133,12 +133,12 @@ def problems_of(source: Source, file: str = "rollout/vllm/core.py") -> list[str]
 
 
 def test_broken_calls_are_seen() -> None:
-    assert problems_of(FILES["rollout/vllm/core.py"]) == []
+    assert problems_of(FILES["rollout/vllm/engine.py"]) == []
     for before, after in [
-        ("use_tqdm=False", "with_tqdm=False"),
+        ("use_tqdm_on_load=False", "with_tqdm=False"),
         ("prompt_logprobs=0", "prompt_log_probs=0"),
-        ("engine.step()", "engine.step(1, 2, 3)"),
-        ("args=args, kwargs=kwargs", "arguments=args, kwargs=kwargs"),
+        ("llm_engine.step()", "llm_engine.step(1, 2, 3)"),
+        ('tags=["weights"]', 'labels=["weights"]'),
     ]:
         assert len(problems_of(break_call(before, after))) >= 1, after
     step = "model/schedule.py"
@@ -152,14 +152,16 @@ def test_broken_calls_are_seen() -> None:
 
 
 def test_a_new_call_without_a_name_and_a_name_that_is_gone_are_seen() -> None:
-    source = break_call("self.llm.reset_prefix_cache()", "self.llm.forget_everything()")
-    named = INSTANCE_CALLS["rollout/vllm/core.py"]
-    assert "self.llm.forget_everything" in " ".join(unnamed_calls(source, named, plain_methods()))
+    source = break_call("self._llm.reset_prefix_cache()", "self._llm.forget_everything()")
+    named = INSTANCE_CALLS["rollout/vllm/engine.py"]
+    assert "self._llm.forget_everything" in " ".join(unnamed_calls(source, named, plain_methods()))
     # A name that Python's own objects have too does not hide a call on one of vLLM's.
-    source = break_call("self.llm.reset_prefix_cache()", "self.llm.clear()")
-    assert "self.llm.clear" in " ".join(unnamed_calls(source, named, plain_methods()))
-    source = break_call("from vllm import LLM", "from vllm import LargeLanguageModel as LLM")
-    assert "LargeLanguageModel" in " ".join(check_mentions(source))
+    source = break_call("self._llm.reset_prefix_cache()", "self._llm.clear()")
+    assert "self._llm.clear" in " ".join(unnamed_calls(source, named, plain_methods()))
+    source = break_call(
+        "from vllm import SamplingParams", "from vllm import Sampling as SamplingParams"
+    )
+    assert "vllm.Sampling" in " ".join(check_mentions(source))
 
 
 def test_a_subclass_that_lacks_a_method_is_seen() -> None:
