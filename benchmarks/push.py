@@ -79,7 +79,7 @@ class LayoutEngine:
             hf_columns=self.layout.hf_columns,
             cuts=cuts,
         )
-        return Checksums(of_rank={self._tp_rank: sums})
+        return Checksums(tp_rank=self._tp_rank, sums=sums)
 
 
 def build_shards(

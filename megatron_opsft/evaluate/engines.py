@@ -28,11 +28,11 @@ def open_engine(inputs: Inputs, subject: Subject, job: Job) -> RolloutEngine:
             kv_cache_bytes=None,
             seed=settings.seed,
             collective_minutes=COLLECTIVE_HOURS * 60,
+            rank=job.rank,
+            world_size=job.world_size,
             job_id=job.id,
         ),
         model.table,
         model.tokenizer,
         inputs.device,
-        rank=job.rank,
-        world_size=job.world_size,
     )

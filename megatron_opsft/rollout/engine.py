@@ -49,7 +49,8 @@ class EngineSettings:
     responses decoded at once.
     gpu_memory_fraction, kv_cache_bytes: of an engine that sets its cache aside.
     collective_minutes: after which its own collectives give up, as those of the trainer.
-    job_id: the same on all ranks of a job and no other. speculative: as in `rollout`.
+    rank, world_size: of the job. job_id: the same on all ranks of a job and no other. speculative:
+    as in `rollout`.
     """
 
     model_dir: Path
@@ -62,6 +63,8 @@ class EngineSettings:
     kv_cache_bytes: int | None
     seed: int
     collective_minutes: float
+    rank: int
+    world_size: int
     job_id: str = ""
     speculative: Mapping[str, Any] | None = None
 
@@ -96,14 +99,15 @@ class EngineWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checksums:
-    """of_rank: tensor-parallel rank -> checksum of each parameter of the layout, in its order, as
+    """sums: of each parameter that this tensor-parallel rank has in the layout, in its order, as
     `weights.checksum` defines them.
 
     signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
     draft_fault: how the engine's draft model is not as it was loaded; "" where it is.
     """
 
-    of_rank: Mapping[int, Sequence[int]]
+    tp_rank: int
+    sums: Sequence[int]
     signed_zeros: bool = True
     draft_fault: str = ""
 
@@ -128,11 +132,15 @@ left.
 
 
 class RolloutEngine(Protocol):
-    """Samples from the current weights. Lives on every rank, and every rank calls every method."""
+    """Samples from the current weights. Lives on every rank, and every rank calls every method.
+
+    version: of the weights; None: they are not to be sampled from.
+    """
 
     tokenizer: Decoder
     layout: EngineLayout
     share: EngineShare
+    version: int | None
 
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
@@ -182,23 +190,28 @@ class RolloutEngine(Protocol):
 
     def load_files(self, files: Sequence[Path], version: int) -> None:
         """Replace every weight by those in a Hugging Face model's weight files, which were compared
-        with its config.json; of engines that can (`EngineTraits.reads_files`).
+        with its config.json. Only of engines that can (`EngineTraits.reads_files`).
         """
+        raise NotImplementedError
 
     def weights(self) -> EngineWeights:
         """This rank's parameters, to be read, and perhaps written."""
 
     def begin_update(self) -> None:
         """Before weights are written in place: no generation until `finish_update`."""
+        self.version = None
 
     def finish_update(self, version: int) -> None:
         """After all were written in place: caches are dropped, `version` is current."""
+        self.version = version
 
     def checksums(self, cuts: int) -> Checksums:
-        """Checksums of all parameters of the tensor-parallel ranks that this rank can reach."""
+        """Checksums of this rank's parameters; cuts: as in `weights.checksum`."""
 
     def sleep(self) -> None:
-        """Give the device's memory back until the next update; the weights are lost."""
+        """Give the device's memory back until the next update, where the engine can; the weights
+        are then lost.
+        """
 
     def close(self) -> None:
         """Free memory and processes; the engine is not used afterwards."""

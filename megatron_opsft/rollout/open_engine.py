@@ -24,9 +24,6 @@ def build_engine(
     table: WeightTable,
     tokenizer: Decoder,
     device: Device,
-    *,
-    rank: int,
-    world_size: int,
 ) -> RolloutEngine:
     """An engine over the ranks of this job, without weights; called by every rank.
 
@@ -40,10 +37,10 @@ def build_engine(
                 dtype=getattr(torch, settings.dtype),
                 device=device.torch_device,
                 batch_size=settings.batch_size,
-                share=EngineShare(index=rank, count=world_size),
+                share=EngineShare(index=settings.rank, count=settings.world_size),
             )
         case "vllm":
-            return VllmEngine(settings, table, tokenizer, rank=rank, world_size=world_size)
+            return VllmEngine(settings, table, tokenizer)
     raise ValueError(f"there is no engine {name}")
 
 
@@ -68,15 +65,9 @@ def open_engine(
         kv_cache_bytes=rollout.kv_cache_bytes,
         seed=config.run.seed,
         collective_minutes=config.run.collective_minutes,
+        rank=layout.rank,
+        world_size=layout.world_size,
         job_id=broadcast_object(uuid4().hex),
         speculative=rollout.speculative,
     )
-    return build_engine(
-        rollout.engine,
-        settings,
-        table,
-        tokenizer,
-        device,
-        rank=layout.rank,
-        world_size=layout.world_size,
-    )
+    return build_engine(rollout.engine, settings, table, tokenizer, device)

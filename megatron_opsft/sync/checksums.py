@@ -43,7 +43,7 @@ def differing_parameters(
             signed_zeros=signed_zeros,
         )
         expected = sum_integers_over_world(mine).tolist()
-        have = found.of_rank.get(tp_rank, expected)
+        have = found.sums if tp_rank == found.tp_rank else expected
         wrong += [
             parameter.name
             for parameter, a, b in zip(parameters, have, expected, strict=True)

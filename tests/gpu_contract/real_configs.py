@@ -80,7 +80,7 @@ def vllm_config(config: Config, table: WeightTable) -> Any:
 
     with patch.object(LLMEngine, "from_engine_args", keep):
         try:
-            start_llm(settings_of(config, table), table, rank=0)
+            start_llm(settings_of(config, table), table)
         except Stop:
             return made[0]
     raise AssertionError("LLM did not ask for an engine")

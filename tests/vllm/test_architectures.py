@@ -97,4 +97,4 @@ def test_first_weights_push_and_pull(vllm_world: World, tmp_path: Path, name: st
 def test_experts_on_a_cpu_are_refused() -> None:
     settings: Any = SimpleNamespace(is_cuda=False)
     with pytest.raises(UserError, match=r"on a CPU use rollout\.engine=hf for a mixture of exp"):
-        start_llm(settings, WeightTable(SHAPES["qwen3_moe"]), rank=0)
+        start_llm(settings, WeightTable(SHAPES["qwen3_moe"]))

@@ -221,6 +221,6 @@ def test_a_kept_prefix_cache_stops_the_run(session: KeptSession) -> None:
 
 
 def test_rollout_tp_must_divide_the_world() -> None:
-    settings: Any = SimpleNamespace(tp=2)
+    settings: Any = SimpleNamespace(tp=2, rank=0, world_size=1)
     with pytest.raises(UserError, match=r"rollout\.tp=2 does not divide the world size 1"):
-        VllmEngine(settings, WeightTable(SHAPES["qwen2"]), Any, rank=0, world_size=1)  # type: ignore[arg-type]
+        VllmEngine(settings, WeightTable(SHAPES["qwen2"]), Any)  # type: ignore[arg-type]

@@ -109,14 +109,6 @@ class HfEngine(RolloutEngine):
             scores.append(tuple(log_probs[:, 0].tolist()))
         return Scores(log_probs=tuple(scores), stale_tokens=0)
 
-    def begin_update(self) -> None:
-        """See `RolloutEngine.begin_update`."""
-        self.version = None
-
-    def finish_update(self, version: int) -> None:
-        """See `RolloutEngine.finish_update`."""
-        self.version = version
-
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`. Values are cast to the engine's dtype."""
         for hf_name, tensor in tensors:
@@ -132,19 +124,13 @@ class HfEngine(RolloutEngine):
 
     def checksums(self, cuts: int) -> Checksums:
         """See `RolloutEngine.checksums`."""
-        return Checksums(
-            of_rank={
-                0: parameter_checksums(
-                    self.layout.parameters_of(0),
-                    self._weights,
-                    hf_columns=self.layout.hf_columns,
-                    cuts=cuts,
-                )
-            }
+        sums = parameter_checksums(
+            self.layout.parameters_of(0),
+            self._weights,
+            hf_columns=self.layout.hf_columns,
+            cuts=cuts,
         )
-
-    def sleep(self) -> None:
-        """Nothing: the model stays where it is."""
+        return Checksums(tp_rank=0, sums=sums)
 
     def close(self) -> None:
         """Drop the model."""

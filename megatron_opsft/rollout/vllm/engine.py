@@ -49,33 +49,25 @@ class VllmEngine(RolloutEngine):
     `tp` consecutive ranks are one engine, and make the same calls in the same order.
     """
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        table: WeightTable,
-        tokenizer: Decoder,
-        *,
-        rank: int,
-        world_size: int,
-    ) -> None:
+    def __init__(self, settings: EngineSettings, table: WeightTable, tokenizer: Decoder) -> None:
         """Called by every rank, after the job's process groups were made.
 
         Errors: `UserError` when rollout.tp does not divide the world, or vLLM refuses the model.
         """
-        check_engine_ranks(settings.tp, world_size)
-        self.version: int | None = None
+        check_engine_ranks(settings.tp, settings.world_size)
+        self.version = None
         self.tokenizer = tokenizer
-        self._tp_rank = rank % settings.tp
+        self._tp_rank = settings.rank % settings.tp
         self.share = EngineShare(
-            index=rank // settings.tp,
-            count=world_size // settings.tp,
+            index=settings.rank // settings.tp,
+            count=settings.world_size // settings.tp,
             num_ranks=settings.tp,
             answers=self._tp_rank == 0,
         )
         self._batch_size = settings.batch_size
         self._can_sleep = settings.is_cuda
         self._asleep = False
-        self._llm = start_llm(settings, table, rank)
+        self._llm = start_llm(settings, table)
         # Under the external launcher this process has one worker, and can call it.
         (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
         self._worker = wrapper.worker
@@ -84,17 +76,17 @@ class VllmEngine(RolloutEngine):
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
-            self._open_speculative(is_cuda=settings.is_cuda, rank=rank)
+            self._open_speculative(settings)
 
-    def _open_speculative(self, *, is_cuda: bool, rank: int) -> None:
-        if not is_cuda:
+    def _open_speculative(self, settings: EngineSettings) -> None:
+        if not settings.is_cuda:
             from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
 
             correct_expansion()
         runner = self._worker.model_runner
         if (draft := runner.get_draft_model()) is not None:
             self._draft = DraftWeights(draft, runner.get_model())
-        if rank == 0:
+        if settings.rank == 0:
             _log.info(
                 "rollout.speculative keeps the distribution of responses, not each response: their "
                 "random numbers then depend on earlier drafts, so a run that resumes or is "
@@ -234,7 +226,8 @@ class VllmEngine(RolloutEngine):
         if fault:
             fault = f"the draft model of rollout.speculative is not as it was loaded: {fault}"
         return Checksums(
-            of_rank={self._tp_rank: sums},
+            tp_rank=self._tp_rank,
+            sums=sums,
             signed_zeros=not self._tensors.packs,
             draft_fault=fault,
         )

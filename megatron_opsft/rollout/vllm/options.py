@@ -18,15 +18,15 @@ JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
 
-def start_llm(settings: EngineSettings, table: WeightTable, rank: int) -> Any:
-    """vLLM's `LLM`. rank: of this process in its job. Errors: `UserError` for what vLLM refuses."""
+def start_llm(settings: EngineSettings, table: WeightTable) -> Any:
+    """vLLM's `LLM`. Errors: `UserError` for what vLLM refuses."""
     check_installed("vllm")
     if table.shape.moe and not settings.is_cuda:
         raise UserError(
             "rollout.engine=vllm: vLLM's CPU kernels keep a packed copy of the experts that no "
             "update of the weights reaches; on a CPU use rollout.engine=hf for a mixture of experts"
         )
-    prepare_environment(settings.is_cuda, rank)
+    prepare_environment(settings.is_cuda, settings.rank)
     with collector_at_rest():
         from vllm import LLM
     # vLLM collects garbage six times while it starts. All that is there by now stays, so it is
