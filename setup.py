@@ -6,6 +6,7 @@ from setuptools import find_packages, setup
 
 COMMON = [
     "Jinja2>=3.1",
+    "click>=8.1.8",
     "datasets>=3",
     "math-verify==0.9.0",
     "matplotlib>=3.8",
@@ -17,7 +18,6 @@ COMMON = [
     "sentencepiece>=0.2",
     "tensorboard>=2.17",
     "transformers>=5.16.1,<5.20",
-    "typer>=0.12",
 ]
 
 setup(

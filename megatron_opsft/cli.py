@@ -13,31 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
-import typer
+import click
+from pydantic import Field
 
-from megatron_opsft.command_line import (
-    ConfigPath,
-    Overrides,
-    Overwrite,
-    Resume,
-    ResumeMode,
-    RunCommand,
-    check_start,
-    examples,
-    invoke,
-)
-from megatron_opsft.convert.commands import app as convert_app
-from megatron_opsft.diagnose.commands import EXAMPLES as DIAGNOSE_EXAMPLES
-from megatron_opsft.diagnose.commands import diagnose
+from megatron_opsft.command_line import Command, StartCommand, group, invoke
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config_section import Section
+from megatron_opsft.convert.commands import PROGRAM as convert
+from megatron_opsft.diagnose.commands import Diagnose
 from megatron_opsft.errors import NonFiniteError, RanksMissing, SyncError, UserError
-from megatron_opsft.evaluate.commands import app as eval_app
-from megatron_opsft.launch.commands import app as launch_app
-from megatron_opsft.make_data.commands import EXAMPLES, data
-from megatron_opsft.plan.commands import app as plan_app
-from megatron_opsft.report_command import EXAMPLES as REPORT_EXAMPLES
-from megatron_opsft.report_command import ReportCommand, report
+from megatron_opsft.evaluate.commands import PROGRAM as evaluate
+from megatron_opsft.launch.commands import PROGRAM as launch
+from megatron_opsft.make_data.commands import MakeData
+from megatron_opsft.report_command import Report
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
 from megatron_opsft.runtime.lasting_output import let_output_go_away
@@ -47,142 +38,114 @@ from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.printable import printable
 from megatron_opsft.runtime.process_limits import check_arguments, fault_of_start
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
-from megatron_opsft.study.commands import EXAMPLES as STUDY_EXAMPLES
-from megatron_opsft.study.commands import study
+from megatron_opsft.study.commands import Study
 
 _REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-app = typer.Typer(
-    name="megatron-opsft",
-    help="On-policy SFT for shorter reasoning, on Megatron-Core.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # boxes would make the help twice as long
-    epilog=examples(
-        "megatron-opsft train examples/configs/quickstart.yaml",
-        "megatron-opsft eval --model runs/quickstart --out runs/quickstart/eval",
-    ),
-)
 
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"megatron-opsft {version('megatron-opsft')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and leave."
-        ),
-    ] = False,
-) -> None:
-    """On-policy SFT for shorter reasoning, on Megatron-Core."""
-
-
-app.add_typer(convert_app, name="convert")
-app.add_typer(eval_app, name="eval")
-app.add_typer(plan_app, name="plan")
-app.add_typer(launch_app, name="launch")
-app.command(epilog=EXAMPLES)(data)
-app.command(epilog=STUDY_EXAMPLES)(study)
-app.command(epilog=DIAGNOSE_EXAMPLES)(diagnose)
-app.command(cls=ReportCommand, epilog=REPORT_EXAMPLES)(report)
-
-
-@app.command(
-    cls=RunCommand,
-    epilog=examples(
-        "megatron-opsft train examples/configs/quickstart.yaml run.dir=runs/first",
-        "torchrun --nproc-per-node 2 -m megatron_opsft train CONFIG parallel.tp=2",
-    ),
-)
-def train(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    resume: Resume = None,
-    overwrite: Overwrite = False,
-) -> None:
+class Train(StartCommand):
     """Train; on several ranks with torchrun. All keys: `megatron-opsft config --reference`."""
-    from megatron_opsft.config_file import load_config
 
-    check_start(resume=resume, overwrite=overwrite)
-    from megatron_opsft.preflight.check import opened_run
+    examples: ClassVar[tuple[str, ...]] = (
+        "train examples/configs/quickstart.yaml run.dir=runs/first",
+        "train CONFIG optimizer.lr=1e-6 --resume=auto",
+    )
 
-    loaded = load_config(config, overrides or [])
-    resuming, must_exist = resume is not None, resume is ResumeMode.YES
-    with (
-        _explaining_loss(loaded.run.dir),
-        opened_run(
-            loaded, resume=resuming, overwrite=overwrite, must_exist=must_exist
-        ) as something_is_left,
-    ):
-        if not something_is_left:
-            typer.echo(f"{loaded.run.dir}: the run is finished; nothing is left")
-            return
-        with loading_libraries():
-            from megatron_opsft.train import train as run_training
+    def run(self) -> int | None:
+        """Train; the exit code."""
+        from megatron_opsft.preflight.check import opened_run
 
-        code = run_training(loaded, resume=resuming, overwrite=overwrite)
-    raise typer.Exit(code)
+        config = self.load()
+        resume, must_exist = self.resume is not None, self.resume == "yes"
+        with (
+            _explaining_loss(config.run.dir),
+            opened_run(
+                config, resume=resume, overwrite=self.overwrite, must_exist=must_exist
+            ) as something_is_left,
+        ):
+            if not something_is_left:
+                print(f"{config.run.dir}: the run is finished; nothing is left")
+                return None
+            with loading_libraries():
+                from megatron_opsft.train import train
+
+            return train(config, resume=resume, overwrite=self.overwrite)
 
 
-@app.command(
-    name="config",
-    cls=RunCommand,
-    epilog=examples(
-        "megatron-opsft config examples/configs/quickstart.yaml optimizer.lr=1e-6",
-        "megatron-opsft config --reference",
+class ShowConfig(Command):
+    """Print the resolved configuration of a run, every key of it."""
+
+    words: ClassVar[tuple[str, ...]] = ("config",)
+    keys_of: ClassVar[type[Section] | None] = Config
+    examples: ClassVar[tuple[str, ...]] = (
+        "config examples/configs/quickstart.yaml optimizer.lr=1e-6",
+        "config --reference",
+    )
+    config: Path | None = Field(None, description="YAML file of a run.")
+    keys: tuple[str, ...] = ()
+    reference: bool = Field(False, description="Print the table of all keys instead.")
+
+    def run(self) -> None:
+        """Print it."""
+        from megatron_opsft.config_reference import reference_table
+
+        if self.reference:
+            print(reference_table())
+        elif self.config is None:
+            raise UserError(
+                "config: name a YAML file, such as examples/configs/quickstart.yaml, or ask for "
+                "--reference"
+            )
+        else:
+            print(to_yaml(load_config(self.config, self.keys)), end="")
+
+
+class Methods(Command):
+    """List the methods that `method.name` can be: formula, paper, what each needs."""
+
+    examples: ClassVar[tuple[str, ...]] = ("methods", "methods --json")
+    as_json: bool = Field(False, alias="json", description="Print them as JSON, with settings.")
+
+    def run(self) -> None:
+        """Print them."""
+        from megatron_opsft.methods.table import describe_methods, show_methods
+
+        if self.as_json:
+            print(json.dumps(describe_methods(), indent=1))
+        else:
+            print(show_methods(width=shutil.get_terminal_size((120, 24)).columns), end="")
+
+
+PROGRAM = group(
+    "megatron-opsft",
+    "On-policy SFT for shorter reasoning, on Megatron-Core.",
+    {
+        "train": Train,
+        "config": ShowConfig,
+        "methods": Methods,
+        "convert": convert,
+        "eval": evaluate,
+        "launch": launch,
+        "data": MakeData,
+        "study": Study,
+        "diagnose": Diagnose,
+        "report": Report,
+    },
+    (
+        "train examples/configs/quickstart.yaml",
+        "eval --model runs/quickstart --out runs/quickstart/eval",
     ),
 )
-def show_config(
-    config: Annotated[Path | None, typer.Argument(help="YAML file of a run.")] = None,
-    overrides: Overrides = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Print the table of all keys instead.")
-    ] = False,
-) -> None:
-    """Print the resolved configuration of a run, every key of it."""
-    from megatron_opsft.config_file import load_config, to_yaml
-    from megatron_opsft.config_reference import reference_table
-
-    if reference:
-        typer.echo(reference_table())
-    elif config is None:
-        raise UserError(
-            "config: name a YAML file, such as examples/configs/quickstart.yaml, or ask for "
-            "--reference"
-        )
-    else:
-        typer.echo(to_yaml(load_config(config, overrides or [])), nl=False)
-
-
-@app.command(epilog=examples("megatron-opsft methods", "megatron-opsft methods --json"))
-def methods(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print them as JSON, with settings.")
-    ] = False,
-) -> None:
-    """List the methods that `method.name` can be: formula, paper, what each needs."""
-    from megatron_opsft.methods.table import describe_methods, show_methods
-
-    if as_json:
-        typer.echo(json.dumps(describe_methods(), indent=1))
-    else:
-        typer.echo(show_methods(width=shutil.get_terminal_size((120, 24)).columns), nl=False)
+PROGRAM = click.version_option(version("megatron-opsft"), message="%(prog)s %(version)s")(PROGRAM)
 
 
 def main() -> None:
     """Entry point of the console script."""
-    run(app)
+    run(PROGRAM)
 
 
-def run(commands: typer.Typer) -> None:
-    """Call the commands: errors a user can fix are one line and exit code 2, no traceback."""
+def run(program: click.Command) -> None:
+    """Call the command: errors a user can fix are one line and exit code 2, no traceback."""
     let_output_go_away()
     os.environ.update(usual_variables(os.environ))
     if not sys.warnoptions:
@@ -194,7 +157,7 @@ def run(commands: typer.Typer) -> None:
     logging.getLogger("megatron_opsft").setLevel(logging.INFO)
     try:
         check_arguments(sys.argv)
-        code = invoke(commands)
+        code = invoke(program)
     except FullDiskError as error:
         _exit(f"error: {error}; make room, then give the same command again", 2)
     except UserError as error:

@@ -1,98 +1,236 @@
-"""What the commands have in common: arguments, a group's default command, help with examples."""
+"""One way of options for every command: `COMMAND WORDS key=value`, with `--key value` for short.
 
-from enum import StrEnum
-from itertools import pairwise
+A command is a pydantic model: its fields are the options, its docstring is the help.
+"""
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
+from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
+from megatron_opsft.config import Config
+from megatron_opsft.config_file import load_config
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
-_UsageError: Any = typer.BadParameter.__bases__[0]  # typer does not export it
-
-ConfigPath = Annotated[Path, typer.Argument(help="YAML file of a run, such as examples/configs/*.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="section.key=value, on top of the file.")
-]
+_KEY = re.compile(r"[A-Za-z][\w.-]*")
+_METAVARS = {Path: "PATH", int: "N", float: "X"}
 
 
-class ResumeMode(StrEnum):
-    """yes: the run must be there; auto: where it is not, a new one starts."""
+class Command(Section):
+    """A command of the program; `run` does it.
 
-    YES = "yes"
-    AUTO = "auto"
-
-
-Resume = Annotated[
-    ResumeMode | None,
-    typer.Option(
-        "--resume",
-        metavar="[=auto]",
-        help="Continue from the newest checkpoint in run.dir; --resume=auto: or start a new run.",
-    ),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Delete what run.dir holds and start anew.")
-]
-
-
-def check_start(*, resume: ResumeMode | None, overwrite: bool) -> None:
-    """Errors: `UserError` for both at once."""
-    if resume is not None and overwrite:
-        raise UserError("--resume and --overwrite exclude each other; give one of them")
-
-
-class RunCommand(TyperCommand):
-    """A command on a run: `--resume` may stand without a value and never takes the next word, and
-    keys that are written as options are explained.
+    examples: command lines without the program's name. words: the fields that take words without a
+    key, in order; the last one may hold several. flags: what an option means that stands without a
+    value; a bool's is true. keys_of: keys that are no options belong to this model, and are
+    collected in the field `keys`.
     """
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Errors: `UserError` for a key with dashes."""
-        for word, behind in pairwise([*args, ""]):
-            key, equals, value = word.partition("=")
-            if key.startswith("--") and "." in key:
-                raise UserError(
-                    f"{word}: keys of the configuration have no dashes; write "
-                    f"{key.lstrip('-')}={value if equals else behind or 'VALUE'}"
-                )
-        return super().parse_args(
-            ctx, [f"--resume={ResumeMode.YES}" if word == "--resume" else word for word in args]
+    examples: ClassVar[tuple[str, ...]]
+    words: ClassVar[tuple[str, ...]] = ()
+    flags: ClassVar[Mapping[str, str]] = {}
+    keys_of: ClassVar[type[Section] | None] = None
+
+    def run(self) -> int | None:
+        """Do it. Returns the exit code; None is 0. Errors: `UserError`."""
+        raise NotImplementedError
+
+    @classmethod
+    def options(cls) -> dict[str, FieldInfo]:
+        """What may be given as key=value."""
+        fields = cls.model_fields.items()
+        return {f.alias or name: f for name, f in fields if name not in (*cls.words, "keys")}
+
+
+class RunCommand(Command):
+    """A command on the configuration of a run."""
+
+    words: ClassVar[tuple[str, ...]] = ("config",)
+    keys_of: ClassVar[type[Section] | None] = Config
+    config: Path = Field(description="YAML file of a run, such as examples/configs/*.yaml.")
+    keys: tuple[str, ...] = ()
+
+    def load(self) -> Config:
+        """The file, with the keys of the command line on top. Errors: `UserError`."""
+        return load_config(self.config, self.keys)
+
+
+class StartCommand(RunCommand):
+    """A command that starts a run, or goes on with one."""
+
+    flags: ClassVar[Mapping[str, str]] = {"resume": "yes"}
+    resume: Literal["yes", "auto"] | None = Field(
+        None,
+        description="Continue from the newest checkpoint in run.dir; auto: or start a new run.",
+    )
+    overwrite: bool = Field(False, description="Delete what run.dir holds and start anew.")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        """Errors: `UserError` for both at once."""
+        if self.resume is not None and self.overwrite:
+            raise UserError("--resume and --overwrite exclude each other; give one of them")
+        return self
+
+
+class Program(click.Command):
+    """One command as click sees it: every option takes a text, which pydantic reads."""
+
+    def __init__(self, name: str, command: type[Command]) -> None:
+        words = [
+            click.Argument(
+                [word],
+                nargs=-1 if _holds_several(field) else 1,
+                required=field.is_required(),
+                metavar=_word(word, field),
+            )
+            for word in command.words
+            for field in [command.model_fields[word]]
+        ]
+        options = [
+            click.Option(
+                [f"--{key.replace('_', '-')}", f"option_{key}"],
+                metavar=_metavar(command, key, field),
+                multiple=_holds_several(field),
+                required=field.is_required(),
+                help=(field.description or "") + _default(field),
+            )
+            for key, field in command.options().items()
+        ]
+        super().__init__(
+            name,
+            params=[*words, *options],
+            callback=lambda **values: self._build(**values).run(),
+            help=inspect.getdoc(command),
+            epilog=_examples(command.examples),
         )
+        self.keys_of = command.keys_of
+        self._command = command
+        self._keys: list[str] = []
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """What stands behind the name in the first line of the help."""
+        return [p.make_metavar(ctx) for p in self.params if isinstance(p, click.Argument)] + [
+            "[KEY=VALUE]..."
+        ]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Writes every option as --key=text, and puts the keys of a configuration aside."""
+        options, rest = self._command.options(), list(args)
+        words, self._keys = [], []
+        while rest:
+            word = rest.pop(0)
+            key, equals, text = word.removeprefix("--").partition("=")
+            key, dashed = key.replace("-", "_"), word.startswith("--")
+            is_key = self.keys_of is not None and key != "help"
+            if not (dashed or (equals and _KEY.fullmatch(key))) or not (key in options or is_key):
+                words.append(word)
+                continue
+            if not equals:
+                is_truth = key in options and options[key].annotation is bool
+                flag = "true" if is_truth else self._command.flags.get(key)
+                if flag is None and not rest:
+                    raise click.UsageError(f"{word} has no value", ctx)
+                text = rest.pop(0) if flag is None else flag
+            if key in options:
+                words.append(f"--{key.replace('_', '-')}={text}")
+            else:
+                field = self.keys_of.model_fields.get(key)  # type: ignore[union-attr]
+                joint = "." if dashed and field and get_origin(field.annotation) is dict else "="
+                self._keys.append(f"{key}{joint}{text}")  # --data a=FILE is data.a=FILE
+        return super().parse_args(ctx, words)
+
+    def read(self, words: Sequence[str]) -> Command:
+        """The command as the words set it. Errors: `click.UsageError`, `UserError`."""
+        return self._build(**self.make_context(self.name, list(words)).params)
+
+    def _build(self, **values: Any) -> Command:
+        tree: dict[str, Any] = {
+            name.removeprefix("option_"): value
+            for name, value in values.items()
+            if value not in (None, ())
+        }
+        if self.keys_of is not None:
+            tree["keys"] = self._keys
+        try:
+            return self._command.model_validate(tree)
+        except ValidationError as error:
+            first = error.errors()[0]
+            reason = first["ctx"]["error"] if first["type"] == "value_error" else first["msg"]
+            option = f"--{str(first['loc'][0]).replace('_', '-')}"
+            raise click.UsageError(f"{option}={first['input']}: {reason}") from None
 
 
-class RunByDefault(TyperGroup):
-    """`GROUP ARGUMENTS` means `GROUP run ARGUMENTS`."""
+class _Group(click.Group):
+    """`GROUP WORDS` means `GROUP run WORDS`, where the group has a command of that name."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Names the command where only its arguments are given."""
-        if args and args[0] not in (*self.commands, "--help"):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Names the command where only its words are given."""
+        if "run" in self.commands and args and args[0] not in (*self.commands, "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
 
-def examples(*commands: str) -> str:
-    """The end of a command's help; its lines stay as they are."""
-    return "\n".join(["\b", "Examples:", *(f"  {command}" for command in commands)])
+def group(
+    name: str,
+    text: str,
+    commands: Mapping[str, type[Command] | click.Group],
+    examples: Sequence[str],
+) -> click.Group:
+    """Several commands under one name."""
+    programs: dict[str, click.Command] = {
+        key: each if isinstance(each, click.Group) else Program(key, each)
+        for key, each in commands.items()
+    }
+    return _Group(name, programs, help=text, epilog=_examples(examples))
 
 
-def invoke(commands: typer.Typer) -> int | None:
-    """Call the commands; the exit code. Errors: `UserError` for words that a command does not take,
-    in one line with an example of the command.
+def invoke(program: click.Command, words: Sequence[str] | None = None) -> int | None:
+    """Call the command that the words name, by default those of the command line; the exit code.
+
+    Errors: `UserError` for words that it does not take, with an example.
     """
     try:
-        return commands(standalone_mode=False)  # type: ignore[no-any-return]
-    except typer.Abort:
+        return program.main(words, standalone_mode=False)
+    except click.Abort:
         return 130  # as a shell reports a Ctrl-C
-    except _UsageError as error:
-        message = error.format_message()
-        if message.startswith("Usage:"):  # a group without arguments: the whole help
-            typer.echo(message, err=True)
-            return 2
-        name = error.ctx.command_path.removeprefix(error.ctx.find_root().command_path).strip()
-        epilog = (error.ctx.command.epilog or "").splitlines()
-        example = "".join(f"; for example: {line.strip()}" for line in epilog[2:3])
-        words = " ".join(message.split()).rstrip(".")
-        raise UserError(f"{name}: {words}{example}" if name else words + example) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.UsageError as error:
+        context = error.ctx or click.Context(program)
+        name = context.command_path.removeprefix(context.find_root().command_path).strip()
+        example = (context.command.epilog or "").splitlines()[2].strip()
+        message = " ".join(error.format_message().split()).rstrip(".")
+        raise UserError(f"{name and name + ': '}{message}; for example: {example}") from None
+
+
+def _examples(examples: Sequence[str]) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  megatron-opsft {each}" for each in examples)])
+
+
+def _holds_several(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) in (tuple, dict)
+
+
+def _word(name: str, field: FieldInfo) -> str:
+    shown = name.upper() + ("..." if _holds_several(field) else "")
+    return shown if field.is_required() else f"[{shown}]"
+
+
+def _metavar(command: type[Command], key: str, field: FieldInfo) -> str | None:
+    kinds = [field.annotation, *get_args(field.annotation)]
+    literal = next((kind for kind in kinds if get_origin(kind) is Literal), None)
+    shown = "|".join(get_args(literal)) if literal else None
+    shown = shown or next((text for kind, text in _METAVARS.items() if kind in kinds), "TEXT")
+    return f"[={shown}]" if key in command.flags else "" if field.annotation is bool else shown
+
+
+def _default(field: FieldInfo) -> str:
+    is_told = field.is_required() or field.default in (None, False, "", ())
+    return "" if is_told else f" [{field.default}]"

@@ -3,9 +3,10 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
@@ -17,6 +18,7 @@ from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.run_prompt import settings_of_run
 
 M = TypeVar("M", bound=BaseModel)
+_Keys = dict[str, Mapping[str, FieldInfo]]
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
 
 
@@ -66,7 +68,7 @@ def load(
 
 
 def _in_one_line(
-    wrong: ErrorDetails, keys: dict[str, list[str]], path: Path | None, overrides: Sequence[str]
+    wrong: ErrorDetails, keys: _Keys, path: Path | None, overrides: Sequence[str]
 ) -> str:
     key = ".".join(str(part) for part in wrong["loc"])
     if wrong["type"] == "extra_forbidden":
@@ -86,18 +88,18 @@ def _in_one_line(
     return f"config key {key}={wrong['input']!r}: {reason}"
 
 
-def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> dict[str, list[str]]:
+def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
     """Section -> its keys; "" -> the model's own. A method's keys are those of the one it names."""
-    keys = {"": list(model.model_fields)}
+    keys: _Keys = {"": model.model_fields}
     for name, field in model.model_fields.items():
         if section := section_of(field):
             if section is MethodSettings:
                 section = settings_class(tree.get(name, {}))
-            keys[name] = list(section.model_fields)
+            keys[name] = section.model_fields
     return keys
 
 
-def _meant(key: str, keys: dict[str, list[str]]) -> list[str]:
+def _meant(key: str, keys: _Keys) -> list[str]:
     """What a key that does not exist may mean: a similar key of its section; else keys of other
     sections with the same name, with a name it abbreviates, or with a similar one.
     """
@@ -129,7 +131,7 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     section, dot, name = key.partition(".")
     has_plain_keys = any(section_of(field) is None for field in model.model_fields.values())
     keys = _keys_by_section(model, tree)
-    if equals and not dot and not has_plain_keys and (near := _meant(f".{key}", keys | {"": []})):
+    if equals and not dot and not has_plain_keys and (near := _meant(f".{key}", keys | {"": {}})):
         raise UserError(
             f"override {override!r} names no section: did you mean "
             f"{' or '.join(f'{name}={text}' for name in near)}?"
@@ -141,6 +143,9 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
         value = parse_yaml_value(text)
     except ValueError as error:
         raise UserError(f"override {override!r}: {error}") from None
+    field = keys.get(section if dot else "", {}).get(name if dot else key)
+    if isinstance(value, int | float) and field is not None and _is_text(field):
+        value = text.strip()
     if not dot:
         tree[key] = value
         return
@@ -148,6 +153,11 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
     if not isinstance(given, dict):
         raise UserError(f"config section {section} must hold keys, not {given!r}")
     given[name] = value
+
+
+def _is_text(field: FieldInfo) -> bool:
+    kinds = {field.annotation, *get_args(field.annotation)}
+    return bool(kinds & {str, Path}) and not kinds & {int, float, bool}
 
 
 def to_yaml(config: Config) -> str:

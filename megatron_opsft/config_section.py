@@ -56,6 +56,19 @@ def _parts(value: Any) -> Any:
 CommaSeparated = BeforeValidator(_parts)
 
 
+def _named(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    pairs = [str(text).partition("=") for text in value]
+    if not all(name and equals and path for name, equals, path in pairs):
+        raise ValueError("write NAME=FILE, for example gsm8k=test.jsonl")
+    return {name: path for name, _, path in pairs}
+
+
+# A mapping, or NAME=FILE as often as there are names.
+NamedFiles = Annotated[dict[str, Annotated[str, HomeExpanded]], BeforeValidator(_named)]
+
+
 class MixturePart(Section):
     """A source of a mixture; what it does not say is as in `data`."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError, SafeConstructor
 from ruamel.yaml.error import YAMLError
+from ruamel.yaml.representer import SafeRepresenter
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -20,6 +21,18 @@ for _tag in ("timestamp", "value", "merge"):  # so do a lone `=` and a lone `<<`
     _Constructor.add_constructor(
         f"tag:yaml.org,2002:{_tag}", lambda constructor, node: constructor.construct_scalar(node)
     )
+
+
+class _Representer(SafeRepresenter):
+    """Readers of YAML 1.1 take 1e-05 for text, and 1.0e-05 for a number."""
+
+    def represent_float(self, data: float) -> Any:
+        """A float as both versions read it."""
+        text = repr(data) if "." in repr(data) else repr(data).replace("e", ".0e")
+        return self.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Representer.add_representer(float, _Representer.represent_float)
 
 
 def find_yaml(path: Path) -> Path:
@@ -58,6 +71,7 @@ def parse_yaml_value(text: str) -> Any:
 def dump_yaml(tree: Any) -> str:
     """A document that `parse_yaml` reads back as it was; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
     yaml.default_flow_style = False
     yaml.representer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     text = io.StringIO()

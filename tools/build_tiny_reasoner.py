@@ -7,17 +7,17 @@ replaced file by file. Training sees bare equations (addition and subtraction), 
 responses (what to add up), then verbose ones (the habit of checking).
 """
 
+import argparse
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-import typer
 from tokenizers import models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -252,7 +252,7 @@ def train(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, seed: int) -> None
         optimizer.zero_grad(set_to_none=True)
         if step % 25 == 0 or step == NUM_STEPS:
             rate = step / (time.monotonic() - started)
-            typer.echo(
+            print(
                 f"step {step}/{NUM_STEPS}  loss {loss.item():.4f}  {rate:.1f} steps/s"
                 f"  {(NUM_STEPS - step) / rate:.0f} s left"
             )
@@ -265,19 +265,22 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
-    seed: Annotated[int, typer.Option(help="Seed of weights and training data.")] = 0,
+    out: Path,
+    seed: int,
 ) -> None:
     """Build the tokenizer, train the model, save both."""
     torch.set_num_threads(1)  # the order of float additions, and so the result, depends on it
     torch.manual_seed(seed)
     tokenizer = build_tokenizer(seed)
     model = build_model(tokenizer)
-    typer.echo(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
+    print(f"{len(tokenizer)} tokens, {model.num_parameters():,} parameters")
     train(model, tokenizer, seed + 1)
     save(model, tokenizer, out)
-    typer.echo(f"wrote {out}")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="Directory to write.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of weights and training data.")
+    main(**vars(parser.parse_args()))

@@ -7,7 +7,7 @@ The same as `megatron-opsft convert`.
 """
 
 from megatron_opsft.cli import run
-from megatron_opsft.convert.commands import app
+from megatron_opsft.convert.commands import PROGRAM
 
 if __name__ == "__main__":
-    run(app)
+    run(PROGRAM)

@@ -3,179 +3,138 @@
 import dataclasses
 import json
 import re
-from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
-import typer
+from pydantic import Field
 
-from megatron_opsft.command_line import examples
+from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.printable import printable
 
-app = typer.Typer(
-    help="Convert checkpoints between Hugging Face and Megatron-Core.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    epilog=examples(
-        "megatron-opsft convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
-        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out DIR",
-    ),
-)
+_CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 
 
-class DtypeName(StrEnum):
-    """Values of --dtype."""
+class _Conversion(Command):
+    out: Path = Field(description="Directory to write.")
+    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        None, description="Cast to it; by default as in the source."
+    )
+    shard_size: str = Field("5GB", description="Largest file, such as 5GB or 500MB.")
+    overwrite: bool = Field(False, description="Replace the model or conversion at --out.")
+    verify: bool = Field(
+        False, description="Read everything back and compare hashes, tensor by tensor."
+    )
+    as_json: bool = Field(False, alias="json", description="Print one line of figures as JSON.")
+    workers: int = Field(1, ge=1, description="Threads that copy.")
 
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
+    def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
+        """Convert, and say how it went. source: as the user names it."""
+        from megatron_opsft.convert.paths import check_paths, find_source
+
+        directory = find_source(source, to)
+        check_paths(directory, self.out, overwrite=self.overwrite)
+        from megatron_opsft.convert.progress import in_words
+        from megatron_opsft.convert.run import convert_model
+
+        figures = convert_model(
+            directory,
+            self.out,
+            to,
+            config_from=config_from,
+            dtype=self.dtype,
+            max_shard_bytes=parse_size(self.shard_size),
+            overwrite=self.overwrite,
+            verify=self.verify,
+            workers=self.workers,
+        )
+        if self.as_json:
+            print(json.dumps(dataclasses.asdict(figures)))
+        elif figures.already_complete:
+            print(f"{self.out} is already the result of this conversion")
+        else:
+            checked = ", verified" if self.verify else ""
+            print(
+                f"wrote {self.out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
+                f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
+            )
 
 
-Dtype = Annotated[DtypeName | None, typer.Option(help="Cast to it; by default as in the source.")]
-ShardSize = Annotated[str, typer.Option(help="Largest file, such as 5GB or 500MB.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the model or conversion at --out.")
-]
-Verify = Annotated[
-    bool,
-    typer.Option("--verify", help="Read everything back and compare hashes, tensor by tensor."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of figures as JSON.")]
-Workers = Annotated[int, typer.Option(min=1, help="Threads that copy.")]
-ConfigFrom = Annotated[
-    Path | None,
-    typer.Option(
-        help="Hugging Face directory or run with config and tokenizer, if --megatron has none."
-    ),
-]
-
-
-@app.command(
-    name="to-megatron",
-    epilog=examples(
-        "megatron-opsft convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
-        "megatron-opsft convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
-    ),
-)
-def to_megatron(
-    hf: Annotated[
-        str, typer.Option(help="Hugging Face directory, hub name, run directory or tiny_reasoner.")
-    ],
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
-    dtype: Dtype = None,
-    shard_size: ShardSize = "5GB",
-    overwrite: Overwrite = False,
-    verify: Verify = False,
-    as_json: Json = False,
-    workers: Workers = 1,
-) -> None:
+class ToMegatron(_Conversion):
     """Hugging Face directory -> Megatron-Core distributed checkpoint (torch_dist).
 
     It loads at any TP x PP x VPP (x EP). The output appears when it is whole.
     """
-    from megatron_opsft.convert.paths import find_source
 
-    model = find_source(hf, "megatron")
-    _convert(model, None, out, "megatron", dtype, shard_size, overwrite, verify, as_json, workers)
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "convert to-megatron --hf DIR --out OTHER --dtype bfloat16",
+    )
+    hf: str = Field(description="Hugging Face directory, hub name, run directory or tiny_reasoner.")
+
+    def run(self) -> None:
+        """Convert."""
+        self.convert(self.hf, "megatron", None)
 
 
-@app.command(
-    name="to-hf",
-    epilog=examples(
-        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out DIR",
-        "megatron-opsft convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
-    ),
-)
-def to_hf(
-    megatron: Annotated[
-        Path,
-        typer.Option(help="Megatron-Core distributed checkpoint, or a run: its newest one."),
-    ],
-    out: Annotated[Path, typer.Option(help="Directory to write.")],
-    config_from: ConfigFrom = None,
-    dtype: Dtype = None,
-    shard_size: ShardSize = "5GB",
-    overwrite: Overwrite = False,
-    verify: Verify = False,
-    as_json: Json = False,
-    workers: Workers = 1,
-) -> None:
+class ToHf(_Conversion):
     """Megatron-Core distributed checkpoint (torch_dist) -> Hugging Face directory.
 
     The checkpoint may be one of a training run, at any parallel layout. The output appears when it
     is whole.
     """
-    from megatron_opsft.convert.paths import find_source
 
-    checkpoint = find_source(str(megatron), "hf")
-    _convert(
-        checkpoint, config_from, out, "hf", dtype, shard_size, overwrite, verify, as_json, workers
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert to-hf --megatron MEGATRON_DIR --out DIR",
+        "convert to-hf --megatron MEGATRON_DIR --out NEW --verify",
     )
-
-
-@app.command(
-    epilog=examples(
-        "megatron-opsft convert check DIR MEGATRON_DIR",
-        "megatron-opsft convert check CHECKPOINT DIR --config-from DIR",
+    megatron: Path = Field(
+        description="Megatron-Core distributed checkpoint, or a run: its newest one."
     )
-)
-def check(
-    first: Annotated[str, typer.Argument(help="Either format.")],
-    second: Annotated[str, typer.Argument(help="Either format.")],
-    config_from: ConfigFrom = None,
-    workers: Workers = 1,
-) -> None:
+    config_from: Path | None = Field(None, description=_CONFIG_FROM)
+
+    def run(self) -> None:
+        """Convert."""
+        self.convert(str(self.megatron), "hf", self.config_from)
+
+
+class Check(Command):
     """Compare the weights of two models; exit code 4 when any differs."""
-    from megatron_opsft.convert.compare import differing_tensors
 
-    sources = [_open(_directory_of(name), config_from) for name in (first, second)]
-    if lines := differing_tensors(sources[0], sources[1], workers=workers):
-        typer.echo(printable("\n".join(lines)))
-        raise typer.Exit(ANSWER_IS_NO)
-    typer.echo(f"equal: {len(sources[0].table.hf_shapes())} tensors")
-
-
-def _convert(
-    directory: Path,
-    config_from: Path | None,
-    out: Path,
-    to: Literal["hf", "megatron"],
-    dtype: DtypeName | None,
-    shard_size: str,
-    overwrite: bool,
-    verify: bool,
-    as_json: bool,
-    workers: int,
-) -> None:
-    from megatron_opsft.convert.paths import check_paths
-
-    check_paths(directory, out, overwrite=overwrite)
-    from megatron_opsft.convert.progress import in_words
-    from megatron_opsft.convert.run import convert_model
-
-    figures = convert_model(
-        directory,
-        out,
-        to,
-        config_from=config_from,
-        dtype=dtype.value if dtype else None,
-        max_shard_bytes=parse_size(shard_size),
-        overwrite=overwrite,
-        verify=verify,
-        workers=workers,
+    words: ClassVar[tuple[str, ...]] = ("first", "second")
+    examples: ClassVar[tuple[str, ...]] = (
+        "convert check DIR MEGATRON_DIR",
+        "convert check CHECKPOINT DIR --config-from DIR",
     )
-    if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(figures)))
-    elif figures.already_complete:
-        typer.echo(f"{out} is already the result of this conversion")
-    else:
-        checked = ", verified" if verify else ""
-        typer.echo(
-            f"wrote {out}: {figures.tensors} tensors, {in_words(figures.bytes)} in "
-            f"{figures.seconds:.1f} s, peak memory {figures.peak_rss_mb:.0f} MiB{checked}"
-        )
+    first: str = Field(description="Either format.")
+    second: str = Field(description="Either format.")
+    config_from: Path | None = Field(None, description=_CONFIG_FROM)
+    workers: int = Field(1, ge=1, description="Threads that read.")
+
+    def run(self) -> int | None:
+        """Print what differs."""
+        from megatron_opsft.convert.compare import differing_tensors
+
+        sources = [
+            _open(_directory_of(name), self.config_from) for name in (self.first, self.second)
+        ]
+        if lines := differing_tensors(sources[0], sources[1], workers=self.workers):
+            print(printable("\n".join(lines)))
+            return ANSWER_IS_NO
+        print(f"equal: {len(sources[0].table.hf_shapes())} tensors")
+        return None
+
+
+PROGRAM = group(
+    "convert",
+    "Convert checkpoints between Hugging Face and Megatron-Core.",
+    {"to-megatron": ToMegatron, "to-hf": ToHf, "check": Check},
+    (
+        "convert to-megatron --hf DIR --out MEGATRON_DIR --verify",
+        "convert to-hf --megatron MEGATRON_DIR --out DIR",
+    ),
+)
 
 
 def _directory_of(name: str) -> Path:

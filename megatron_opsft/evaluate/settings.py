@@ -12,6 +12,7 @@ from megatron_opsft.config_section import (
     CommaSeparated,
     HomeExpanded,
     JudgeName,
+    NamedFiles,
     Section,
     TemplateName,
 )
@@ -36,7 +37,7 @@ class EvalSettings(Section):
         (),
         description="gsm8k, math500, amc23, aime24, aime25, arithmetic, or names given in data; by default the paper's five, arithmetic for the tiny reasoner.",
     )
-    data: dict[str, Annotated[str, HomeExpanded]] = Field(
+    data: NamedFiles = Field(
         {}, description="Benchmark -> file (.jsonl, .jsonl.gz, .parquet) instead of the hub's."
     )
     problem_field: str | None = Field(

@@ -1,117 +1,93 @@
 """`megatron-opsft launch`: the commands, as users call them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import typer
+from pydantic import Field
 
-from megatron_opsft.command_line import (
-    ConfigPath,
-    Overrides,
-    Overwrite,
-    Resume,
-    ResumeMode,
-    RunCommand,
-    check_start,
-    examples,
-)
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.command_line import Command, RunCommand, StartCommand, group
+from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.config_file import load_config
+from megatron_opsft.config_section import Section
 from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
+from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
 from megatron_opsft.runtime.world_size import check_world
 
-app = typer.Typer(
-    help="Start a run: with torchrun on this machine, or as a SLURM job.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    epilog=examples(
-        "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
-        "megatron-opsft launch slurm CONFIG --nodes 4 --dry-run",
-    ),
-)
 
-
-@app.command(
-    cls=RunCommand,
-    epilog=examples(
-        "megatron-opsft launch local examples/configs/quickstart.yaml --ranks 2",
-        "megatron-opsft launch local CONFIG parallel.tp=4 --ranks 8 --resume",
-    ),
-)
-def local(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
-    max_restarts: Annotated[
-        int,
-        typer.Option(min=0, help="After a failure continue from the newest checkpoint so often."),
-    ] = 3,
-    resume: Resume = None,
-    overwrite: Overwrite = False,
-) -> None:
+class Local(StartCommand):
     """Train on this machine, with restarts. Exit codes are those of `megatron-opsft train`."""
-    check_start(resume=resume, overwrite=overwrite)
-    loaded = load_config(config, overrides or [])
-    _check_world_size(ranks, loaded.parallel, "--ranks")
-    check_run(
-        loaded,
-        resume=resume is not None,
-        overwrite=overwrite,
-        must_exist=resume is ResumeMode.YES,
-        world_size=ranks,
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch local examples/configs/quickstart.yaml --ranks 2",
+        "launch local CONFIG parallel.tp=4 --ranks 8 --resume",
     )
-    from megatron_opsft.launch.restarts import run_with_restarts
-    from megatron_opsft.launch.torchrun import Torchrun
+    ranks: int = Field(1, ge=1, description="Processes; one for each GPU.")
+    max_restarts: int = Field(
+        3, ge=0, description="After a failure continue from the newest checkpoint so often."
+    )
 
-    command = ["train", str(config), *(overrides or [])]
-    first = ["--overwrite"] if overwrite else [f"--resume={resume}"] if resume else []
-    manifest = loaded.run.dir / "manifest.json"
-    replaced = _stamp(manifest) if overwrite else None
+    def run(self) -> int:
+        """Train; the exit code of the last start."""
+        config = self.load()
+        _check_world_size(self.ranks, config.parallel, "--ranks")
+        check_run(
+            config,
+            resume=self.resume is not None,
+            overwrite=self.overwrite,
+            must_exist=self.resume == "yes",
+            world_size=self.ranks,
+        )
+        from megatron_opsft.launch.restarts import run_with_restarts
+        from megatron_opsft.launch.torchrun import Torchrun
 
-    def start(again: bool) -> int:
-        # The run that is to be replaced must not be resumed, if the first start died before that.
-        fresh = not again or (replaced is not None and _stamp(manifest) == replaced)
-        return torchrun.run([*command, *(first if fresh else ["--resume=auto"])])
+        command = ["train", str(self.config), *self.keys]
+        first = ["--overwrite"] if self.overwrite else []
+        first += [f"--resume={self.resume}"] if self.resume else []
+        manifest = config.run.dir / "manifest.json"
+        replaced = _stamp(manifest) if self.overwrite else None
 
-    with Torchrun(ranks) as torchrun:
-        code = run_with_restarts(start, max_restarts)
-    raise typer.Exit(code)
+        def start(again: bool) -> int:
+            # If the first start died before it replaced the run, that one must not be resumed.
+            fresh = not again or (replaced is not None and _stamp(manifest) == replaced)
+            return torchrun.run([*command, *(first if fresh else ["--resume=auto"])])
+
+        with Torchrun(self.ranks) as torchrun:
+            return run_with_restarts(start, self.max_restarts)
 
 
-@app.command(
-    epilog=examples(
-        "megatron-opsft launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
-        "megatron-opsft launch rounds CONFIG method.name=crst --rounds 1",
-    ),
-)
-def rounds(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Data are made and trained on so often.")] = 7,
-    problems: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of each round; by default all of them.", show_default=False),
-    ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes; one for each GPU.")] = 1,
-) -> None:
+class Rounds(RunCommand):
     """Make a method's fixed data and train on them, round after round, on this machine.
 
     Given again, it continues where it was. The last round's model is run.dir/round_N/hf.
     """
-    from megatron_opsft.launch.rounds import Rounds, check_rounds, run_rounds
 
-    loaded = load_config(config, overrides or [])
-    _check_world_size(ranks, loaded.parallel, "--ranks")
-    check_rounds(loaded)
-    from megatron_opsft.launch.torchrun import Torchrun
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch rounds CONFIG --rounds 7 --problems 3200 --ranks 8",
+        "launch rounds CONFIG method.name=crst --rounds 1",
+    )
+    rounds: int = Field(7, ge=1, description="How often data are made and trained on.")
+    problems: int | None = Field(
+        None, ge=1, description="Problems of each round; by default all of them."
+    )
+    ranks: int = Field(1, ge=1, description="Processes; one for each GPU.")
 
-    words = [str(config), *(overrides or [])]
-    wanted = Rounds(config=loaded, words=words, count=rounds, problems=problems)
-    with Torchrun(ranks) as torchrun:
-        code = run_rounds(wanted, torchrun.run)
-    raise typer.Exit(code)
+    def run(self) -> int:
+        """Make the rounds; the exit code of the last command."""
+        from megatron_opsft.launch import rounds
+
+        config = self.load()
+        _check_world_size(self.ranks, config.parallel, "--ranks")
+        rounds.check_rounds(config)
+        from megatron_opsft.launch.torchrun import Torchrun
+
+        words = [str(self.config), *self.keys]
+        wanted = rounds.Rounds(
+            config=config, words=words, count=self.rounds, problems=self.problems
+        )
+        with Torchrun(self.ranks) as torchrun:
+            return rounds.run_rounds(wanted, torchrun.run)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -122,66 +98,34 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-@app.command(
-    epilog=examples(
-        "megatron-opsft launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
-        "megatron-opsft launch slurm CONFIG OTHER --sbatch=--qos=high --dry-run",
-    )
-)
-def slurm(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="CONFIG... [OVERRIDES]...",
-            help="YAML file of a run, or several for an array of jobs; then section.key=value.",
-        ),
-    ],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of a job.")] = 1,
-    ranks_per_node: Annotated[int, typer.Option(min=1, help="One for each GPU.")] = 8,
-    gpus_per_node: Annotated[
-        int | None, typer.Option(min=0, help="By default one for each rank; 0: none.")
-    ] = None,
-    partition: Annotated[str | None, typer.Option(help="By default SLURM's.")] = None,
-    account: Annotated[str | None, typer.Option(help="By default yours.")] = None,
-    time: Annotated[str | None, typer.Option(help="Limit; by default 24:00:00.")] = None,
-    job_name: Annotated[str | None, typer.Option(help="By default from run.dir.")] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(help="Another option of sbatch, such as --sbatch=--qos=high; repeatable."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command line instead of running it.")
-    ] = False,
-) -> None:
+class Slurm(Resources, Command):
     """Submit slurm/train_7b.sh for these configurations, with these resources.
 
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """
-    from megatron_opsft.launch.slurm import Resources, batch_job, submit
 
-    configs = [find_yaml(Path(word)) for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
-    if not configs:
-        raise UserError("launch slurm: name a YAML file, such as examples/configs/*.yaml")
-    loaded = {path: load_config(path, overrides) for path in configs}
-    for path, config in loaded.items():
-        _check_world_size(nodes * ranks_per_node, config.parallel, f"{path} with --nodes")
-    gpus = ranks_per_node if gpus_per_node is None else gpus_per_node
-    job = batch_job(
-        {path: config.run.dir for path, config in loaded.items()},
-        overrides,
-        Resources(
-            nodes=nodes,
-            ranks_per_node=ranks_per_node,
-            gpus_per_node=gpus,
-            partition=partition,
-            account=account,
-            time=time,
-            job_name=job_name,
-            more=tuple(sbatch or ()),
-        ),
+    words: ClassVar[tuple[str, ...]] = ("configs",)
+    keys_of: ClassVar[type[Section] | None] = Config
+    examples: ClassVar[tuple[str, ...]] = (
+        "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
+        "launch slurm CONFIG OTHER --sbatch=--qos=high --dry-run",
     )
-    typer.echo(job.command_line() if dry_run else submit(job))
+    configs: tuple[Path, ...] = Field(
+        description="YAML file of a run, or several for an array of jobs."
+    )
+    keys: tuple[str, ...] = ()
+    dry_run: bool = Field(False, description="Print the command line instead of running it.")
+
+    def run(self) -> None:
+        """Submit it, or print the command line."""
+        paths = [find_yaml(path) for path in self.configs]
+        loaded = {path: load_config(path, self.keys) for path in paths}
+        for path, config in loaded.items():
+            world_size = self.nodes * self.ranks_per_node
+            _check_world_size(world_size, config.parallel, f"{path} with --nodes")
+        run_dirs = {path: config.run.dir for path, config in loaded.items()}
+        job = batch_job(run_dirs, self.keys, self)
+        print(job.command_line() if self.dry_run else submit(job))
 
 
 def _check_world_size(world_size: int, parallel: ParallelConfig, option: str) -> None:
@@ -191,3 +135,14 @@ def _check_world_size(world_size: int, parallel: ParallelConfig, option: str) ->
             "change one of them"
         )
     check_world(world_size, parallel)
+
+
+PROGRAM = group(
+    "launch",
+    "Start a run: with torchrun on this machine, or as a SLURM job.",
+    {"local": Local, "rounds": Rounds, "slurm": Slurm},
+    (
+        "launch local examples/configs/quickstart.yaml --ranks 2",
+        "launch slurm CONFIG --nodes 4 --dry-run",
+    ),
+)

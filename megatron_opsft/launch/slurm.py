@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import Field
+
+from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
@@ -22,18 +25,26 @@ _SIGNAL_SECONDS = 900  # before its end the script has a job asked for a checkpo
 _LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class Resources(Section):
     """What sbatch is asked for; None leaves it to the script, the environment, or SLURM."""
 
-    nodes: int
-    ranks_per_node: int
-    gpus_per_node: int
-    partition: str | None = None
-    account: str | None = None
-    time: str | None = None
-    job_name: str | None = None
-    more: tuple[str, ...] = ()
+    nodes: int = Field(1, ge=1, description="Nodes of a job.")
+    ranks_per_node: int = Field(8, ge=1, description="One for each GPU.")
+    gpus_per_node: int | None = Field(
+        None, ge=0, description="By default one for each rank; 0: none."
+    )
+    partition: str | None = Field(None, description="By default SLURM's.")
+    account: str | None = Field(None, description="By default yours.")
+    time: str | None = Field(None, description="Limit; by default 24:00:00.")
+    job_name: str | None = Field(None, description="By default from run.dir.")
+    sbatch: tuple[str, ...] = Field(
+        (), description="Another option of sbatch, such as --sbatch=--qos=high; repeatable."
+    )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        return self.ranks_per_node if self.gpus_per_node is None else self.gpus_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +68,7 @@ def batch_job(
     Errors: `UserError` where two runs would write to one directory, a path has blanks, or the time
     limit leaves no room for a checkpoint.
     """
-    if resources.time and not any("--signal" in option for option in resources.more):
+    if resources.time and not any("--signal" in option for option in resources.sbatch):
         _check_limit(resources.time)
     configs = [str(path.absolute()) for path in run_dirs]
     if any(character in path for path in configs for character in " \t\n*?["):
@@ -78,7 +89,7 @@ def batch_job(
         f"--job-name={name}",
         f"--nodes={resources.nodes}",
         f"--ntasks-per-node={resources.ranks_per_node}",
-        f"--gpus-per-node={resources.gpus_per_node}",
+        f"--gpus-per-node={resources.gpus}",
     ]
     for option in ("partition", "account", "time"):
         if value := getattr(resources, option):
@@ -86,7 +97,7 @@ def batch_job(
     if len(configs) > 1:
         options.append(f"--array=0-{len(configs) - 1}")
     script = str(SCRIPTS.resolve() / SCRIPT)
-    command = ("sbatch", *options, *resources.more, script, *overrides)
+    command = ("sbatch", *options, *resources.sbatch, script, *overrides)
     return BatchJob(variables=variables, command=command)
 
 

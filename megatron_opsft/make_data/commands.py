@@ -1,33 +1,32 @@
 """`megatron-opsft data`: the command, as users call it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-import typer
+from pydantic import Field
 
-from megatron_opsft.command_line import ConfigPath, Overrides, examples
-
-EXAMPLES = examples(
-    "megatron-opsft data crst examples/configs/quickstart.yaml --out crst.parquet",
-    "megatron-opsft data tokenskip CONFIG method.ratio=0.7 --limit 9 --out FILE",
-)
+from megatron_opsft.command_line import RunCommand
+from megatron_opsft.config_file import load_config
 
 
-def data(
-    method: Annotated[str, typer.Argument(help="A method that trains on fixed data.")],
-    config: ConfigPath,
-    out: Annotated[Path, typer.Option(help="Parquet file to write.")],
-    overrides: Overrides = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="How many problems at most.", show_default=False)
-    ] = None,
-) -> None:
+class MakeData(RunCommand):
     """Sample and choose the responses that a method trains on as data.responses."""
-    from megatron_opsft.config_file import load_config
-    from megatron_opsft.make_data.check import check_data
 
-    loaded = load_config(config, [f"method.name={method}", *(overrides or [])])
-    check_data(loaded, out)
-    from megatron_opsft.make_data.run import make_data
+    words: ClassVar[tuple[str, ...]] = ("method", "config")
+    examples: ClassVar[tuple[str, ...]] = (
+        "data crst examples/configs/quickstart.yaml --out crst.parquet",
+        "data tokenskip CONFIG method.ratio=0.7 --limit 9 --out FILE",
+    )
+    method: str = Field(description="A method that trains on fixed data.")
+    out: Path = Field(description="Parquet file to write.")
+    limit: int | None = Field(None, ge=1, description="How many problems at most.")
 
-    make_data(loaded, out, limit)
+    def run(self) -> None:
+        """Make them."""
+        from megatron_opsft.make_data.check import check_data
+
+        config = load_config(self.config, [f"method.name={self.method}", *self.keys])
+        check_data(config, self.out)
+        from megatron_opsft.make_data.run import make_data
+
+        make_data(config, self.out, self.limit)

@@ -62,7 +62,7 @@ def proof(
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """How the whole proof ended, one stage's package broken, and where its results are."""
     out, wheels = (tmp_path_factory.mktemp(name) for name in ("out", "wheels"))
-    write_broken_wheel(wheels, "typer")
+    write_broken_wheel(wheels, "click")
     only = f"{STAGES},{BROKEN}"
     return run(out, "--device", "cpu", "--only", only, WHEELS=str(wheels)), out
 

@@ -3,11 +3,10 @@
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
-import typer
+import click
 
-from megatron_opsft.cli import app
+from megatron_opsft.cli import PROGRAM
 
 
 def calls_in(lines: Sequence[str]) -> list[list[str]]:
@@ -19,14 +18,15 @@ def calls_in(lines: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def command_of(words: Sequence[str]) -> tuple[Any, list[str]]:
+def command_of(words: Sequence[str]) -> tuple[click.Command, list[str]]:
     """The command that they call, and the words behind its name."""
-    command, rest = typer.main.get_command(app), list(words)
-    while subcommands := getattr(command, "commands", {}):
-        if rest and rest[0] in subcommands:
-            command = subcommands[rest.pop(0)]
-        elif "run" in subcommands and rest:  # `plan CONFIG` is `plan run CONFIG`
-            command = subcommands["run"]
+    command: click.Command = PROGRAM
+    rest = list(words)
+    while isinstance(command, click.Group):
+        if rest and rest[0] in command.commands:
+            command = command.commands[rest.pop(0)]
+        elif "run" in command.commands and rest:  # `plan CONFIG` is `plan run CONFIG`
+            command = command.commands["run"]
         else:
             break
     return command, rest

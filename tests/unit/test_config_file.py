@@ -115,6 +115,8 @@ def test_resolved_file_loads_to_the_same_config(path: Path, tmp_path: Path) -> N
         ("optimizer.lr=1e-6", 1e-6),
         ("optimizer.lr=+1.5e-06", 1.5e-6),
         ("run.wandb_project=1:30", "1:30"),
+        ("run.wandb_project=007", "007"),
+        ("run.dir=1e3", Path("1e3")),
         ("run.dir=2024-02-30", Path("2024-02-30")),
         ("run.dir='a #1'", Path("a #1")),
         ("run.dir=a#1", Path("a#1")),

@@ -77,9 +77,8 @@ def test_no_larger_than_asked_for(diagnosis: Path, tmp_path: Path) -> None:
     [
         (["run"], "diagnosis: a diagnosis has a page of its own; give it alone"),
         (["diagnosis"], "diagnosis: a diagnosis has a page of its own; give it alone"),
-        (["--watch"], "--figure and --watch are of runs"),
-        (["--figure", "x.png"], "--figure and --watch are of runs"),
-        (["--max-mb", "0"], "--max-mb 0: must be above 0"),
+        (["--figure", "x.png"], "--figure is of runs, not of a diagnosis"),
+        (["--max-mb", "0"], "--max-mb=0: Input should be greater than 0"),
         (["--html", "."], "page .: is a directory"),
     ],
 )

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from commands import calls_in, command_of
 
+from megatron_opsft.command_line import Program
+from megatron_opsft.config_reference import reference_table
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILES = re.compile(r"\b(?:examples|slurm|tools|benchmarks|docs|tests)/[\w/.*-]+\.(?:sh|py|yaml|md)")
@@ -46,6 +49,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         command, rest = command_of(words)
         assert command.name != "megatron-opsft", f"{page.name}: no command {words}"
         known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        if isinstance(command, Program) and command.keys_of is not None:
+            keys = re.findall(r"^\| `([\w.]+)`", reference_table(command.keys_of), re.MULTILINE)
+            known |= {f"--{key.replace('_', '-')}" for key in keys}
         for word in rest:
             if word.startswith("--"):
                 option = word.split("=")[0]

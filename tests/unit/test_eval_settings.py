@@ -1,69 +1,57 @@
-"""Settings of an evaluation: YAML file, key=value, shorthands, and options of old commands."""
+"""Settings of an evaluation: YAML file, key=value, and options."""
 
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from commands import command_of
 
+from megatron_opsft.command_line import Program
 from megatron_opsft.config_file import load
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate import commands, early_checks, run
-from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.commands import Evaluate
+from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 
 
-def settings_of(monkeypatch: pytest.MonkeyPatch, *words: str) -> EvalSettings:
+def settings_of(*words: str) -> EvalSettings:
     """What `megatron-opsft eval WORDS` evaluates."""
-    found: list[EvalSettings] = []
-
-    def evaluate(settings: EvalSettings, *, overwrite: bool) -> str:
-        found.append(settings)
-        return ""
-
-    monkeypatch.setattr(run, "evaluate", evaluate)
-    monkeypatch.setattr(early_checks, "check_settings", lambda settings: None)
-    app = typer.Typer()
-    app.add_typer(commands.app, name="eval")
-    ended = CliRunner().invoke(app, ["eval", "--out", "o", *words], catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return found[0]
+    command, rest = command_of(["eval", "--out", "o", *words])
+    assert isinstance(command, Program)
+    read = command.read(rest)
+    assert isinstance(read, Evaluate)
+    return load_settings(read.config, read.keys)
 
 
-def test_every_option_of_an_old_command_is_the_setting_of_its_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_option_is_the_setting_of_its_name(tmp_path: Path) -> None:
     config = tmp_path / "eval.yaml"
     config.write_text("model: m\nseed: 4\nlimit: 9\ndeer: {max_trials: 3, threshold: 0.1}\n")
-    old = [
-        *("--config", str(config), "--engine", "vllm", "--template", "cod"),
-        *("--deer-threshold", "0.9", "--deer-words", "Wait,But", "--temperature", "0.7"),
-        *("--top-p=0.9", "--max-tokens", "100", "--samples", "2", "--seed", "3"),
-        *("--budgets", "10,20", "--dtype", "bfloat16", "--device", "cpu", "--batch-size", "5"),
-        *("--tp", "2", "--gpu-memory-fraction", "0.5", "--benchmarks", "a,b", "--data", "a=f"),
+    options = [
+        *(str(config), "--engine", "vllm", "--template", "cod", "--deer.threshold", "0.9"),
+        *("--deer.transition-words=Wait,But", "--temperature", "0.7", "--top-p=0.9"),
+        *("--max-tokens", "100", "--samples", "2", "--seed", "3", "--budgets", "10,20"),
+        *("--dtype", "bfloat16", "--device", "cpu", "--batch-size", "5", "--tp", "2"),
+        *("--gpu-memory-fraction", "0.5", "--benchmarks", "a,b", "--data", "a=f"),
     ]
-    new = [
+    keys = [
         *(str(config), "engine=vllm", "template=cod", "deer.threshold=0.9"),
         *("deer.transition_words=Wait,But", "temperature=0.7", "top_p=0.9", "max_tokens=100"),
         *("samples=2", "seed=3", "budgets=[10, 20]", "dtype=bfloat16", "device=cpu"),
         *("batch_size=5", "tp=2", "gpu_memory_fraction=0.5", "benchmarks=[a, b]", "data.a=f"),
     ]
-    settings = settings_of(monkeypatch, *old)
-    assert settings == settings_of(monkeypatch, *new)
+    settings = settings_of(*options)
+    assert settings == settings_of(*keys)
     assert settings.limit == 9 and settings.deer.max_trials == 3
     assert settings.deer.transition_words == ("Wait", "But")
-    early = settings_of(monkeypatch, "--config", str(config), "--method", "deer")
-    assert early == settings_of(monkeypatch, str(config), "method=deer")
-    assert early.method == "deer"
+    assert settings_of(str(config), "--method", "deer").method == "deer"
 
 
-def test_shorthands_win_over_the_file_and_are_taken_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     config = tmp_path / "eval.yaml"
     config.write_text("model: m\nname: n\ndata: {a: f, b: g}\n")
-    settings = settings_of(monkeypatch, "--name", "7", str(config), "--data", "b=h", "budgets=8")
-    assert (settings.model, settings.name, settings.out) == ("m", "7", Path("o"))
-    assert settings.data == {"b": "h"}
+    settings = settings_of(
+        "--name", "07", str(config), "--data", "b=h", "--data", "c=i", "budgets=8"
+    )
+    assert (settings.model, settings.name, settings.out) == ("m", "07", Path("o"))
+    assert settings.data == {"a": "f", "b": "h", "c": "i"}
     assert settings.budgets == (8,)
 
 

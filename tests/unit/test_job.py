@@ -12,21 +12,19 @@ import pytest
 JOIN = """
 import sys
 from datetime import timedelta
-import typer
+import click
 from megatron_opsft.cli import run
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import join_job
 
-app = typer.Typer()
-
-@app.command()
+@click.command()
 def join() -> None:
     device = select_device("cpu")
     print("starts", flush=True)
     sys.stdin.readline()  # loading takes the ranks differently long
     join_job(device, timedelta(hours=1), timedelta(seconds=3))
 
-run(app)
+run(join)
 """
 
 

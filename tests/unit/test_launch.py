@@ -6,17 +6,15 @@ import signal
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-import typer
 import yaml
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.launch.commands import local
+from megatron_opsft.launch.commands import Local
 from megatron_opsft.launch.restarts import run_with_restarts
 from megatron_opsft.launch.slurm import Resources, batch_job, limit_seconds, submit
 
@@ -74,9 +72,8 @@ def test_a_run_that_is_to_be_replaced_is_never_resumed(
             return 1 if len(flags) < 3 else 0
 
     monkeypatch.setattr("megatron_opsft.launch.torchrun.Torchrun", FakeTorchrun)
-    with pytest.raises(typer.Exit) as ended:
-        local(QUICKSTART, [f"run.dir={tmp_path}"], ranks=1, overwrite=True)
-    assert ended.value.exit_code == 0
+    command = Local(config=QUICKSTART, keys=(f"run.dir={tmp_path}",), overwrite=True)
+    assert command.run() == 0
     second = "--overwrite" if died_before_it_was_replaced else "--resume=auto"
     assert flags == ["--overwrite", second, "--resume=auto"]
 
@@ -240,10 +237,13 @@ def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int | Non
 def test_a_time_limit_without_room_for_a_checkpoint_is_refused() -> None:
     signal = "#SBATCH --signal=USR1@900\n"
     assert signal in (ROOT / "slurm/train_7b.sh").read_text()
-    short = replace(RESOURCES, time="15:00")
+    short = RESOURCES.model_copy(update={"time": "15:00"})
     with pytest.raises(UserError, match="--time 15:00: 900 s before its end"):
         batch_job({QUICKSTART: Path("runs/a")}, [], short)
-    for fine in (replace(short, time="15:01"), replace(short, more=("--signal=USR1@60",))):
+    for fine in (
+        short.model_copy(update={"time": "15:01"}),
+        short.model_copy(update={"sbatch": ("--signal=USR1@60",)}),
+    ):
         assert batch_job({QUICKSTART: Path("runs/a")}, [], fine).command[0] == "sbatch"
 
 
@@ -287,7 +287,7 @@ def test_mistakes_are_found_before_anything_is_submitted(cli: ForkedCli, tmp_pat
     same = [config_file(tmp_path, name, "runs/same") for name in "de"]
     for words, message in (
         ([*same], "have the same run.dir"),
-        (["x.y=1"], "name a YAML file"),
+        (["x.y=1"], "Missing argument 'CONFIGS...'"),
         ([same[0], "optimizer.warmup=1"], "did you mean optimizer.warmup_steps?"),
         ([same[0], "parallel.tp=3"], "not a multiple of parallel.tp"),
         ([same[0], "--partition=gpu"], "there is no sbatch here"),

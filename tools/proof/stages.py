@@ -15,7 +15,7 @@ from proof.headlines import (
 LOSS_SHAPE = ("--device", "cuda", "--dtype", "bfloat16", "--tokens", "8192")
 
 ENVIRONMENT = report("proof.environment", "--device", "{device}", modules=(), seconds=0, limit=180)
-CONVERTER = ("torch", "numpy", "safetensors", "rich", "typer")
+CONVERTER = ("torch", "numpy", "safetensors", "rich", "click", "ruamel.yaml")
 
 STAGES = (
     Stage(
