@@ -253,7 +253,7 @@ def light() -> Iterator["subprocess.Popen[str]"]:
         "    if not (pid := os.fork()):\n"
         "        directory, words = json.loads(line)\n"
         "        os.chdir(directory); sys.argv[1:] = words\n"
-        "        try: cli.app(standalone_mode=False); error = 'no error'\n"
+        "        try: cli.invoke(cli.PROGRAM); error = 'no error'\n"
         "        except BaseException as found: error = str(found)\n"
         f"        heavy = [name for name in {HEAVY} if name in sys.modules]\n"
         "        print(json.dumps([error, heavy]), flush=True)\n"
