@@ -199,16 +199,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncResult:
-    """One push or pull of all weights between trainer and engine.
+    """One push of all weights from the trainer to the engine.
 
     path: "in_place" (slices written into the engine's parameters) or "stream" (whole tensors).
-    num_bytes: of the model. logprob_diff_*: absolute differences between trainer and engine over
-    the tokens of some responses; None where none were scored.
+    logprob_diff_*: absolute differences between trainer and engine over the tokens of some
+    responses; None where none were scored.
     """
 
     version: int
     path: str
-    num_bytes: int
-    seconds: float
     logprob_diff_mean: float | None = None
     logprob_diff_max: float | None = None

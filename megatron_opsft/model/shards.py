@@ -4,7 +4,6 @@ pulled.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import torch
@@ -59,11 +58,6 @@ class ModelShards:
     def dtype(self) -> torch.dtype:
         """The dtype of all parameters."""
         return self.parameters[0][1].dtype
-
-    @property
-    def model_bytes(self) -> int:
-        """Size of the whole Hugging Face model in this dtype."""
-        return sum(prod(shape) for shape in self.table.hf_shapes().values()) * self.dtype.itemsize
 
     def fill(self, read: ReadRect) -> None:
         """Overwrite every parameter from HF tensors; only this rank's slices are read, one at a

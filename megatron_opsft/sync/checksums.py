@@ -56,9 +56,9 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
     """HF name -> what this rank answers for: replicas share the work, each part has one."""
     layout = shards.layout
     held: dict[str, list[Copy]] = {}
-    for number, (rule, _) in enumerate(shards.parameters):
+    for index, (rule, _) in enumerate(shards.parameters):
         cut = layout.cut(is_expert=rule.is_expert)
-        if rule.replica or number % cut.num_copies != cut.copy_rank:
+        if rule.replica or index % cut.num_copies != cut.copy_rank:
             continue
         if rule.kind is ShardKind.COPY and cut.tp_rank:
             continue

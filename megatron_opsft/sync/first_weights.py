@@ -38,7 +38,9 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
         parts.shards.fill(parts.stored.read)
     else:
         reader.load_files(files, version=0)
-        pull_seconds = sync.pull().seconds
+        pull_start = time.perf_counter()
+        sync.pull()
+        pull_seconds = time.perf_counter() - pull_start
     parts.start_main_weights()
     (disk_bytes,) = sum_over_world([disk_bytes_read() - disk_bytes_before])
     seconds, pull_seconds = max_over_world([time.perf_counter() - start, pull_seconds])

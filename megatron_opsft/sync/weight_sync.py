@@ -9,7 +9,6 @@ always a stream: its checksums show whether the engine's layout is as the schedu
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 
 from megatron_opsft.config import SyncConfig
@@ -54,7 +53,6 @@ class WeightSync:
         self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
-        self._back: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
         self.unverified: frozenset[str] = frozenset()
         dtype = str(shards.dtype).removeprefix("torch.")
@@ -67,7 +65,6 @@ class WeightSync:
         Errors: `SyncError` on every rank if the engine holds other weights than the trainer, before
         anything is sampled from them.
         """
-        start = time.perf_counter()
         first = self.version < 0
         transfer = self._transfer
         if transfer is not None:
@@ -79,7 +76,6 @@ class WeightSync:
             self._wait_for_weights()
             self._engine.load_weights(self.exporter.stream(), version)
         self.version = version
-        seconds = time.perf_counter() - start
         if first or self._config.verify != "off":
             self.compare_checksums(f"push of weight version {version}", first=first)
         if first:
@@ -90,13 +86,11 @@ class WeightSync:
         return SyncResult(
             version=version,
             path="stream" if transfer is None else "in_place",
-            num_bytes=self._shards.model_bytes,
-            seconds=seconds,
             logprob_diff_mean=mean,
             logprob_diff_max=largest,
         )
 
-    def pull(self) -> SyncResult:
+    def pull(self) -> None:
         """Engine -> trainer: every shard is overwritten from what the engine computes with, bit for
         bit (but -0.0 becomes +0.0 where the engine packs its weights). Checksums prove it.
 
@@ -104,21 +98,13 @@ class WeightSync:
         Errors: `SyncError` where the engine keeps weights in a form that nobody can read, and for
         a difference.
         """
-        start = time.perf_counter()
         if self.unverified:
             raise SyncError(
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
-        if self._back is None:
-            self._back, _ = self._plan_transfer(pull=True)
-        self._back.run()
+        transfer, _ = self._plan_transfer(pull=True)
+        transfer.run()
         self.compare_checksums("pull")
-        return SyncResult(
-            version=self.version,
-            path="in_place",
-            num_bytes=self._shards.model_bytes,
-            seconds=time.perf_counter() - start,
-        )
 
     def _plan_in_place(self) -> Transfer | None:
         """The transfer that later pushes replay, or None (and a line in the log) where some rank's

@@ -98,7 +98,6 @@ def push_and_pull(case: Case) -> tuple[float, float]:
         pushed = sync.push(version, PROBES)
         expected = exported(built)
         assert pushed.path == path
-        assert pushed.num_bytes == sum(t.numel() * t.itemsize for t in expected.values())
         assert engine.version == pushed.version == sync.version == version
         mean, largest = differences(built, engine)
         assert pushed.logprob_diff_mean == pytest.approx(mean, rel=1e-9, abs=0)

@@ -73,7 +73,7 @@ def errors_of(stderr: str) -> list[str]:
     "error", ["FullDiskError('cannot write x: No space')", "OSError(errno.ENOSPC, 'No space')"]
 )
 def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) -> None:
-    """An evaluation or a conversion continues with the same command."""
+    """An evaluation is continued, and a conversion started again, by the same command."""
     config = ROOT / "examples/configs/quickstart.yaml"
     training = (
         "import errno, importlib\n"
