@@ -16,7 +16,7 @@ class EngineTraits:
     """One kind of engine.
 
     title: what people call it. module: what must be importable; packages: the distributions that
-    bring it, one of them is enough; install: the line that installs one.
+    bring it, of which one is enough; install: the line that installs one.
     tensor_parallel: several ranks can share one engine. reopens: another one can be opened in a
     process that has closed one. reads_files: it can read a model's files and hand out the weights.
     refills: new responses take the places of finished ones, in a cache that is set aside at the

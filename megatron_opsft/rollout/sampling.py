@@ -176,7 +176,7 @@ def _doubtful_members(
 ) -> Tensor:
     """Which tokens rounding might move into the nucleus or out of it, bool [N, K].
 
-    order_NK: the places of the tokens by falling probability. A token is in doubt when what is in
+    order_NK: the indices of the tokens by falling probability. A token is in doubt when what is in
     front of it is as much as top_p but for `noise`, and so are the tokens about as probable as the
     last member or the first non-member where those two might change places.
     """

@@ -63,12 +63,12 @@ def _left_pad(prompts: Sequence[tuple[int, ...]], device: torch.device) -> tuple
 class DecodingBatch:
     """A batch of responses being decoded, one token each in a forward pass.
 
-    The last token of each row has been drawn and is not in the cache yet: the next pass reads it,
-    at its place, and gives the logits of the one after. Rows that have ended go on with the others,
-    unseen, until dropping them pays.
+    The last token of each row has been drawn and is not in the cache yet: the next pass reads it
+    and gives the logits of the token after it. A row that has ended is decoded on with the others,
+    and what it draws is ignored, until dropping the ended rows pays.
 
-    rows: indices in `requests` of the responses in the batch; num_drawn: tokens drawn of each,
-    unseen ones included; ended: which have ended.
+    rows: for each row of the batch, the index of its request; num_drawn: tokens drawn for each row,
+    ignored ones included; ended: which rows have ended.
     """
 
     def __init__(
@@ -104,8 +104,10 @@ class DecodingBatch:
         return self._draw(1, logits_NV)
 
     def run(self, num_passes: int) -> dict[int, list[int]]:
-        """So many tokens more of every row, but none beyond the longest response; the responses
-        that ended in them: row -> token ids up to the end token. Errors: `NonFiniteError`.
+        """Draw `num_passes` more tokens for every row, but none beyond the longest response.
+
+        Returns the responses that ended: index of the request -> token ids up to the end token.
+        Errors: `NonFiniteError`.
         """
         return self._draw(min(num_passes, self.limit - self.num_drawn))
 
@@ -149,7 +151,7 @@ class DecodingBatch:
         return ids
 
     def _forward(self, drawn: int) -> Tensor:
-        """Logits [N, V] after so many tokens of every row."""
+        """Logits [N, V] after the first `drawn` tokens of every row."""
         ids_N1 = self.tokens_NL[self.rows_N, drawn - 1][:, None]
         positions_N1 = (self._prompts_N + drawn - 1)[:, None]
         mask = self.mask_NT[:, : self.width_S + drawn]

@@ -4,8 +4,11 @@ What is decoded beside a response moves its logits by rounding, and that may mov
 distribution across the number that is drawn. In float32 the draws that are so close to a border are
 found and taken from logits that are computed for the response alone, on one thread. So responses
 are the same in every batch, as long as rounding moves no cumulative probability by more than is
-allowed for. Batches of one shape would not do: the length of the keys decides how their sums are
-rounded, and that length is of the batch.
+allowed for.
+
+Batches of a fixed number of rows would not do instead. A row's matrix products are the same to the
+last bit in every batch of 12 rows or more (MKL, one thread or two), but its attention is not: the
+longest prompt of the batch decides how the sums over the keys are rounded.
 """
 
 import logging
