@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rehearsal.fake_rank import fake_rank
 from rehearsal.fake_world import FakeWorld
 from rehearsal.figure import draw, show_table
 from rehearsal.parts import StepParts
@@ -31,7 +32,6 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.ranks import fake_rank
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.storage.model_paths import resolve_config
 

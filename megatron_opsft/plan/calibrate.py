@@ -1,180 +1,128 @@
-"""A device's achieved fractions and overheads, fitted to the steps of real runs.
-
-A phase's seconds are a / fraction + b x overhead + rest: a, b and rest come from the same functions
-that predict. Peaks, sizes and prices are not fitted.
+"""The factor of each phase of a device, from the steps of real runs: how many times longer they
+took than a plan without it says. Everything else of the device stays.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-import yaml
-
-from megatron_opsft.plan.hardware import SHIPPED, Hardware, figures_of, read_entries
-from megatron_opsft.plan.measured import PHASES, MeasuredRun, MeasuredStep
-from megatron_opsft.plan.step import StepEstimate, estimate_step
+from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.plan.checks import check_job
+from megatron_opsft.plan.estimate import estimate_step
+from megatron_opsft.plan.hardware import Hardware, figures_of
+from megatron_opsft.plan.job import TrainingJob, make_job
+from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.workload import (
+    Workload,
+    learned_by,
+    mean_before_the_cut,
+    quantiles,
+)
+from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_text
 
-_ENOUGH_SPREAD = 1.3  # of a / b between rows, from which both figures can be separated
+# Of a plan -> of metrics.jsonl.
+PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
+_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationCheck:
-    """Medians over a run's steps, in seconds, with the fitted figures."""
+class MeasuredStep:
+    """workload: what was sampled and trained on; seconds: by phase of a plan, on rank 0."""
 
-    run: str
-    phase: str
+    job: TrainingJob
+    workload: Workload
+    seconds: dict[str, float]
+
+    def predicted(self, hardware: Hardware) -> dict[str, float]:
+        """Seconds by phase on a device of these figures."""
+        job = replace(self.job, hardware=hardware)
+        step = estimate_step(job, self.workload, count_stages(job))
+        return {phase: getattr(step, phase) for phase in PHASES}
+
+
+def read_steps(
+    path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
+) -> list[MeasuredStep]:
+    """The steps of a run directory with an update, without the first ones.
+
+    Errors: `UserError` for what is missing or damaged, and where no step is left.
+    """
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise UserError(f"{path} holds no {name}: it is not the directory of a run")
+    config = load_config(path / "config.yaml")
+    try:
+        world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
+    job = make_job(config, hardware, world_size)
+    check_job(job)
+    seconds = [f"{phase}_seconds" for phase in PHASES.values()]
+    lines = read_json_lines(path / "metrics.jsonl", required=["num_accepted", *seconds])
+    trained = [line for line in lines[_WARM_UP_STEPS:] if line["num_accepted"]]
+    if not trained:
+        raise UserError(
+            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
+        )
+    return [
+        MeasuredStep(
+            job=job,
+            workload=_workload(line, job, prompt_tokens, sigma),
+            seconds={phase: line[f"{key}_seconds"] for phase, key in PHASES.items()},
+        )
+        for line in trained
+    ]
+
+
+def _workload(line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float) -> Workload:
+    """The responses that a line of metrics.jsonl describes by their means."""
+    limit = job.config.rollout.max_response_tokens
+    mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)
+    lengths = quantiles(int(line["num_rollouts"]), mean_tokens=mean, sigma=sigma, limit=limit)
+    accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
+    return learned_by(job.config, lengths, accepted, prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPhase:
+    """Medians over all steps, in seconds: measured, and as the figures said before. factor: the
+    fitted one.
+    """
+
     measured: float
     predicted: float
+    factor: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """changes: figure -> (before, fitted, how)."""
-
-    hardware: Hardware
-    changes: dict[str, tuple[float, float, str]]
-    checks: list[CalibrationCheck]
-
-    def as_json(self) -> dict[str, Any]:
-        """For --json."""
-        return {
-            "device": self.hardware.name,
-            "figures": {name: after for name, (_, after, _) in self.changes.items()},
-            "checks": [asdict(check) for check in self.checks],
-        }
-
-
-def calibrate(runs: Sequence[MeasuredRun], base: Hardware) -> Calibration:
-    """Training, decoding, push and verification, each from its own phase of all steps."""
-    hardware = base
-    for phase, fraction, overhead in (
-        ("train", "training_fraction", "step_overhead_seconds"),
-        ("rollout", "decode_fraction", "decode_overhead_seconds"),
-        ("push", "push_fraction", "push_overhead_seconds"),
-    ):
-        rows = [
-            _row(run, step, hardware, phase, fraction, overhead)
-            for run in runs
-            for step in run.steps
-        ]
-        share, fixed = fit_two(rows, getattr(hardware, fraction), getattr(hardware, overhead))
-        hardware = _with(hardware, {fraction: share, overhead: fixed})
-        if phase == "train":  # products of a forward pass are products
-            hardware = replace(hardware, prefill_fraction=share)
-    verify = [
-        step.seconds["verify"] / seconds
-        for run in runs
-        for step in run.steps
-        if (seconds := _estimate(run, step, hardware).verify)
-    ]
-    if verify:
-        hardware = replace(hardware, verify_seconds=hardware.verify_seconds * median(verify))
-    before, after = figures_of(base), figures_of(hardware)
-    how = f"{sum(len(run.steps) for run in runs)} steps of {len(runs)} runs"
-    changes = {
-        name: (before[name], after[name], how) for name in after if before[name] != after[name]
-    }
-    return Calibration(hardware=hardware, changes=changes, checks=_checks(runs, hardware))
-
-
-Row = tuple[float, float, float]
-"""(a, b, measured): measured = a / fraction + b x overhead."""
-
-
-def fit_two(rows: Sequence[Row], fraction: float, overhead: float) -> tuple[float, float]:
-    """(fraction in (0, 1], overhead >= 0) by least squares of relative errors.
-
-    Where the rows cannot tell the two apart, the overhead stays as given if it leaves a possible
-    fraction; otherwise the fraction stays and the overhead takes the rest.
+def calibrate(steps: Sequence[MeasuredStep], base: Hardware) -> dict[str, FittedPhase]:
+    """Each phase's factor, so that the median step takes what was measured; a phase that no run
+    has is left out.
     """
-    if not any(a > 0 for a, _, _ in rows):
-        return fraction, max(0.0, median(t / b for _, b, t in rows))
-    ratios = [a / b for a, b, _ in rows]
-    if max(ratios) > _ENOUGH_SPREAD * min(ratios):
-        matrix = np.array([[a / t, b / t] for a, b, t in rows])
-        (inverse, fixed), *_ = np.linalg.lstsq(matrix, np.ones(len(rows)), rcond=None)
-        if fixed < 0:  # noise: the best that is possible has none
-            of_a = matrix[:, 0]
-            inverse, fixed = of_a.sum() / (of_a @ of_a), 0.0
-        if inverse >= 1:
-            return float(1 / inverse), float(fixed)
-    inverse = median((t - b * overhead) / a for a, b, t in rows if a > 0)
-    if inverse >= 1:
-        return float(1 / inverse), overhead
-    return fraction, max(0.0, median((t - a / fraction) / b for a, b, t in rows))
-
-
-def _row(
-    run: MeasuredRun,
-    step: MeasuredStep,
-    hardware: Hardware,
-    phase: str,
-    fraction: str,
-    overhead: str,
-) -> Row:
-    """One phase of a step, whose estimate is linear in 1 / fraction and in the overhead.
-
-    a: training: products at peak; rollout: bytes that decoding reads, at the memory's bandwidth;
-    push: bytes at the links'. b: overheads one after the other.
-    """
-    free = {fraction: 1.0, overhead: 0.0}
-    prompts = 0.0
-    if phase == "rollout":
-        # Reading prompts is products, and so small a batch as a calibration's reads weights longer
-        # than it multiplies.
-        prompts = _estimate(run, step, hardware).prefill
-        free["peak_flops"] = float("inf")
-
-    def seconds(figures: dict[str, float]) -> float:
-        estimate = _estimate(run, step, _with(hardware, free | figures))
-        return float(getattr(estimate, phase))
-
-    rest_and_a = seconds({})
-    a = seconds({fraction: 0.5}) - rest_and_a
-    b = seconds({overhead: 1.0}) - rest_and_a
-    return a, b, max(1e-9, step.seconds[phase] - prompts - (rest_and_a - a))
-
-
-def _with(hardware: Hardware, figures: dict[str, float]) -> Hardware:
-    changed: Any = figures
-    return replace(hardware, **changed)
-
-
-def _estimate(run: MeasuredRun, step: MeasuredStep, hardware: Hardware) -> StepEstimate:
-    return estimate_step(replace(run.job, hardware=hardware), step.workload)
-
-
-def _checks(runs: Sequence[MeasuredRun], hardware: Hardware) -> list[CalibrationCheck]:
-    checks = []
-    for run in runs:
-        predicted = [_estimate(run, step, hardware) for step in run.steps]
-        for phase in PHASES:
-            checks.append(
-                CalibrationCheck(
-                    run=run.name,
-                    phase=phase,
-                    measured=median(step.seconds[phase] for step in run.steps),
-                    predicted=median(getattr(step, phase) for step in predicted),
-                )
+    predicted = [step.predicted(base) for step in steps]
+    fitted = {}
+    for phase in PHASES:
+        both = [(s.seconds[phase], p[phase]) for s, p in zip(steps, predicted, strict=True)]
+        if ratios := [measured / before for measured, before in both if measured and before]:
+            fitted[phase] = FittedPhase(
+                measured=median(measured for measured, _ in both),
+                predicted=median(before for _, before in both),
+                factor=getattr(base, f"{phase}_factor") * median(ratios),
             )
-    return checks
+    return fitted
 
 
 def write_hardware(
-    out: Path, hardware: Hardware, run_dirs: Sequence[Path], base_file: Path | None
+    out: Path, base: Hardware, fitted: dict[str, FittedPhase], run_dirs: Sequence[Path]
 ) -> None:
-    """The figures of the base file with this device's in place of its own."""
-    entries = read_entries(base_file or SHIPPED)
-    before = entries[hardware.name]
-    figures = dict(figures_of(hardware))
-    sources = dict(before.get("sources") or {})
-    for name, value in figures.items():
-        if float(before[name]) != value:
-            sources[name] = "calibrated from " + ", ".join(path.name for path in run_dirs)
-    entries[hardware.name] = {**figures, "sources": sources}
+    """The device's figures with the fitted factors, as a file for --hardware."""
+    figures = dict(figures_of(base)) | {f"{p}_factor": one.factor for p, one in fitted.items()}
+    runs = ", ".join(path.name for path in run_dirs)
+    lines = [f"# Factors from {runs}, by `megatron-opsft plan calibrate`.", f"{base.name}:"]
+    lines += [f"  {name}: {value!r}" for name, value in figures.items()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, yaml.safe_dump(entries, sort_keys=False))
+    write_text(out, "\n".join(lines) + "\n")

@@ -4,12 +4,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.plan.estimate import RunEstimate
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.rollout.limits import (
-    check_engine_ranks,
-    check_engine_settings,
-    check_lengths,
-)
+from megatron_opsft.rollout.limits import check_engine_ranks, check_lengths
+from megatron_opsft.rollout.traits import check_engine_settings
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
@@ -34,18 +32,47 @@ def check_job(job: TrainingJob) -> None:
             "train.cross_entropy=te needs TransformerEngine, on CUDA and in bfloat16; use auto or "
             "fused_linear"
         )
-    _check_engines(job)
-
-
-def _check_engines(job: TrainingJob) -> None:
-    rollout = job.config.rollout
-    check_rollout_tp(job.shape, rollout.tp)
-    if job.shape.moe and not job.hardware.is_cuda and not job.engine.experts_on_cpu:
+    check_rollout_tp(shape, rollout.tp)
+    if shape.moe and not hardware.is_cuda and not job.engine.experts_on_cpu:
         raise UserError(
             f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
             "experts"
         )
     check_engine_ranks(rollout.tp, job.world_size)
+
+
+def notes_of(run: RunEstimate) -> list[str]:
+    """What is allowed but wasteful or unwise, and what is not counted: one line each."""
+    job = run.job
+    config, parallel, node = job.config, job.parallel, job.hardware.gpus_per_node
+    notes = []
+    for key, size, moves in (
+        ("parallel.tp x parallel.cp", parallel.tp * parallel.cp, "hidden states, keys and values"),
+        ("parallel.ep x etp", parallel.ep * parallel.expert_tp, "tokens"),
+        ("rollout.tp", job.engine_tp, "hidden states of every token's step"),
+    ):
+        if size > node:
+            notes.append(
+                f"{key} = {size} reaches beyond a node of {node} devices: every layer's {moves} "
+                "cross the network"
+            )
+    prompts = config.data.prompts_per_step
+    if job.num_engines > prompts and job.engine.refills:
+        notes.append(
+            f"{job.num_engines - prompts} of {job.num_engines} engines get no problem: "
+            f"data.prompts_per_step={prompts}; raise rollout.tp or prompts_per_step"
+        )
+    if job.num_responses < job.dp:
+        notes.append(
+            f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
+            "fillers"
+        )
+    temperature = config.rollout.temperature
+    if config.method.objective(temperature).temperature != temperature:
+        notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
+    if job.hardware.is_cuda and config.model.dtype == "float32":
+        notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
+    return notes + _uncounted(config.method) + _host_memory(run)
 
 
 def _uncounted(settings: MethodSettings) -> list[str]:
@@ -65,37 +92,17 @@ def _uncounted(settings: MethodSettings) -> list[str]:
     return notes
 
 
-def notes_of(job: TrainingJob) -> list[str]:
-    """What is allowed but wasteful or unwise: one line each."""
-    config, hardware = job.config, job.hardware
-    notes = []
-    if job.parallel.tp > hardware.gpus_per_node:
-        notes.append(
-            f"parallel.tp={job.parallel.tp} reaches beyond a node of {hardware.gpus_per_node} "
-            "devices: every layer waits for the network"
-        )
-    if job.parallel.cp > 1 and job.parallel.tp * job.parallel.cp > hardware.gpus_per_node:
-        notes.append(
-            f"parallel.tp x parallel.cp = {job.parallel.tp} x {job.parallel.cp} reaches beyond a "
-            f"node of {hardware.gpus_per_node} devices: every layer's keys and values cross the "
-            "network"
-        )
-    if job.parallel.ep * job.parallel.expert_tp > hardware.gpus_per_node:
-        notes.append(
-            f"parallel.ep x etp = {job.parallel.ep} x {job.parallel.expert_tp} reaches beyond a "
-            f"node of {hardware.gpus_per_node} devices: every layer's tokens cross the network"
-        )
-    if job.engine_tp > hardware.gpus_per_node:
-        notes.append(f"rollout.tp={job.engine_tp} reaches beyond a node: decoding waits for it")
-    if job.num_responses < job.dp:
-        notes.append(
-            f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
-            "padding"
-        )
-    temperature = config.rollout.temperature
-    if config.method.objective(temperature).temperature != temperature:
-        notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
-    notes += _uncounted(config.method)
-    if job.hardware.is_cuda and config.model.dtype == "float32":
-        notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
-    return notes
+def _host_memory(run: RunEstimate) -> list[str]:
+    """What the nodes' CPU memory is too small for. Devices decide whether a run fits, since how
+    much CPU memory a node has is not theirs to say.
+    """
+    there = run.job.host_bytes_per_node
+    needed = run.checkpoint.saved_bytes + run.reference_host_bytes
+    if needed <= there:
+        return []
+    both = run.reference_host_bytes > 0
+    what = "a checkpoint and the reference model need" if both else "a checkpoint needs"
+    return [
+        f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
+        f"{there / 1e9:,.0f}; use more nodes"
+    ]

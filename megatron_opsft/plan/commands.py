@@ -1,6 +1,7 @@
 """`megatron-opsft plan`: the commands, as users call them."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,30 +15,13 @@ from megatron_opsft.command_line import (
     examples,
 )
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.plan.lengths import (
-    DEFAULT_PROMPT_TOKENS,
-    DEFAULT_SIGMA,
-    PAPER_ACCEPTANCE,
-)
-from megatron_opsft.plan.options import (
-    Acceptance,
-    Gpu,
-    GpusPerNode,
-    HardwareFile,
-    MeanTokens,
-    NodeCores,
-    PromptTokens,
-    ResponseOptions,
-    Sigma,
-    load_device,
-    load_shape,
-)
+from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA, PAPER_ACCEPTANCE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from megatron_opsft.plan.job import TrainingJob
-    from megatron_opsft.plan.lengths import Workload
+    from megatron_opsft.plan.workload import Workload
 
 app = typer.Typer(
     cls=RunByDefault,
@@ -50,6 +34,15 @@ app = typer.Typer(
     ),
 )
 
+Gpu = Annotated[
+    str, typer.Option(help="Device: h100, h200, a100, b200, cpu, or one of --hardware.")
+]
+GpusPerNode = Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")]
+HardwareFile = Annotated[
+    Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")
+]
+Sigma = Annotated[float, typer.Option(min=0, help="Spread of log lengths.")]
+PromptTokens = Annotated[int, typer.Option(min=1, help="Mean tokens of a prompt.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -58,23 +51,34 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
     cls=RunCommand,
     epilog=examples(
         "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
+        "megatron-opsft plan CONFIG --nodes 1,8,64",
         "megatron-opsft plan CONFIG rollout.engine=vllm --gpu a100 --search",
     ),
 )
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes.")] = 1,
+    nodes: Annotated[
+        str, typer.Option(help="Nodes; several, such as 1,8,64, give a row each.")
+    ] = "1",
     gpus_per_node: GpusPerNode = 8,
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
-    node_cores: NodeCores = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps to cost; by default run.steps.")
     ] = None,
-    mean_tokens: MeanTokens = None,
+    mean_tokens: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="Mean response before the limit cuts it; by default the paper's end, 2186, or "
+            "62 % of a limit below the paper's.",
+        ),
+    ] = None,
     sigma: Sigma = DEFAULT_SIGMA,
-    acceptance: Acceptance = PAPER_ACCEPTANCE,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of correct, finished responses.")
+    ] = PAPER_ACCEPTANCE,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     search: Annotated[
         bool, typer.Option("--search", help="Look for the fastest layout that fits.")
@@ -87,71 +91,75 @@ def run(
     Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
     """
     from megatron_opsft.config_file import load_config
-    from megatron_opsft.rollout.limits import fit_lengths
 
+    counts = _parse_nodes(nodes, search)
     loaded = load_config(config, overrides or [])
-    shape = load_shape(loaded.model.path)
-    device = load_device(gpu, hardware, gpus_per_node, node_cores)
-    from megatron_opsft.plan.job import TrainingJob
-
-    job = TrainingJob(
-        config=fit_lengths(loaded, shape.max_position_embeddings),
-        shape=shape,
-        hardware=device,
-        world_size=nodes * gpus_per_node,
-    )
     num_steps = steps or loaded.run.steps
     if num_steps < 1:
         raise UserError("run.steps=0 costs nothing; give --steps")
-    workload = ResponseOptions(
+    from megatron_opsft.plan.hardware import load_hardware
+    from megatron_opsft.plan.job import make_job
+    from megatron_opsft.plan.workload import make_workload
+
+    device = load_hardware(gpu, hardware, gpus_per_node=gpus_per_node)
+    jobs = [make_job(loaded, device, count * gpus_per_node) for count in counts]
+    workload = make_workload(
+        jobs[0].config,
         mean_tokens=mean_tokens,
         sigma=sigma,
         acceptance=acceptance,
         prompt_tokens=prompt_tokens,
-    ).workload(job)
+    )
     if search:
-        raise typer.Exit(_search(job, workload, num_steps, top, as_json))
-    raise typer.Exit(_plan(job, workload, num_steps, as_json))
+        raise typer.Exit(_search(jobs[0], workload, num_steps, top, as_json))
+    raise typer.Exit(_plan(jobs, workload, num_steps, as_json))
 
 
-def _plan(job: "TrainingJob", workload: "Workload", num_steps: int, as_json: bool) -> int:
-    """Prints what the run takes; the exit code."""
+def _parse_nodes(text: str, search: bool) -> list[int]:
+    """ "1,8" as numbers. Errors: `UserError`, also for several where a search takes one."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"--nodes={text} must be a number of nodes, or several such as 1,8,64")
+    if search and len(counts) > 1:
+        raise UserError(f"--nodes={text} and --search exclude each other; give one number")
+    return counts
+
+
+def _plan(jobs: "list[TrainingJob]", workload: "Workload", num_steps: int, as_json: bool) -> int:
+    """Prints what the run takes on each number of devices; the exit code."""
     from megatron_opsft.plan.checks import check_job, notes_of
-    from megatron_opsft.plan.estimate import estimate_run, host_notes, run_as_json
-    from megatron_opsft.plan.ranks import build_stages
-    from megatron_opsft.plan.tables import show_run
+    from megatron_opsft.plan.estimate import estimate_run, run_as_json
+    from megatron_opsft.plan.tables import show_nodes, show_run
 
-    check_job(job)
-    estimate = estimate_run(job, build_stages(job), workload, num_steps)
-    notes = notes_of(job) + host_notes(estimate)
+    for job in jobs:
+        check_job(job)
+    runs = [estimate_run(job, workload, num_steps) for job in jobs]
+    found = [run_as_json(one) | {"notes": notes_of(one)} for one in runs]
     if as_json:
-        typer.echo(json.dumps(run_as_json(estimate) | {"notes": notes}))
+        typer.echo(json.dumps(found[0] if len(found) == 1 else {"runs": found}))
+    elif len(runs) == 1:
+        _print(show_run(runs[0], notes_of(runs[0])))
     else:
-        _print(show_run(estimate, notes))
-    return 0 if estimate.fits else ANSWER_IS_NO
+        _print(show_nodes(runs))
+    return 0 if all(one.fits for one in runs) else ANSWER_IS_NO
 
 
 def _search(
     job: "TrainingJob", workload: "Workload", num_steps: int, top: int, as_json: bool
 ) -> int:
     """Prints the layouts; the exit code."""
-    from megatron_opsft.plan.estimate import estimate_run
-    from megatron_opsft.plan.ranks import build_stages
     from megatron_opsft.plan.search import found_as_json, search_layouts
     from megatron_opsft.plan.tables import show_found
 
     found = search_layouts(job, workload, num_steps)
-    shown = found[:top]
-    # The search counts parameters; of the best one Megatron's own model is built.
-    exact = None
-    if shown and shown[0].estimate.is_safe:
-        best = shown[0].estimate.job
-        exact = estimate_run(best, build_stages(best), workload, num_steps)
     if as_json:
-        typer.echo(json.dumps(found_as_json(shown, exact)))
+        typer.echo(json.dumps(found_as_json(found[:top])))
     else:
-        _print(show_found(shown, exact, len(found)))
-    return 0 if exact is not None and exact.fits else ANSWER_IS_NO
+        _print(show_found(found[:top], len(found)))
+    return 0 if found[0].estimate.is_safe else ANSWER_IS_NO
 
 
 def _print(what: "RenderableType") -> None:
@@ -176,7 +184,6 @@ def calibrate(
     gpu: Gpu = "h100",
     hardware: HardwareFile = None,
     gpus_per_node: GpusPerNode = 8,
-    node_cores: NodeCores = None,
     prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
     sigma: Sigma = DEFAULT_SIGMA,
     overwrite: Annotated[
@@ -184,27 +191,31 @@ def calibrate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Fit a device's achieved fractions and overheads to what runs measured (metrics.jsonl).
+    """Set the factor of each phase to what runs measured (metrics.jsonl).
 
     Peaks, sizes and prices stay as they are for --gpu. Exit code 2: bad input.
     """
     from megatron_opsft.plan.calibrate import calibrate as fit
-    from megatron_opsft.plan.calibrate import write_hardware
-    from megatron_opsft.plan.measured import read_run
+    from megatron_opsft.plan.calibrate import read_steps, write_hardware
+    from megatron_opsft.plan.hardware import load_hardware
 
     if out.exists() and not overwrite:
         raise UserError(f"--out={out} exists; name another file or give --overwrite")
-    base = load_device(gpu, hardware, gpus_per_node, node_cores)
-    runs = [
-        read_run(path, load_shape, base, prompt_tokens=prompt_tokens, sigma=sigma)
+    base = load_hardware(gpu, hardware, gpus_per_node=gpus_per_node)
+    steps = [
+        step
         for path in run_dirs
+        for step in read_steps(path, base, prompt_tokens=prompt_tokens, sigma=sigma)
     ]
-    result = fit(runs, base)
-    write_hardware(out, result.hardware, run_dirs, base_file=hardware)
+    fitted = fit(steps, base)
+    write_hardware(out, base, fitted, run_dirs)
     if as_json:
-        typer.echo(json.dumps(result.as_json()))
-    else:
-        from megatron_opsft.plan.tables import show_calibration
-
-        _print(show_calibration(result))
-        typer.echo(f"wrote {out}; use it with --hardware {out} --gpu {gpu}")
+        phases = {phase: asdict(one) for phase, one in fitted.items()}
+        typer.echo(json.dumps({"device": gpu, "phases": phases}))
+        return
+    for phase, one in fitted.items():
+        typer.echo(
+            f"{phase}: measured {one.measured:.3f} s, planned {one.predicted:.3f} s; "
+            f"{phase}_factor {getattr(base, f'{phase}_factor'):.4g} -> {one.factor:.4g}"
+        )
+    typer.echo(f"wrote {out}; use it with --hardware {out} --gpu {gpu}")

@@ -4,31 +4,123 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_opsft.plan.checkpoint import CheckpointEstimate, estimate_checkpoint
+from megatron_opsft.architectures.flops import forward_flops
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.lengths import Workload
 from megatron_opsft.plan.memory import (
     RankMemory,
-    Stage,
     engine_memory,
     kv_bytes_per_token,
     rank_memory,
+    reference_is_on_device,
 )
-from megatron_opsft.plan.reference import reference_host_bytes, with_reference
-from megatron_opsft.plan.step import StepEstimate, estimate_step
-from megatron_opsft.plan.training import training_flops
+from megatron_opsft.plan.rollout import (
+    RolloutEstimate,
+    estimate_rollout,
+    push_seconds,
+    verify_seconds,
+)
+from megatron_opsft.plan.stages import Stage, count_stages
+from megatron_opsft.plan.training import (
+    TrainingEstimate,
+    estimate_training,
+    gather_in_push_seconds,
+    reference_seconds,
+)
+from megatron_opsft.plan.workload import Workload
 
 # Of a device's memory that is to stay free: the formulas are not better than that.
 SAFE_SHARE = 0.05
+# Of a parameter in a checkpoint: float32 main weight and two moments.
+_STATE_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Seconds of a step by phase; push is what metrics.jsonl calls sync. reference, old_logprob:
+    passes of the reference model and of the policy that sampled, where the method asks for them.
+    """
+
+    sampling: RolloutEstimate
+    training: TrainingEstimate
+    verify: float
+    reference: float
+    old_logprob: float
+    push: float
+
+    @property
+    def rollout(self) -> float:
+        return self.sampling.prefill + self.sampling.decode
+
+    @property
+    def train(self) -> float:
+        return self.training.total
+
+    @property
+    def total(self) -> float:
+        scored = self.reference + self.old_logprob
+        return self.rollout + self.verify + scored + self.train + self.push
+
+
+def estimate_step(job: TrainingJob, workload: Workload, stages: Sequence[Stage]) -> StepEstimate:
+    """stages: of `count_stages`."""
+    training = estimate_training(job, stages, workload)
+    return StepEstimate(
+        sampling=estimate_rollout(job, workload),
+        training=training,
+        verify=verify_seconds(job, workload),
+        reference=reference_seconds(job, stages, training.score),
+        old_logprob=training.score if job.scores_before else 0.0,
+        push=push_seconds(job) + gather_in_push_seconds(job, stages),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointEstimate:
+    """total_bytes: on disk. saved_bytes: that the ranks of a node write, and hold in host memory
+    beside what the processes hold anyway while they do. resume_bytes: that the ranks of a node
+    read, once to check the files and once without the weights that follow from main weights.
+
+    Seconds: of the slowest node, at `storage_bandwidth`; a save takes its own in the background,
+    the resume's come on top of a start.
+    """
+
+    total_bytes: int
+    saved_bytes: int
+    resume_bytes: int
+    save_seconds: float
+    resume_seconds: float
+
+
+def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> CheckpointEstimate:
+    """As `model.checkpoint_share`: every rank writes and reads what it updates."""
+    of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
+    of_parameter = _STATE_BYTES + of_weight
+    experts = [stage.expert_parameters for stage in stages]
+    dense = [stage.num_parameters - stage.expert_parameters for stage in stages]
+    updated = job.ranks_per_node * max(
+        d / job.num_copies + e / job.num_expert_copies for d, e in zip(dense, experts, strict=True)
+    )
+    parallel = job.parallel
+    elements = parallel.tp * sum(dense) + parallel.expert_tp * parallel.ep * sum(experts)
+    total, saved = elements * of_parameter, int(updated * of_parameter)
+    # Files are checked by all ranks in turn, whoever reads them afterwards.
+    read = total * job.ranks_per_node // job.world_size + int(updated * _STATE_BYTES)
+    rate = job.hardware.storage_bandwidth * job.ranks_per_node
+    return CheckpointEstimate(
+        total_bytes=total,
+        saved_bytes=saved,
+        resume_bytes=read,
+        save_seconds=saved / rate,
+        resume_seconds=read / rate,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
     """All that is said about a job. memory: of every pipeline stage.
 
-    tokens_per_second: sampled, over the whole step; mfu: of the training phase; step_mfu: the same
-    products over the whole step. kv_tokens: that one engine's cache holds. reference_host_bytes: of
-    the reference model, in a node's CPU memory.
+    kv_tokens: that one engine's cache holds. problems: why it does not fit. reference_host_bytes:
+    of the reference model, in a node's CPU memory.
     """
 
     job: TrainingJob
@@ -56,27 +148,25 @@ class RunEstimate:
         return min(self.memory, key=lambda rank: rank.margin)
 
     @property
+    def num_parameters(self) -> int:
+        """Of the whole model."""
+        return sum(rank.stage.whole_parameters for rank in self.memory)
+
+    @property
     def tokens_per_second(self) -> float:
+        """Sampled ones, over the whole step."""
         return self.workload.sampled_tokens / self.step.total
 
-    @property
-    def mfu(self) -> float:
-        return self._utilization(self.step.train)
-
-    @property
-    def step_mfu(self) -> float:
-        return self._utilization(self.step.total)
-
-    def _utilization(self, seconds: float) -> float:
+    def utilization(self, seconds: float) -> float:
+        """MFU: the products of the training passes over peak, recomputation not counted."""
         peak = self.job.hardware.peak_flops * self.job.world_size
-        done = training_flops(self.job, self.workload)
-        return done / (seconds * peak) if done else 0.0
+        trained = self.workload.trained
+        done = 3 * forward_flops(self.job.shape, self.workload.sequences, sum(trained))
+        return done / (seconds * peak) if trained else 0.0
 
     @property
     def device_hours(self) -> float:
-        """The whole run's, those of engines with their own devices included, evaluation and
-        checkpoints left out.
-        """
+        """The whole run's, evaluation and checkpoints left out."""
         return self.step.total * self.num_steps * self.job.world_size / 3600
 
     @property
@@ -86,47 +176,35 @@ class RunEstimate:
 
     @property
     def bottleneck(self) -> str:
-        """The longest phase, and what takes it longest."""
-        step = self.step
-        phases = ("rollout", "verify", "reference", "old_logprob", "train", "push")
-        name = max(phases, key=lambda phase: float(getattr(step, phase)))
-        share = getattr(step, name) / step.total
-        return f"{name}, {share:.0%} of a step: {self._reason(name)}"
-
-    def _reason(self, phase: str) -> str:
-        step = self.step
-        if phase == "rollout":
-            if step.prefill > step.decode:
-                return "prompts take longer than decoding"
-            if step.decode_overhead > 0.5:
-                return (
-                    f"{step.decode_overhead:.0%} of decoding is a fixed cost of each token's step; "
-                    "more responses to an engine would use it better"
-                )
-            return f"decoding reads weights and cache, {self.step.slots} responses at once"
-        if phase == "train":
-            if step.exchange > step.train / 3:
-                return "the exchange of gradients"
-            if step.bubble > 0.33:
-                return f"{step.bubble:.0%} of the pipeline's time is waiting; use a smaller pp"
-            return f"products, at {self.mfu:.0%} of peak"
-        if phase == "verify":
-            return "too few CPU cores for the answers"
-        if phase in ("reference", "old_logprob"):
-            return "passes that score all responses"
-        return "weights between trainer and engines"
+        """The longest phase, its share of a step, and what it does."""
+        step, sampling, training = self.step, self.step.sampling, self.step.training
+        fixed = sampling.fixed / sampling.decode if sampling.decode else 0.0
+        reasons = {
+            "rollout": f"{sampling.slots} responses at once in an engine, {fixed:.0%} of decoding "
+            "is a fixed cost of each token's step",
+            "verify": "too few CPU cores for the answers",
+            "reference": "passes that score all responses",
+            "old_logprob": "passes that score all responses",
+            "train": f"products at {self.utilization(step.train):.0%} of peak, bubbles "
+            f"{training.bubble:.0%}, exchange {training.exchange:.2f} s",
+            "push": "weights between trainer and engines",
+        }
+        name = max(reasons, key=lambda phase: float(getattr(step, phase)))
+        return f"{name}, {getattr(step, name) / step.total:.0%} of a step: {reasons[name]}"
 
 
-def estimate_run(
-    job: TrainingJob, stages: Sequence[Stage], workload: Workload, num_steps: int
-) -> RunEstimate:
-    """stages: of `ranks.build_stages`, or of `stages.count_stages`."""
+def estimate_run(job: TrainingJob, workload: Workload, num_steps: int) -> RunEstimate:
+    """The job has passed `check_job`."""
+    stages = count_stages(job)
     step = estimate_step(job, workload, stages)
-    num_microbatches = -(-step.num_microbatches // job.config.method.num_updates)
-    memory = [
-        with_reference(job, rank_memory(job, stage, max(1, num_microbatches))) for stage in stages
-    ]
+    of_update = step.training.num_microbatches // job.config.method.num_updates
+    memory = [rank_memory(job, stage, max(1, of_update)) for stage in stages]
     kv_tokens = int(max(0.0, engine_memory(job).kv_cache) / kv_bytes_per_token(job))
+    on_host = [
+        stage.weight_bytes
+        for stage in stages
+        if job.keeps_reference and not reference_is_on_device(job, stage)
+    ]
     return RunEstimate(
         job=job,
         memory=memory,
@@ -136,24 +214,8 @@ def estimate_run(
         checkpoint=estimate_checkpoint(job, stages),
         num_steps=num_steps,
         problems=_problems(job, memory, kv_tokens),
-        reference_host_bytes=reference_host_bytes(job, stages),
+        reference_host_bytes=job.ranks_per_node * max(on_host, default=0),
     )
-
-
-def host_notes(run: RunEstimate) -> list[str]:
-    """What the nodes' CPU memory is too small for: one line each. Devices decide whether a run
-    fits, since how much CPU memory a node has is not theirs to say.
-    """
-    there = run.job.host_bytes_per_node
-    needed = run.checkpoint.saved_bytes + run.reference_host_bytes
-    if needed <= there:
-        return []
-    with_reference = run.reference_host_bytes > 0
-    what = "a checkpoint and the reference model need" if with_reference else "a checkpoint needs"
-    return [
-        f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-        f"{there / 1e9:,.0f}; use more nodes"
-    ]
 
 
 def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> list[str]:
@@ -167,8 +229,8 @@ def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> lis
         ),
         ("push", "raise rollout.tp or lower sync.bucket_mb"),
     ):
-        rank = max(memory, key=lambda one: getattr(one, phase))
-        over = getattr(rank, phase) - rank.limit
+        rank = max(memory, key=lambda one: one.phases[phase])
+        over = rank.phases[phase] - rank.limit
         if over > 0:
             problems.append(
                 f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
@@ -184,50 +246,43 @@ def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> lis
 
 def run_as_json(run: RunEstimate) -> dict[str, Any]:
     """One JSON object: bytes, seconds, shares and dollars."""
-    job = run.job
-    stages = [
-        {**asdict(rank), "margin": rank.margin, "in_phase": rank.fullest_phase}
-        for rank in run.memory
-    ]
-    step = run.step
-    seconds = {**asdict(step), "rollout": step.rollout, "total": step.total}
+    job, step = run.job, run.step
+    names = ("rollout", "verify", "reference", "old_logprob", "train", "push", "total")
+    training = asdict(step.training)
+    seconds = {name: getattr(step, name) for name in names}
+    seconds |= {name: training[name] for name in ("exchange", "update")}
     return {
         "fits": run.fits,
         "is_safe": run.is_safe,
         "problems": run.problems,
         "world_size": job.world_size,
         "device": job.hardware.name,
-        "tp": job.parallel.tp,
-        "pp": job.parallel.pp,
-        "cp": job.parallel.cp,
-        "ep": job.parallel.ep,
-        "etp": job.parallel.expert_tp,
-        "vpp": job.parallel.vpp,
+        **job.parallel.model_dump(),
         "dp": job.dp,
-        "sequence_parallel": job.sequence_parallel,
         "recompute": job.config.train.recompute,
         "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
         "cross_entropy": job.cross_entropy.method,
-        "parameters": sum(rank.stage.whole_parameters for rank in run.memory),
-        "stages": stages,
+        "parameters": run.num_parameters,
+        "stages": [{**asdict(rank), **rank.phases, "margin": rank.margin} for rank in run.memory],
         "margin_bytes": run.worst.margin,
         "checkpoint": asdict(run.checkpoint),
         "host_bytes_per_node": job.host_bytes_per_node,
+        "reference_host_bytes": run.reference_host_bytes,
         "kv_tokens": run.kv_tokens,
-        "slots": seconds.pop("slots"),
-        "num_microbatches": seconds.pop("num_microbatches"),
+        "slots": step.sampling.slots,
+        "num_microbatches": training["num_microbatches"],
+        "bubble": training["bubble"],
         "seconds": seconds,
         "tokens_per_second": run.tokens_per_second,
-        "mfu": run.mfu,
-        "step_mfu": run.step_mfu,
+        "mfu": run.utilization(step.train),
+        "step_mfu": run.utilization(step.total),
         "bottleneck": run.bottleneck,
         "steps": run.num_steps,
         "device_hours": run.device_hours,
         "price": run.price,
         "mean_response_tokens": run.workload.mean_tokens,
-        "num_accepted": len(run.workload.accepted),
+        "num_trained": len(run.workload.trained),
         "method": job.config.method.name,
         "num_updates": job.config.method.num_updates,
-        "reference_host_bytes": run.reference_host_bytes,
     }

@@ -1,15 +1,17 @@
 """What is planned: a run's configuration on so many devices, and the checks that need no device."""
 
 from dataclasses import dataclass
-from math import inf
 from typing import Literal
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.zigzag import padded
+from megatron_opsft.batching.zigzag import filled
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
+from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
 from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.rollout.limits import EngineTraits, engine_traits, max_engine_tokens
+from megatron_opsft.rollout.limits import fit_lengths, max_engine_tokens
+from megatron_opsft.rollout.traits import EngineTraits, engine_traits
+from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.slicing import padded_vocab_size
 
 Modules = Literal["te", "torch"]
@@ -75,7 +77,7 @@ class TrainingJob:
         """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
         own.
         """
-        whole = padded(self.longest_tokens, self.parallel.cp, self.align)
+        whole = filled(self.longest_tokens, self.parallel.cp, self.align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
 
     @property
@@ -95,10 +97,12 @@ class TrainingJob:
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As the trainer will choose. Errors: `UserError`."""
+        """As `loss.cross_entropy.choose_cross_entropy` will choose."""
+        wanted = self.config.train.cross_entropy
+        if wanted != "auto":
+            return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
         problem = "" if self.modules == "te" else "TransformerEngine needs CUDA and bfloat16"
-        return choose_cross_entropy(
-            self.config.train.cross_entropy,
+        return fastest_that_fits(
             problem,
             max_tokens=self.config.train.max_tokens_per_microbatch,
             rows_per_rank=self.rows_per_rank,
@@ -144,14 +148,11 @@ class TrainingJob:
         """CPU memory that the ranks of a node share."""
         return self.hardware.host_memory_bytes * self.ranks_per_node
 
-    @property
-    def cores_per_rank(self) -> float:
-        """CPU cores of a node for each of its ranks."""
-        return self.hardware.cores_of_ranks(self.ranks_per_node) / self.ranks_per_node
 
-    @property
-    def compute_cores(self) -> float:
-        """CPU cores that all ranks compute on and share, as if the nodes were one; without end
-        where each rank has a GPU of its own.
-        """
-        return inf if self.hardware.is_cuda else self.cores_per_rank * self.world_size
+def make_job(config: Config, hardware: Hardware, world_size: int) -> TrainingJob:
+    """Of the model config.json is read: a directory's, the shipped one, or the hub's; lengths that
+    nobody says are set to what the model has room for. Errors: `UserError`.
+    """
+    shape = read_model_shape(resolve_config(config.model.path))
+    config = fit_lengths(config, shape.max_position_embeddings)
+    return TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)

@@ -1,9 +1,9 @@
 """Bytes on one rank in the three phases of a step, by formula; pure, no Megatron.
 
 Resident all the time: weights, float32 main gradients, and this rank's part of the optimizer (in
-bfloat16 float32 main weights and two moments, in float32 the moments): Megatron's own buffers, see
-`ranks`. A rollout adds the engine, a training pass its activations and the loss, a push the
-engine's weights and two buckets.
+bfloat16 float32 main weights and two moments, in float32 the moments), and a frozen copy of the
+weights where the method has a reference model that stays on the device. A rollout adds the engine,
+a training pass its activations and the loss, a push the engine's weights and two buckets.
 """
 
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from megatron_opsft.plan.activations import (
     recomputed_bytes,
 )
 from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.stages import Stage
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -31,72 +32,54 @@ _HF_CACHE_SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """The model of all ranks of one pipeline stage: tensor-parallel and data-parallel peers hold
-    as much.
-
-    num_parameters: elements on one rank, vocabulary padding and copies included; expert_parameters:
-    of them those of the experts that expert parallelism shares out, 0 without; whole_parameters:
-    of the Hugging Face model, those that this stage has the originals of. The bytes are of one
-    rank, the optimizer's of the data-parallel rank that has most.
+class EngineMemory:
+    """Bytes of one rank of a rollout engine. extra: graphs and profiled activations; kv_cache: what
+    is left for keys and values; asleep: what of it all stays while the trainer works, pushing:
+    while weights come.
     """
 
-    index: int
-    num_layers: int
-    has_embedding: bool
-    has_output: bool
-    num_parameters: int
-    expert_parameters: int
-    whole_parameters: int
-    weight_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
+    weights: float
+    extra: float
+    kv_cache: float
+    asleep: float
+    pushing: float
 
     @property
-    def expert_share(self) -> float:
-        """Of what it holds, that of experts."""
-        return self.expert_parameters / self.num_parameters
-
-    @property
-    def resident_bytes(self) -> int:
-        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes
+    def awake(self) -> float:
+        return self.weights + self.extra + max(0.0, self.kv_cache)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes on one rank of a stage. kv_cache: what is left for keys and values; engine_extra:
-    graphs and profiled activations of the engine; loss and recompute exist one after the other.
-    reference: of a reference model on the device, which `plan.reference` adds.
+    """Bytes on one rank of a stage. loss and recompute exist one after the other. reference: of a
+    reference model on the device.
     """
 
     stage: Stage
+    engine: EngineMemory
     reserved: float
+    reference: float
     activations: float
     recompute: float
     loss: float
     push_buckets: float
-    engine_weights: float
-    engine_extra: float
-    kv_cache: float
-    rollout: float
-    train: float
-    push: float
     limit: float
-    reference: float = 0.0
 
     @property
-    def peak(self) -> float:
-        return max(self.rollout, self.train, self.push)
-
-    @property
-    def fullest_phase(self) -> str:
-        """In which it needs most."""
-        return max(("rollout", "train", "push"), key=lambda phase: float(getattr(self, phase)))
+    def phases(self) -> dict[str, float]:
+        """What it needs in each."""
+        base = self.reserved + self.stage.resident_bytes + self.reference
+        passes = self.activations + max(self.recompute, self.loss)
+        return {
+            "rollout": base + self.engine.awake,
+            "train": base + passes + self.engine.asleep,
+            "push": base + self.push_buckets + self.engine.pushing,
+        }
 
     @property
     def margin(self) -> float:
         """Negative where it does not fit."""
-        return self.limit - self.peak
+        return self.limit - max(self.phases.values())
 
 
 def num_in_flight(job: TrainingJob, stage: int, num_microbatches: int) -> float:
@@ -193,63 +176,53 @@ def kv_bytes_per_token(job: TrainingJob) -> float:
 
 
 def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMemory:
-    """The three phases of a rank; num_microbatches: of a step on each data-parallel rank."""
+    """A rank of a stage; num_microbatches: of an update on each data-parallel rank."""
     in_flight = num_in_flight(job, stage.index, num_microbatches)
     kept, moment, loss = activation_bytes(job, stage, in_flight)
-    engine = engine_memory(job)
-    base = job.hardware.reserved_bytes + stage.resident_bytes
-    buckets = _bucket_bytes(job)
+    there = job.keeps_reference and reference_is_on_device(job, stage)
     return RankMemory(
         stage=stage,
+        engine=engine_memory(job),
         reserved=job.hardware.reserved_bytes,
+        reference=stage.weight_bytes if there else 0,
         activations=kept,
         recompute=moment,
         loss=loss,
-        push_buckets=buckets,
-        engine_weights=engine.weights,
-        engine_extra=engine.extra,
-        kv_cache=engine.kv_cache,
-        rollout=base + engine.awake,
-        train=base + kept + max(moment, loss) + engine.asleep,
-        push=base + buckets + (engine.weights if engine.can_sleep else engine.awake),
+        push_buckets=_bucket_bytes(job),
         limit=job.hardware.memory_bytes,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMemory:
-    """Bytes of one rank of a rollout engine. asleep: what of it stays while the trainer works."""
-
-    weights: float
-    extra: float
-    kv_cache: float
-    asleep: float
-    can_sleep: bool
-
-    @property
-    def awake(self) -> float:
-        return self.weights + self.extra + max(0.0, self.kv_cache)
+def reference_is_on_device(job: TrainingJob, stage: Stage) -> bool:
+    """As `model.reference` decides when trainer and engine are there: on a GPU only where it takes
+    no more than a tenth of what is free.
+    """
+    if not job.hardware.is_cuda:
+        return True
+    taken = job.hardware.reserved_bytes + stage.resident_bytes + engine_memory(job).awake
+    return 10 * stage.weight_bytes <= job.hardware.memory_bytes - taken
 
 
 def engine_memory(job: TrainingJob) -> EngineMemory:
-    """As `rollout.vllm.options` and `rollout.hf.engine` say."""
-    rollout = job.config.rollout
-    weights, extra = float(engine_elements(job) * job.dtype_bytes), 0.0
-    can_sleep, asleep = False, weights
-    if not job.engine.refills:
-        tokens = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
-        tokens *= job.max_sequence_tokens
-        cache = _HF_CACHE_SLACK * tokens * kv_bytes_per_token(job)
-    elif not job.hardware.is_cuda:
+    """As `rollout.vllm.options` and `rollout.hf.engine` say; vLLM on a GPU alone can sleep."""
+    rollout, hardware = job.config.rollout, job.hardware
+    weights = float(engine_elements(job) * job.dtype_bytes)
+    if job.engine.refills and hardware.is_cuda:
+        extra = _ENGINE_EXTRA_BYTES + _profiled_bytes(job)
+        budget = rollout.gpu_memory_fraction * hardware.memory_bytes
+        cache = float(rollout.kv_cache_bytes or budget - weights - extra)
+        return EngineMemory(
+            weights=weights, extra=extra, kv_cache=cache, asleep=_ASLEEP_BYTES, pushing=weights
+        )
+    if job.engine.refills:
         cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
         asleep = weights + cache
     else:
-        extra = _ENGINE_EXTRA_BYTES + _profiled_bytes(job)
-        budget = rollout.gpu_memory_fraction * job.hardware.memory_bytes
-        cache = float(rollout.kv_cache_bytes or budget - weights - extra)
-        can_sleep, asleep = True, _ASLEEP_BYTES
+        rows = min(rollout.batch_size, -(-job.num_responses // job.num_engines))
+        cache = _HF_CACHE_SLACK * rows * job.max_sequence_tokens * kv_bytes_per_token(job)
+        asleep = weights
     return EngineMemory(
-        weights=weights, extra=extra, kv_cache=cache, asleep=asleep, can_sleep=can_sleep
+        weights=weights, extra=0.0, kv_cache=cache, asleep=asleep, pushing=weights + cache
     )
 
 

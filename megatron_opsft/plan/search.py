@@ -1,6 +1,4 @@
-"""The fastest layout of a run that fits its devices: every one is planned by formula; pure but for
-the trainer's own check of a layout.
-"""
+"""The fastest layout of a run that fits its devices: every one is planned; pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,8 +11,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import SAFE_SHARE, RunEstimate, estimate_run, run_as_json
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.lengths import Workload
-from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.workload import Workload
 
 _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.01  # steps that differ by less differ by less than a plan knows
@@ -68,10 +65,10 @@ def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list
 
 
 def _estimate(job: TrainingJob, changes: Change, workload: Workload, num_steps: int) -> RunEstimate:
-    """With counted parameters. Errors: `UserError` where the trainer refuses the change."""
+    """Errors: `UserError` where the trainer refuses the change."""
     changed = replace(job, config=_changed(job.config, changes))
     check_job(changed)
-    return estimate_run(changed, count_stages(changed), workload, num_steps)
+    return estimate_run(changed, workload, num_steps)
 
 
 def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
@@ -159,7 +156,7 @@ def _fraction_that_fits(estimate: RunEstimate) -> float | None:
     if job.config.rollout.kv_cache_bytes is not None:
         return None
     room = (1 - SAFE_SHARE) * estimate.worst.limit
-    over = max(rank.rollout for rank in estimate.memory) - room
+    over = max(rank.phases["rollout"] for rank in estimate.memory) - room
     if over <= 0:
         return None
     fraction = job.config.rollout.gpu_memory_fraction - over / estimate.worst.limit
@@ -167,11 +164,12 @@ def _fraction_that_fits(estimate: RunEstimate) -> float | None:
     return fraction if fraction > 0 else None
 
 
-def found_as_json(found: list[FoundLayout], exact: RunEstimate | None) -> dict[str, Any]:
-    """One JSON object; exact: the plan of the first, from Megatron's own model."""
+def found_as_json(found: list[FoundLayout]) -> dict[str, Any]:
+    """One JSON object of the layouts, best first."""
+    best = found[0].estimate if found and found[0].estimate.is_safe else None
     return {
-        "fits": exact is not None and exact.fits,
-        "best": run_as_json(exact) if exact is not None else None,
+        "fits": best is not None,
+        "best": run_as_json(best) if best is not None else None,
         "layouts": [
             {
                 "overrides": list(one.overrides),

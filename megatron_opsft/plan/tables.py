@@ -6,9 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megatron_opsft.plan.calibrate import Calibration
 from megatron_opsft.plan.estimate import RunEstimate
 from megatron_opsft.plan.search import FoundLayout
+
+_GREEN, _RED = "bold green", "bold red"
 
 
 def show_run(run: RunEstimate, notes: Sequence[str]) -> RenderableType:
@@ -19,7 +20,7 @@ def show_run(run: RunEstimate, notes: Sequence[str]) -> RenderableType:
         Text(_checkpoint(run)),
         _step_table(run),
         *(Text(f"note: {note}") for note in notes),
-        Text(verdict_line(run), style="bold green" if run.fits else "bold red"),
+        Text(verdict_line(run), style=_GREEN if run.fits else _RED),
     )
 
 
@@ -28,7 +29,9 @@ def verdict_line(run: RunEstimate) -> str:
     if not run.fits:
         return "DOES NOT FIT. " + "; ".join(run.problems)
     rank = run.worst
-    cost = f"{run.num_steps} steps take {_hours(run)}, {run.device_hours:,.1f} device-hours"
+    hours = run.step.total * run.num_steps / 3600
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    cost = f"{run.num_steps} steps take {time}, {run.device_hours:,.1f} device-hours"
     if run.price:
         cost += f", ${run.price:,.0f}"
     fits = "FITS" if run.is_safe else "FITS TIGHTLY"
@@ -39,14 +42,8 @@ def verdict_line(run: RunEstimate) -> str:
     )
 
 
-def _hours(run: RunEstimate) -> str:
-    hours = run.step.total * run.num_steps / 3600
-    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
-
-
 def _headline(run: RunEstimate) -> str:
     job = run.job
-    whole = sum(rank.stage.whole_parameters for rank in run.memory)
     layout = f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}"
     if job.parallel.cp > 1:
         layout += f" x CP {job.parallel.cp}"
@@ -56,20 +53,26 @@ def _headline(run: RunEstimate) -> str:
         layout += f", {job.parallel.vpp} virtual stages"
     engines = f"{job.num_engines} x {job.config.rollout.engine} engine of {job.engine_tp}"
     return (
-        f"{whole / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: {layout}; "
-        f"{engines}; recompute {job.config.train.recompute}; loss {job.cross_entropy.method} "
-        f"({job.cross_entropy.reason})"
+        f"{run.num_parameters / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: "
+        f"{layout}; {engines}; recompute {job.config.train.recompute}; loss "
+        f"{job.cross_entropy.method} ({job.cross_entropy.reason})"
     )
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
 
 
 def _memory_table(run: RunEstimate) -> Table:
     # Those between hold as many layers, and fewer activations from stage to stage.
     pp = len(run.memory)
     ranks = [run.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
-    table = Table(title=f"GB on one rank of {run.worst.limit / 1e9:.1f}", title_justify="left")
-    table.add_column("pipeline stage")
-    for rank in ranks:
-        table.add_column(str(rank.stage.index), justify="right")
+    stages = [str(rank.stage.index) for rank in ranks]
+    table = _table(f"GB on one rank of {run.worst.limit / 1e9:.1f}", ["pipeline stage", *stages])
+    table.columns[0].justify = "left"
     table.add_row("parameters (millions)", *(f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks))
     for label, of in (
         ("weights", lambda r: r.stage.weight_bytes),
@@ -80,33 +83,30 @@ def _memory_table(run: RunEstimate) -> Table:
         ("loss", lambda r: r.loss),
         ("reference model", lambda r: r.reference),
         ("push buckets", lambda r: r.push_buckets),
-        ("engine weights", lambda r: r.engine_weights),
-        ("engine, other", lambda r: r.engine_extra),
-        ("KV cache", lambda r: r.kv_cache),
+        ("engine weights", lambda r: r.engine.weights),
+        ("engine, other", lambda r: r.engine.extra),
+        ("KV cache", lambda r: r.engine.kv_cache),
         ("reserved", lambda r: r.reserved),
     ):
         table.add_row(label, *(_gb(of(rank)) for rank in ranks))
     table.add_section()
-    for phase in ("rollout", "train", "push"):
-        table.add_row(f"in {phase}", *(_gb(getattr(rank, phase)) for rank in ranks))
+    for phase in ranks[0].phases:
+        table.add_row(f"in {phase}", *(_gb(rank.phases[phase]) for rank in ranks))
     table.add_row("margin", *(_gb(rank.margin) for rank in ranks))
     return table
 
 
 def _checkpoint(run: RunEstimate) -> str:
     saved, there = run.checkpoint, run.job.host_bytes_per_node
-    return (
+    text = (
         f"checkpoint: {_gb(saved.total_bytes)} GB; a node writes {_gb(saved.saved_bytes)} GB from "
         f"as much host memory (of {_gb(there)}) in {saved.save_seconds:,.1f} s behind the next "
         f"steps, and reads {_gb(saved.resume_bytes)} GB in {saved.resume_seconds:,.1f} s to resume"
-        + _reference(run)
     )
-
-
-def _reference(run: RunEstimate) -> str:
-    if not run.reference_host_bytes:
-        return ""
-    return f"; the reference model is in {_gb(run.reference_host_bytes)} GB of a node's host memory"
+    if run.reference_host_bytes:
+        on_host = _gb(run.reference_host_bytes)
+        text += f"; the reference model is in {on_host} GB of a node's host memory"
+    return text
 
 
 def _gb(num_bytes: float) -> str:
@@ -115,92 +115,83 @@ def _gb(num_bytes: float) -> str:
 
 def _step_table(run: RunEstimate) -> Table:
     step, job, work = run.step, run.job, run.workload
-    table = Table(title="One step", title_justify="left")
-    for column, justify in (("phase", "left"), ("seconds", "right"), ("share", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    table.add_column("of which")
-    method = job.config.method
+    table = _table("One step", ["phase", "seconds", "share", "of which"])
+    table.columns[0].justify = table.columns[-1].justify = "left"
+    method, training = job.config.method, step.training
     trained = "sampled" if method.learns_from_rejected else "accepted"
     sampled = (
-        f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, {step.slots} "
-        f"at once in an engine (its cache holds {run.kv_tokens:,} tokens)"
+        f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, "
+        f"{step.sampling.slots} at once in an engine (its cache holds {run.kv_tokens:,} tokens)"
     )
     if method.has_fixed_data:
         trained, sampled = "stored", "nothing is sampled"
-    rows: list[tuple[str, float, str]] = [
-        (
-            "rollout",
-            step.rollout,
-            sampled,
-        ),
-        (
-            "verify",
-            step.verify,
-            f"on {job.cores_per_rank * job.world_size:.0f} CPU cores",
-        ),
+    cores = job.hardware.cpu_cores * job.world_size
+    for name, seconds, about in (
+        ("rollout", step.rollout, sampled),
+        ("verify", step.verify, f"on {cores:.0f} CPU cores"),
         ("old log-probs", step.old_logprob, "of the policy that sampled, before several updates"),
         ("reference", step.reference, "log-probs of the reference model, in the model's place"),
         (
             "train",
             step.train,
-            f"{len(work.accepted)} {trained} responses, updates: {method.num_updates}, "
-            f"{step.num_microbatches} micro-batches a rank; bubbles {step.bubble:.0%}, exchange "
-            f"{step.exchange:.2f} s, update {step.update:.2f} s; MFU {run.mfu:.1%}",
+            f"{len(work.trained)} {trained} responses, updates: {method.num_updates}, "
+            f"{training.num_microbatches} micro-batches a rank; bubbles {training.bubble:.0%}, "
+            f"exchange {training.exchange:.2f} s, update {training.update:.2f} s; MFU "
+            f"{run.utilization(step.train):.1%}",
         ),
         ("push", step.push, "updated weights into the engines, with proof"),
-    ]
-    for name, seconds, about in rows:
+    ):
         if seconds or name not in ("old log-probs", "reference"):
             table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", about)
     table.add_section()
-    table.add_row(
-        "step",
-        f"{step.total:.2f}",
-        "",
-        f"{run.tokens_per_second:,.0f} sampled tokens/s; MFU of the step {run.step_mfu:.1%}; ranks "
-        f"wait {step.waiting / step.total:.0%} of it",
-    )
+    about = f"{run.tokens_per_second:,.0f} sampled tokens/s; MFU of the step "
+    about += f"{run.utilization(step.total):.1%}"
+    table.add_row("step", f"{step.total:.2f}", "", about)
     return table
 
 
-def show_found(
-    found: Sequence[FoundLayout], exact: RunEstimate | None, num_tried: int
-) -> RenderableType:
-    """The layouts of a search, best first; exact: the plan of the best one."""
-    table = Table(title=f"The best of {num_tried} layouts", title_justify="left")
-    for column in ("step s", "rollout", "train", "push", "margin GB", "fits"):
-        table.add_column(column, justify="right")
+def show_nodes(runs: Sequence[RunEstimate]) -> RenderableType:
+    """The same run on several numbers of nodes, a row each. Efficiency: tokens a second and device,
+    as a share of the first row's.
+    """
+    more = ("tokens/s", "efficiency", "hours", "cost")
+    table = _table("One step, and the run", ["GPUs", *_IN_A_ROW, *more])
+    first = runs[0].tokens_per_second / runs[0].job.world_size
+    for run in runs:
+        world_size = run.job.world_size
+        table.add_row(
+            f"{world_size:,}",
+            *_row(run),
+            f"{run.tokens_per_second:,.0f}",
+            f"{run.tokens_per_second / world_size / first:.1%}" if first else "",
+            f"{run.step.total * run.num_steps / 3600:,.1f}",
+            f"${run.price:,.0f}",
+        )
+    return table
+
+
+def show_found(found: Sequence[FoundLayout], num_tried: int) -> RenderableType:
+    """The layouts of a search, best first."""
+    table = _table(f"The best of {num_tried} layouts", _IN_A_ROW)
     table.add_column("overrides", overflow="fold")
     for one in found:
-        step = one.estimate.step
-        seconds = (step.total, step.rollout, step.train, step.push)
-        table.add_row(
-            *(f"{value:.2f}" for value in seconds),
-            _gb(one.estimate.worst.margin),
-            "yes" if one.estimate.is_safe else "tight" if one.estimate.fits else "no",
-            " ".join(one.overrides),
-        )
-    if exact is None:
-        return Group(
-            table, Text("NOTHING FITS with 5 % to spare: take more or larger devices.", "bold red")
-        )
+        table.add_row(*_row(one.estimate), " ".join(one.overrides))
+    best = found[0]
+    if not best.estimate.is_safe:
+        advice = "NOTHING FITS with 5 % to spare: take more or larger devices."
+        return Group(table, Text(advice, _RED))
     return Group(
         table,
-        Text(f"use: {' '.join(found[0].overrides)}", style="bold"),
-        Text(verdict_line(exact), style="bold green" if exact.fits else "bold red"),
+        Text(f"use: {' '.join(best.overrides)}", style="bold"),
+        Text(verdict_line(best.estimate), style=_GREEN),
     )
 
 
-def show_calibration(result: Calibration) -> RenderableType:
-    """Figures before and after, and how well they then describe the runs."""
-    figures = Table(title="Figures", title_justify="left")
-    for column in ("figure", "before", "fitted", "from"):
-        figures.add_column(column)
-    for name, (before, after, how) in result.changes.items():
-        figures.add_row(name, f"{before:.4g}", f"{after:.4g}", how)
-    check = Table(title="Seconds of a step, medians", title_justify="left")
-    for column in ("run", "phase", "measured", "predicted"):
-        check.add_column(column, justify="left" if column in ("run", "phase") else "right")
-    for row in result.checks:
-        check.add_row(row.run, row.phase, f"{row.measured:.3f}", f"{row.predicted:.3f}")
-    return Group(figures, check)
+_IN_A_ROW = ("step s", "rollout", "train", "push", "margin GB", "fits")
+
+
+def _row(run: RunEstimate) -> list[str]:
+    step = run.step
+    seconds = (f"{value:.2f}" for value in (step.total, step.rollout, step.train, step.push))
+    fits = "yes" if run.is_safe else "tight" if run.fits else "no"
+    return [*seconds, _gb(run.worst.margin), fits]

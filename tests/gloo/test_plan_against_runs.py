@@ -1,13 +1,12 @@
 """What a plan predicts of memory, against a real step of the trainer on every rank."""
 
-from concurrent.futures import Executor
-
 import pytest
 from jobs import Case
-from plan_jobs import Measured, measure_rank, planned_job, planned_stages
+from plan_jobs import Measured, measure_rank, planned_job
 from world import World
 
 from megatron_opsft.plan.memory import activation_bytes, num_in_flight
+from megatron_opsft.plan.stages import count_stages
 
 TOKENS = 1024
 CASES = [
@@ -42,18 +41,18 @@ CASES = [
 @pytest.mark.parametrize(
     "case", CASES, ids=[f"{case}-{case.dtype}-{case.recompute}" for case in CASES]
 )
-def test_memory_is_as_predicted(world: World, elsewhere: Executor, case: Case) -> None:
+def test_memory_is_as_predicted(world: World, case: Case) -> None:
     job = planned_job(case, TOKENS)
-    stages = elsewhere.submit(planned_stages, job).result()
+    stages = count_stages(job)
     num_microbatches = 4 if case.pp > 1 else 2  # as many as are in flight at once, and one more
     ranks: list[Measured] = world.run(measure_rank, case.world_size, case, TOKENS, num_microbatches)
     for rank in ranks:
         stage = stages[rank.pp_rank]
         assert stage.num_parameters == rank.num_parameters
-        assert stage.weight_bytes == rank.weights
-        assert stage.gradient_bytes == rank.gradients
-        # Of the data-parallel rank that has most.
-        assert rank.optimizer <= stage.optimizer_bytes <= 1.01 * rank.optimizer
+        # Megatron pads its buffers, of these tiny parameters by a little more than of real ones.
+        assert stage.weight_bytes <= rank.weights < 1.01 * stage.weight_bytes
+        assert stage.gradient_bytes <= rank.gradients < 1.01 * stage.gradient_bytes
+        assert rank.optimizer == pytest.approx(stage.optimizer_bytes, rel=0.01)
         in_flight = num_in_flight(job, stage.index, num_microbatches)
         kept, moment, loss = activation_bytes(job, stage, in_flight)
         assert kept + max(moment, loss) == pytest.approx(rank.activations, rel=0.1)

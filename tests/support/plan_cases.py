@@ -4,7 +4,7 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config_file import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.lengths import Workload, make_workload
+from megatron_opsft.plan.workload import Workload, make_workload
 
 
 def make_job(shape: ModelShape, world_size: int, *overrides: str, gpu: str = "h100") -> TrainingJob:
@@ -21,10 +21,9 @@ def make_responses(
 ) -> Workload:
     """Of one step."""
     return make_workload(
-        job.num_responses,
+        job.config,
         mean_tokens=mean_tokens,
         sigma=0.6,
-        limit=job.config.rollout.max_response_tokens,
         acceptance=acceptance,
         prompt_tokens=100,
     )

@@ -1,6 +1,11 @@
 """What a plan predicts is measured here, on every rank of a process group of the job's size."""
 
+import sys
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any
 
 from jobs import Case, build
 from live_memory import LiveMemory
@@ -8,20 +13,17 @@ from tiny_models import SHAPES
 
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config_file import load_config
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.memory import Stage
-from megatron_opsft.plan.ranks import (
-    build_buffers,
-    build_stage,
-    build_stages,
-    fake_rank,
-    per_peer,
-)
+from megatron_opsft.plan.stages import Stage
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import WeightTable
+
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
+from rehearsal.fake_rank import build_buffers, fake_rank  # noqa: E402
 
 _PROMPT = 1
 
@@ -73,24 +75,55 @@ def planned_job(case: Case, tokens: int) -> TrainingJob:
     )
 
 
-def planned_stages(job: TrainingJob) -> list[Stage]:
-    """`build_stages`, for a process of its own."""
-    return build_stages(job)
-
-
-def planned_ranks(job: TrainingJob, ranks: list[int]) -> list[Stage]:
-    """What some global ranks hold, each built for itself."""
+def built_stages(job: TrainingJob) -> list[Stage]:
+    """What the rank of every pipeline stage with tensor- and data-parallel rank 0 holds, by
+    Megatron's own model, buffers and optimizer shards without memory; for a process of its own.
+    """
     cpu_compat.install()
     table = WeightTable(job.shape, "local", job.parallel.tp)
-    return [build_stage(job, rank, table) for rank in ranks]
+    per_stage = job.world_size // job.parallel.pp
+    return [_built_stage(job, stage * per_stage, table) for stage in range(job.parallel.pp)]
 
 
-def updated_elements(job: TrainingJob, rank: int) -> list[int]:
-    """Elements that each data-parallel peer of a rank updates."""
-    cpu_compat.install()
-    with fake_rank(job, rank), cpu_compat.without_memory() as meta:
-        _, buffers, _ = build_buffers(job, Device(torch_device=meta, backend="fake"))
-        return per_peer(buffers).tolist()
+def _built_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
+    with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
+        models, *kinds = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        buffers = list(chain(*kinds))
+        shards = ModelShards.of(models, table, layout).parameters
+        shared_out = [p for rule, p in shards if rule.is_expert and layout.ep_size > 1]
+        state = 12 if job.dtype_bytes == 2 else 8
+        return Stage(
+            index=layout.pp_rank,
+            num_layers=sum(len(model.decoder.layers) for model in models),
+            has_embedding=any(model.pre_process for model in models),
+            has_output=any(model.post_process for model in models),
+            num_parameters=sum(p.numel() for model in models for p in model.parameters()),
+            expert_parameters=sum(parameter.numel() for parameter in shared_out),
+            whole_parameters=sum(
+                (layout.ep_size if rule.is_expert else 1) * sum(prod(s) for s in rule.hf_shapes)
+                for rule, _ in shards
+                if not rule.replica
+            ),
+            weight_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
+            gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
+            optimizer_bytes=sum(max(_updated(kind)) for kind in kinds if kind) * state,
+        )
+
+
+def _updated(buffers: list[Any]) -> list[int]:
+    """Elements that each data-parallel rank updates: of every bucket its equal part, without the
+    padding between parameters.
+    """
+    size = buffers[0].data_parallel_world_size
+    updated = [0] * size
+    for buffer in buffers:
+        spans = [(start, stop) for start, stop, _ in buffer.param_index_map.values()]
+        for first, last in buffer.bucket_indices:
+            part = (last - first) // size
+            for rank in range(size):
+                low, high = first + rank * part, first + (rank + 1) * part
+                updated[rank] += sum(max(0, min(high, b) - max(low, a)) for a, b in spans)
+    return updated
 
 
 def measure_rank(case: Case, tokens: int, num_microbatches: int) -> Measured:

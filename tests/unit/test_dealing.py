@@ -1,14 +1,11 @@
-"""How the responses of a step are dealt to engines: in a run, and in the plan of one."""
+"""How the responses of a step are dealt to engines."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from plan_cases import make_job, make_responses
-from real_shapes import REAL_SHAPES
 
-from megatron_opsft.plan.engines import engine_shares
 from megatron_opsft.records import Problem, Rollout
 from megatron_opsft.rollout.engine import EngineShare, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, deal_evenly, make_requests
@@ -70,20 +67,3 @@ def test_groups_are_divided_only_where_two_parts_meet() -> None:
     assert [request.problem_id for request in parts[0][::GROUP]] == ["p0", "p3", "p6"]
     ids = [request.problem_id for part in parts for request in part]
     assert sum(a != b for a, b in zip(ids, ids[1:], strict=False)) == 6
-
-
-@pytest.mark.parametrize(
-    ("engine", "num_ranks", "num_prompts"),
-    [("hf", 8, 64), ("hf", 2, 64), ("hf", 3, 5), ("hf", 16, 1), ("vllm", 8, 64), ("vllm", 48, 64)],
-)
-def test_planned_shares_are_those_of_a_run(engine: str, num_ranks: int, num_prompts: int) -> None:
-    job = make_job(
-        REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"],
-        num_ranks,
-        f"rollout.engine={engine}",
-        f"data.prompts_per_step={num_prompts}",
-        f"rollout.group_size={GROUP}",
-    )
-    planned = engine_shares(job, make_responses(job))
-    asked = asked_of_ranks(num_prompts, num_ranks)
-    assert [len(share) for share in planned] == [len(share) for share in asked]

@@ -68,7 +68,6 @@ HOMES = {
     ],
     "torch.distributed": [
         "runtime/",
-        "plan/ranks.py",
         "loss/output_head.py",  # the type of a group
         "loss/row_statistics.py",  # the same
         "sync/transfer.py",

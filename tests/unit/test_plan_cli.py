@@ -1,12 +1,16 @@
 """`megatron-opsft plan` as a user calls it; of the model there is nothing but config.json."""
 
 import json
+import resource
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from forked_cli import Finished, ForkedCli
+from forked_cli import ROOT, Finished, ForkedCli
 
 QWEN_1_5B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -39,8 +43,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def write_run_file(directory: Path, model: dict[str, Any]) -> Path:
-    (directory / "model").mkdir()
-    (directory / "model" / "config.json").write_text(json.dumps(model))
+    write_model(directory / "model", model)
     path = directory / "run.yaml"
     config = {
         "model": {"path": str(directory / "model")},
@@ -49,6 +52,11 @@ def write_run_file(directory: Path, model: dict[str, Any]) -> Path:
     }
     path.write_text(yaml.safe_dump(config))
     return path
+
+
+def write_model(directory: Path, model: dict[str, Any]) -> None:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(model))
 
 
 def error_of(ended: Finished) -> str:
@@ -85,17 +93,43 @@ def test_as_json(cli: ForkedCli, small: Path) -> None:
     assert plan["device_hours"] == pytest.approx(7 * 16 * seconds["total"] / 3600)
 
 
+def test_several_numbers_of_nodes_are_a_row_each(cli: ForkedCli, small: Path) -> None:
+    ended = cli.run(["plan", small, "--nodes", "1,8,64", "--json"])
+    assert ended.exit_code == 0, ended.stderr
+    rows = json.loads(ended.stdout)["runs"]
+    assert [row["world_size"] for row in rows] == [8, 64, 512]
+    # Of the same prompts more devices make a step faster, and the run dearer.
+    assert all(a["seconds"]["total"] > b["seconds"]["total"] for a, b in pairwise(rows[:2]))
+    assert rows[0]["price"] < rows[1]["price"] < rows[2]["price"]
+    alone = json.loads(cli.run(["plan", small, "--nodes", 8, "--json"]).stdout)
+    assert rows[1] == alone
+    shown = cli.run(["plan", small, "--nodes", "1,8,64"]).stdout
+    assert "100.0%" in shown and shown.count("yes") == 3
+    large = ["model.path=" + str(small.parent / "large"), "parallel.tp=8", "--nodes", "1,64"]
+    write_model(small.parent / "large", QWEN_72B)
+    assert cli.run(["plan", small, *large]).exit_code == 4  # no node alone holds it
+
+
+def test_a_plan_of_a_preset_takes_two_seconds() -> None:
+    """Of one core, starting Python included."""
+    preset = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
+    command = [sys.executable, "-m", "megatron_opsft", "plan", str(preset), "--nodes", "4"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4.0
+
+
 def test_a_run_that_does_not_fit(cli: ForkedCli, tmp_path: Path) -> None:
     ended = cli.run(["plan", write_run_file(tmp_path, QWEN_72B)])
     assert ended.exit_code == 4, ended.stderr
     assert "DOES NOT FIT" in ended.stdout
 
 
-def test_a_thousand_ranks_take_seconds(cli: ForkedCli, tmp_path: Path) -> None:
+def test_a_thousand_ranks(cli: ForkedCli, tmp_path: Path) -> None:
     path = write_run_file(tmp_path, QWEN_72B)
     layout = ["parallel.tp=8", "parallel.pp=16", "parallel.sequence_parallel=true", "rollout.tp=8"]
-    start = cli.start(["plan", path, *layout, "--nodes", 128, "--json"])
-    ended = start.wait(timeout=60)
+    ended = cli.run(["plan", path, *layout, "--nodes", 128, "--json"])
     assert ended.exit_code == 0, ended.stderr
     plan = json.loads(ended.stdout)
     assert plan["world_size"] == 1024
@@ -123,6 +157,9 @@ def test_a_search_prints_what_to_override(cli: ForkedCli, small: Path) -> None:
         (["parallel.tp=4"], "parallel.tp=4 does not divide the model's 2 key/value heads"),
         (["rollout.tp=8"], "rollout.tp=8 does not divide num_attention_heads=12"),
         (["rollout.max_response_tokens=140000"], "131072 positions"),
+        (["--nodes", "1,none"], "--nodes=1,none must be a number of nodes"),
+        (["--nodes", "0"], "--nodes=0 must be a number of nodes"),
+        (["--nodes", "1,2", "--search"], "--nodes=1,2 and --search exclude each other"),
         (["--gpu", "h900"], "--gpu=h900 is not in"),
         (["--hardware", "no.yaml"], "--hardware=no.yaml does not exist"),
         (["model.path=./nowhere"], "model.path=./nowhere is no directory"),

@@ -8,7 +8,7 @@ from real_shapes import REAL_SHAPES
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job, notes_of
-from megatron_opsft.plan.estimate import RunEstimate, estimate_run, host_notes
+from megatron_opsft.plan.estimate import RunEstimate, estimate_run
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import kv_bytes_per_token, num_in_flight, rank_memory
@@ -20,7 +20,7 @@ LARGE = REAL_SHAPES["Qwen2.5-72B"]
 
 
 def planned(job: TrainingJob) -> RunEstimate:
-    return estimate_run(job, count_stages(job), make_responses(job), 100)
+    return estimate_run(job, make_responses(job), 100)
 
 
 def gigabytes(num_bytes: float) -> float:
@@ -28,19 +28,17 @@ def gigabytes(num_bytes: float) -> float:
 
 
 def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
-    """As examples/configs/r1_distill_1p5b_paper.yaml has it, whose comments
-    tests/unit/test_presets.py checks.
-    """
+    """As examples/configs/r1_distill_1p5b_paper.yaml has it."""
     job = make_job(SMALL, 8)
     (rank,) = planned(job).memory
     held = rank.stage.weight_bytes, rank.stage.gradient_bytes, rank.stage.optimizer_bytes
     assert [gigabytes(part) for part in held] == [3.6, 7.1, 2.7]
     assert gigabytes(rank.activations) == 33.6
-    assert rank.rollout == pytest.approx(sum(held) + 3e9 + 0.5 * 84.9e9)
-    assert rank.train == pytest.approx(
+    assert rank.phases["rollout"] == pytest.approx(sum(held) + 3e9 + 0.5 * 84.9e9)
+    assert rank.phases["train"] == pytest.approx(
         sum(held) + 3e9 + rank.activations + max(rank.recompute, rank.loss) + 1.5e9
     )
-    assert rank.push == pytest.approx(sum(held) + 3e9 + 2 * 2**28 + rank.engine_weights)
+    assert rank.phases["push"] == pytest.approx(sum(held) + 3e9 + 2 * 2**28 + rank.engine.weights)
 
 
 def test_recomputation_and_sequence_parallelism_save_activations() -> None:
@@ -71,9 +69,9 @@ def test_the_cache_is_what_the_fraction_leaves() -> None:
     job = make_job(SMALL, 8, "rollout.gpu_memory_fraction=0.5", "rollout.tp=2")
     rank = rank_memory(job, count_stages(job)[0], 4)
     assert kv_bytes_per_token(job) == 2 * 28 * 1 * 128 * 2
-    assert rank.kv_cache + rank.engine_weights + rank.engine_extra == pytest.approx(0.5 * 84.9e9)
+    assert rank.engine.awake == pytest.approx(0.5 * 84.9e9)
     fixed = make_job(SMALL, 8, "rollout.kv_cache_bytes=1000000000")
-    assert rank_memory(fixed, count_stages(fixed)[0], 4).kv_cache == 1e9
+    assert rank_memory(fixed, count_stages(fixed)[0], 4).engine.kv_cache == 1e9
 
 
 def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
@@ -81,7 +79,7 @@ def test_the_engine_sets_aside_its_largest_batch_of_prompts() -> None:
 
     def set_aside(gpu: str, *overrides: str) -> float:
         job = make_job(SMALL, 8, *overrides, gpu=gpu)
-        return rank_memory(job, count_stages(job)[0], 4).engine_extra - 1.5e9
+        return rank_memory(job, count_stages(job)[0], 4).engine.extra - 1.5e9
 
     token = 2 * (3 * 8960 + 4 * 1536)
     longer = "eval.max_response_tokens=30000"  # comes in parts
@@ -95,7 +93,7 @@ def test_host_memory_of_a_checkpoint() -> None:
     """14 bytes of every parameter that a rank updates, on each rank of a node."""
     whole = planned(make_job(SMALL, 8))
     assert whole.checkpoint.saved_bytes == 14 * 1_777_088_000
-    assert host_notes(whole) == []
+    assert notes_of(whole) == []
     for layout in (("parallel.tp=2",), ("parallel.pp=2",)):
         half = planned(make_job(SMALL, 16, *layout))
         largest = max(rank.stage.num_parameters for rank in half.memory)
@@ -103,16 +101,16 @@ def test_host_memory_of_a_checkpoint() -> None:
         assert largest < 0.51 * 1_777_088_000
     assert planned(make_job(SMALL, 2)).checkpoint.saved_bytes == 14 * 1_777_088_000
     small_node = replace(whole.job, hardware=replace(whole.job.hardware, host_memory_bytes=2e9))
-    assert host_notes(planned(small_node)) == [
+    assert notes_of(planned(small_node)) == [
         "a checkpoint needs 25 GB of a node's host memory, of which there are 16; use more nodes"
     ]
 
 
 def test_nothing_accepted_is_a_step_too() -> None:
     job = make_job(SMALL, 8)
-    plan = estimate_run(job, count_stages(job), make_responses(job, acceptance=0.0), 100)
-    assert plan.step.bubble == 0
-    assert plan.mfu == 0
+    plan = estimate_run(job, make_responses(job, acceptance=0.0), 100)
+    assert plan.step.train == 0
+    assert plan.utilization(plan.step.total) == 0
 
 
 def test_what_does_not_fit_says_where_and_what_to_do() -> None:
@@ -132,7 +130,8 @@ def test_what_fits_says_what_it_costs() -> None:
     line = verdict_line(plan)
     assert line.startswith("FITS, with ")
     assert "Bottleneck: rollout" in line
-    assert 0 < plan.step_mfu < plan.mfu < 0.55
+    step = plan.step
+    assert 0 < plan.utilization(step.total) < plan.utilization(step.train) < 0.55
 
 
 def test_context_parallelism_divides_activations_and_shares_the_optimizer_as_data_parallelism() -> (
@@ -174,8 +173,8 @@ def test_what_the_trainer_would_refuse_is_refused(
 
 def test_waste_is_noted() -> None:
     job = make_job(SMALL, 128, "parallel.tp=2")
-    assert notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=8))) == []
+    assert notes_of(planned(job)) == []
+    single = replace(job, hardware=load_hardware("h100", gpus_per_node=1))
     assert (
-        "beyond a node of 1"
-        in notes_of(replace(job, hardware=load_hardware("h100", gpus_per_node=1)))[0]
+        "parallel.tp x parallel.cp = 2 reaches beyond a node of 1" in notes_of(planned(single))[0]
     )

@@ -12,11 +12,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import SAFE_SHARE, estimate_run
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.lengths import DEFAULT_SIGMA, PAPER_ACCEPTANCE
-from megatron_opsft.plan.options import ResponseOptions, load_shape
+from megatron_opsft.plan.job import make_job as read_job
 from megatron_opsft.plan.search import FoundLayout, search_layouts
-from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.workload import make_workload
 
 
 def search(model: str, world_size: int, *overrides: str, gpu: str = "h100") -> list[FoundLayout]:
@@ -37,7 +35,7 @@ def test_the_best_layout_has_most_memory_of_the_fastest_and_its_overrides_make_i
     # As a user would take it over.
     job = make_job(REAL_SHAPES[model], 16, *base, *best.overrides)
     check_job(job)
-    again = estimate_run(job, count_stages(job), make_responses(job), 10)
+    again = estimate_run(job, make_responses(job), 10)
     assert again.step == best.estimate.step
     assert again.worst.margin == best.estimate.worst.margin
 
@@ -93,7 +91,7 @@ def _cp(found: FoundLayout) -> int:
 
 
 def _train_margin(found: FoundLayout) -> float:
-    return min(rank.limit - rank.train for rank in found.estimate.memory)
+    return min(rank.limit - rank.phases["train"] for rank in found.estimate.memory)
 
 
 def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
@@ -127,16 +125,8 @@ def test_the_hugging_face_engine_has_no_layout_of_its_own() -> None:
 def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:
     path = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
     config = load_config(path)
-    job = TrainingJob(
-        config=config,
-        shape=load_shape(config.model.path),
-        hardware=load_hardware("h100"),
-        world_size=32,
-    )
-    responses = ResponseOptions(
-        mean_tokens=None, sigma=DEFAULT_SIGMA, acceptance=PAPER_ACCEPTANCE, prompt_tokens=150
-    ).workload(job)
-    found = search_layouts(job, responses, 10)
+    job = read_job(config, load_hardware("h100"), 32)
+    found = search_layouts(job, make_workload(config), 10)
     rows = re.findall(
         r"^\| `(parallel.*?)` \| ([\d.]+) \|", (ROOT / "docs/layouts.md").read_text(), re.MULTILINE
     )

@@ -1,47 +1,73 @@
-"""Seconds by formula, against numbers worked out by hand."""
+"""Seconds by formula, against numbers worked out by hand and closed forms."""
 
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
+from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.plan.estimate import StepEstimate, estimate_step
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.seconds import (
-    decode_step_seconds,
-    engine_sizes,
+from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.rollout import (
+    decode_seconds,
+    estimate_rollout,
+    push_bytes,
     push_seconds,
-    ring_seconds,
-    sequence_seconds,
+    step_seconds,
 )
-from megatron_opsft.plan.step import estimate_step, push_bytes
+from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.training import (
+    estimate_training,
+    num_microbatches,
+    optimizer_seconds,
+    pass_seconds,
+    pipeline_seconds,
+    ring_seconds,
+)
+from megatron_opsft.plan.workload import Workload
 
 SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 MIXTURE = REAL_SHAPES["Qwen3-30B-A3B"]
-# Round figures: one operation, byte and second.
+# Round figures: one operation, byte and second, and nothing but them.
 PLAIN = replace(
     load_hardware("h100"),
     peak_flops=1e15,
     memory_bandwidth=1e12,
     link_bandwidth=1e11,
     network_bandwidth=1e10,
-    training_fraction=1.0,
-    prefill_fraction=1.0,
-    decode_fraction=1.0,
-    collective_fraction=1.0,
-    push_fraction=1.0,
-    decode_overhead_seconds=0.0,
-    step_overhead_seconds=0.0,
-    push_overhead_seconds=0.0,
+    token_seconds=0.0,
+    microbatch_seconds=0.0,
+    push_seconds=0.0,
+    rollout_factor=1.0,
+    verify_factor=1.0,
+    train_factor=1.0,
+    push_factor=1.0,
 )
+WEIGHTS = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
+
+
+def plain(world_size: int, *overrides: str, shape: Any = SMALL) -> TrainingJob:
+    return replace(make_job(shape, world_size, *overrides), hardware=PLAIN)
+
+
+def equal(job: TrainingJob, length: int = 400, prompt: int = 100) -> Workload:
+    """All responses of one length, and all of them accepted."""
+    lengths = (length,) * job.num_responses
+    return Workload(lengths=lengths, trained=lengths, prompt_tokens=prompt, limit=3500)
+
+
+def step_of(job: TrainingJob, workload: Workload) -> StepEstimate:
+    return estimate_step(job, workload, count_stages(job))
 
 
 def test_nothing_of_it_needs_megatron() -> None:
-    modules = "hardware, seconds, lengths, memory, activations, stages, pipeline, step, estimate"
     code = (
-        f"from megatron_opsft.plan import {modules}; import sys; "
+        "from megatron_opsft.plan import estimate, search, checks, tables; import sys; "
         "print([n for n in sys.modules if n.split('.')[0] in ('megatron', 'transformers')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -53,8 +79,9 @@ def passes(
 ) -> tuple[float, float]:
     """Of 1,000 tokens, 900 of them with a loss, through all layers."""
     layout = (f"train.recompute={recompute}", f"parallel.tp={tp}", f"parallel.pp={pp}")
-    job = replace(make_job(SMALL, stage_ranks * pp, *layout), hardware=PLAIN)
-    return sequence_seconds(job, SMALL.num_layers, 1000, 900)
+    job = plain(stage_ranks * pp, *layout)
+    (whole,) = count_stages(plain(1))
+    return pass_seconds(job, whole, [1000], 900)
 
 
 def test_a_pass_is_its_products_at_peak() -> None:
@@ -83,57 +110,166 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
 
 
 def test_a_ring_passes_all_but_its_own_part() -> None:
-    assert ring_seconds(1e11, 4, 8, PLAIN) == pytest.approx(0.75)
-    assert ring_seconds(1e11, 1, 1, PLAIN) == 0.0
+    assert ring_seconds(plain(8), 1e11, 4, 8) == pytest.approx(0.75)
+    assert ring_seconds(plain(8), 1e11, 1, 1) == 0.0
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(1, None), (4, None), (7, None), (4, 7)])
+def test_equal_stages_fill_and_drain_the_pipeline(pp: int, vpp: int | None) -> None:
+    """(m + (p - 1) / v) x one micro-batch (Narayanan et al., 2021)."""
+    job = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
+    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(
+        3 * (8 + (pp - 1) / (vpp or 1))
+    )
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    # The second stage works on five micro-batches; the first one's first and last pass surround it.
+    assert pipeline_seconds(plain(2, "parallel.pp=2"), [5.0, 15.0], 5) == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
+    switches = [f"parallel.overlap_{what}={overlap}" for what in ("grad_reduce", "param_gather")]
+    # Four sequences of 500 tokens in a micro-batch; 32 accepted responses a rank.
+    job = make_job(SMALL, 16, "train.max_tokens_per_microbatch=2000", *switches)
+    (stage,), workload, hardware = count_stages(job), equal(job), job.hardware
+    flops = 3 * forward_flops(SMALL, [500] * 32, 400 * 32)
+    passes = flops / hardware.peak_flops + 8 * hardware.microbatch_seconds
+    reduced = ring_seconds(job, stage.gradient_bytes, 16, 16)
+    gathered = ring_seconds(job, stage.weight_bytes, 16, 16)
+    if overlap:  # nearly all of the reduction is behind the last backward pass
+        last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
+        reduced, gathered = max(0.0, reduced - last), 0.0
+    training = estimate_training(job, [stage], workload)
+    factor, host = hardware.train_factor, 7.5e-6 * 512
+    assert training.num_microbatches == 8
+    assert training.update == pytest.approx(factor * optimizer_seconds(job, stage))
+    assert training.exchange == pytest.approx(factor * (reduced + gathered))
+    expected = factor * passes + training.exchange + training.update + host
+    assert training.total == pytest.approx(expected)
+    assert training.bubble == pytest.approx(0.0)
+
+
+def test_a_replica_has_one_whole_sequence_at_least() -> None:
+    job = make_job(SMALL, 64, "data.prompts_per_step=4", "rollout.group_size=8")
+    few, one = estimate_training(job, count_stages(job), equal(job)), replace(job, world_size=32)
+    many = estimate_training(one, count_stages(one), equal(job))
+    assert few.num_microbatches == many.num_microbatches == 1
+    assert few.total == pytest.approx(many.total, rel=0.1)
+
+
+def test_micro_batches_are_as_full_as_the_mean_makes_them() -> None:
+    job = make_job(SMALL, 8, "train.max_tokens_per_microbatch=2000")
+    assert num_microbatches(job, equal(job)) == 16  # 64 sequences of 500 tokens
+    assert num_microbatches(job, equal(job, length=3000)) == 64  # longer than the budget
+    virtual = ("parallel.pp=4", "parallel.vpp=7", "data.prompts_per_step=3")
+    job = make_job(SMALL, 8, "train.max_tokens_per_microbatch=2000", *virtual)
+    assert num_microbatches(job, equal(job)) == 4  # 12 sequences, and a multiple of the stages
+
+
+def test_nothing_accepted_is_nothing_trained() -> None:
+    job = make_job(SMALL, 8, "parallel.pp=2")
+    step = step_of(job, replace(equal(job), trained=()))
+    assert step.train == step.training.num_microbatches == 0
 
 
 def test_a_decoding_step_reads_weights_and_cache() -> None:
-    engine = engine_sizes(SMALL, tp=1, dtype_bytes=2)
-    weights = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
-    assert engine.read_bytes == weights
-    assert engine.kv_bytes == 2 * 28 * 2 * 128 * 2
-    seconds = decode_step_seconds(engine, PLAIN, 8, 5000)
-    assert seconds == pytest.approx((weights + 5000 * engine.kv_bytes) / 1e12)
+    job = plain(1)
+    kv_bytes = 2 * 28 * 2 * 128 * 2
+    assert step_seconds(job, 8, 5000) == pytest.approx((WEIGHTS + 5000 * kv_bytes) / 1e12)
     # So many sequences that the products take longer than the reading.
-    assert decode_step_seconds(engine, PLAIN, 4000, 0) == pytest.approx(4000 * weights / 1e15)
-    # Four ranks: a quarter of the weights, but each key/value head on two of them.
-    quarter = engine_sizes(SMALL, tp=4, dtype_bytes=2)
-    assert quarter.read_bytes == weights / 4
-    assert quarter.kv_bytes == engine.kv_bytes / 2
+    assert step_seconds(job, 4000, 0) == pytest.approx(4000 * WEIGHTS / 1e15)
+    # Four ranks: a quarter of the weights, but each key/value head on two of them, and exchanges.
+    four = plain(4, "rollout.tp=4")
+    read = (WEIGHTS / 4 + 5000 * kv_bytes / 2) / 1e12
+    assert step_seconds(four, 8, 5000) == pytest.approx(read + 2 * 28 * 6e-6)
 
 
 def test_a_mixture_reads_the_experts_that_its_batch_meets() -> None:
-    engine = engine_sizes(MIXTURE, tp=1, dtype_bytes=2)
+    job = plain(8, shape=MIXTURE)
     expert = 3 * 2048 * 768 * 48 * 2
-    assert engine.expert_bytes == expert
     shared = (2048 * 128 * 72 + 2048 * 128) * 48 * 2 + 2048 * 151936 * 2
-    assert engine.read_bytes == shared
-    assert decode_step_seconds(engine, PLAIN, 1, 0) == pytest.approx((shared + 8 * expert) / 1e12)
-    many = decode_step_seconds(engine, PLAIN, 200, 0)
-    assert many == pytest.approx((shared + 128 * expert) / 1e12, rel=1e-4)
+    assert step_seconds(job, 1, 0) == pytest.approx((shared + 8 * expert) / 1e12)
+    assert step_seconds(job, 200, 0) == pytest.approx((shared + 128 * expert) / 1e12, rel=1e-4)
+
+
+def test_an_engine_decodes_token_by_token() -> None:
+    job = plain(1)
+    lengths, prompt, expected = (2, 5, 9), 100, 0.0
+    for token in range(9):
+        alive = [n for n in lengths if n > token]
+        expected += step_seconds(job, len(alive), len(alive) * (prompt + token + 0.5))
+    assert decode_seconds(job, lengths, prompt, 4) == (pytest.approx(expected), 9)
+    # With equal lengths in two slots: three rounds, refilled or batch by batch.
+    for engine in ("vllm", "hf"):
+        job = plain(1, f"rollout.engine={engine}")
+        once, _ = decode_seconds(job, [50] * 2, prompt, 2)
+        seconds, steps = decode_seconds(job, [50] * 6, prompt, 2)
+        assert (seconds, steps) == (pytest.approx(3 * once, rel=1e-6), 150)
+
+
+def test_the_longest_response_bounds_the_rollout() -> None:
+    job = make_job(SMALL, 8)
+    work = make_responses(job)
+    few = estimate_rollout(job, work)
+    many = estimate_rollout(replace(job, world_size=512), work)
+    assert few.slots == 64 and many.slots == 8  # a problem's responses stay together
+    hardware = job.hardware
+    least = hardware.rollout_factor * max(work.lengths)
+    least *= hardware.token_seconds + WEIGHTS / hardware.memory_bandwidth
+    assert least < many.decode < few.decode
+    assert many.fixed == few.fixed
+    # One engine has as many as its batch, and refills.
+    alone = estimate_rollout(replace(job, world_size=1), work)
+    assert alone.slots == job.config.rollout.batch_size
+    assert alone.decode > few.decode
+
+
+def test_verification_is_shared_by_all_cores() -> None:
+    job = make_job(SMALL, 16)
+    verify = step_of(job, equal(job)).verify
+    assert verify == pytest.approx(32 * job.hardware.verify_seconds / job.hardware.cpu_cores)
 
 
 def test_a_push_takes_the_slower_of_both_links() -> None:
-    assert push_seconds(1e10, PLAIN, across_nodes=0.5) == pytest.approx(0.5)
-    assert push_seconds(1e10, PLAIN, across_nodes=0.0) == pytest.approx(0.1)
-    assert push_bytes(make_job(SMALL, 1)) == (0.0, 0.0)
+    job = plain(8, "parallel.tp=2", "parallel.sequence_parallel=true")
+    moved, across = push_bytes(job)
+    assert across == 0.0
+    assert push_seconds(job) == pytest.approx(moved / 1e11)
+    job = plain(64, "parallel.pp=4")
+    moved, across = push_bytes(job)
+    assert across == 0.75
+    assert push_seconds(job) == pytest.approx(0.75 * moved / 1e10)
 
 
 def test_what_a_push_moves_shrinks_with_the_engines_tp() -> None:
     layout = ("parallel.tp=2", "parallel.sequence_parallel=true")
     one, _ = push_bytes(make_job(SMALL, 8, *layout))
-    two, across = push_bytes(make_job(SMALL, 8, *layout, "rollout.tp=2"))
+    two, _ = push_bytes(make_job(SMALL, 8, *layout, "rollout.tp=2"))
     assert 1.9 < one / two < 2.01
-    assert across == 0.0
-    alone, _ = push_bytes(make_job(SMALL, 8))
-    assert alone == 0.0  # every rank holds the whole model
-    assert push_bytes(make_job(SMALL, 64, "parallel.pp=4"))[1] == 0.75
+    assert push_bytes(make_job(SMALL, 1)) == (0.0, 0.0)
+    assert push_bytes(make_job(SMALL, 8))[0] == 0.0  # every rank holds the whole model
 
 
-def test_more_ranks_make_the_phases_shorter() -> None:
-    steps = {}
-    for world_size in (8, 16):
-        job = make_job(SMALL, world_size)
-        steps[world_size] = estimate_step(job, make_responses(job))
-    assert steps[16].decode < steps[8].decode
-    assert steps[16].train < 0.7 * steps[8].train
+@pytest.mark.parametrize("phase", ["rollout", "verify", "train", "push"])
+def test_a_factor_stretches_its_phase_alone(phase: str) -> None:
+    job = make_job(SMALL, 8, "parallel.overlap_param_gather=false")
+    factor: Any = {f"{phase}_factor": 2 * getattr(job.hardware, f"{phase}_factor")}
+    slow = replace(job, hardware=replace(job.hardware, **factor))
+    before, after = step_of(job, make_responses(job)), step_of(slow, make_responses(job))
+    for other in ("rollout", "verify", "train", "push"):
+        stretched = getattr(before, other) * (2 if other == phase else 1)
+        assert getattr(after, other) == pytest.approx(stretched, rel=0.01)
+    assert after.total == pytest.approx(before.total + getattr(before, phase), rel=0.01)
+
+
+def test_more_ranks_make_the_phases_shorter_and_more_work_longer() -> None:
+    job = make_job(SMALL, 8)
+    few, many = (
+        step_of(replace(job, world_size=world_size), make_responses(job)) for world_size in (8, 16)
+    )
+    assert many.rollout < few.rollout
+    assert many.train < 0.7 * few.train
+    longer = step_of(job, make_responses(job, mean_tokens=3000))
+    assert longer.rollout > few.rollout and longer.train > few.train

@@ -1,6 +1,7 @@
 """What is rehearsed of a step: from the order of the problems to the records."""
 
 import os
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from megatron_opsft.batching.packing import Share, describe_plan, each_in_turn, 
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.lengths import DEFAULT_SIGMA, make_workload, usual_mean_tokens
+from megatron_opsft.plan.workload import make_workload
 from megatron_opsft.records import FinishReason, Outcome, Problem, Response, Rollout, Verdict
 from megatron_opsft.rollout.requests import deal_evenly, make_requests
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
@@ -37,17 +38,9 @@ class StepParts:
 
     def __init__(self, job: TrainingJob, layout: Layout, world: FakeWorld, directory: Path) -> None:
         self._job, self._layout, self._world, self._directory = job, layout, world, directory
-        rollout = job.config.rollout
-        work = make_workload(
-            job.num_responses,
-            mean_tokens=usual_mean_tokens(rollout.max_response_tokens),
-            sigma=DEFAULT_SIGMA,
-            limit=rollout.max_response_tokens,
-            acceptance=1.0,
-            prompt_tokens=PROMPT_TOKENS,
-            seed=0,
-        )
-        self._lengths = work.lengths  # of the responses, problem by problem
+        # Of the responses, problem by problem: those of a plan, in an order that says nothing.
+        self._lengths = list(make_workload(job.config).lengths)
+        random.Random(0).shuffle(self._lengths)
 
     def run(self, measure: Measure) -> None:
         job, config = self._job, self._job.config

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from rehearsal.fake_rank import build_buffers, fake_rank
 from rehearsal.fake_world import FakeWorld
 from rehearsal.parts import Measure
 from torch import Tensor
@@ -18,7 +19,6 @@ from megatron_opsft.model.checkpoint_plan import OwnPlan
 from megatron_opsft.model.checkpoint_share import MOMENTS, describe_models, own_share
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.ranks import build_buffers, fake_rank
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device

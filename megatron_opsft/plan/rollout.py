@@ -1,0 +1,150 @@
+"""Seconds of the rollout and of the push of weights into its engines, by formula; pure.
+
+The responses to a problem go to one engine, and the phase ends with the engine that has the longest
+response. A decoding step reads the weights once and every sequence's keys and values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron_opsft.architectures.flops import forward_flops, layer_weights
+from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.memory import engine_elements, engine_memory, kv_bytes_per_token
+from megatron_opsft.plan.workload import Workload
+
+# One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
+_SMALL_ALL_REDUCE_SECONDS = 6e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutEstimate:
+    """Seconds of the phase; fixed: the part of `decode` that reads nothing. slots: responses that
+    an engine decodes at once.
+    """
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    fixed: float = 0.0
+    slots: int = 0
+
+
+def estimate_rollout(job: TrainingJob, workload: Workload) -> RolloutEstimate:
+    """The engine that has most to do; with fixed data there is nothing to do."""
+    if not workload.lengths:
+        return RolloutEstimate()
+    rollout, hardware = job.config.rollout, job.hardware
+    problems = -(-job.config.data.prompts_per_step // job.num_engines)
+    count = problems * rollout.group_size
+    if not job.engine.refills:  # it deals responses, not problems
+        count = -(-len(workload.lengths) // job.num_engines)
+    # Spread over the lengths of all; the longest of them is there.
+    total = len(workload.lengths)
+    share = [workload.lengths[total - 1 - i * total // count] for i in reversed(range(count))]
+    slots = min(rollout.batch_size, count)
+    if job.engine.refills:  # vLLM puts off what its cache has no room for
+        mean = workload.prompt_tokens + workload.mean_tokens
+        room = engine_memory(job).kv_cache / (kv_bytes_per_token(job) * mean)
+        slots = max(1, min(slots, int(room)))
+    decode, steps = decode_seconds(job, share, workload.prompt_tokens, slots)
+    # The responses to a problem share its prompt.
+    flops = forward_flops(job.shape, [workload.prompt_tokens], 1) * problems
+    factor = hardware.rollout_factor
+    return RolloutEstimate(
+        prefill=factor * flops / (hardware.peak_flops * job.engine_tp),
+        decode=factor * decode,
+        fixed=factor * steps * fixed_seconds(job),
+        slots=slots,
+    )
+
+
+def decode_seconds(
+    job: TrainingJob, share: Sequence[int], prompt_tokens: int, slots: int
+) -> tuple[float, float]:
+    """(seconds without the factor, decoding steps) of an engine that decodes responses of these
+    lengths, in ascending order, `slots` at once.
+
+    vLLM refills a slot at once: all slots are busy until the last `slots` responses are under way.
+    The Hugging Face engine decodes one batch after the other, each to its longest response.
+    """
+    rounds = -(-len(share) // slots)
+    last = share[::-1][::rounds][::-1]
+    seconds, before = 0.0, 0
+    for ended, length in enumerate(last):
+        alive = len(last) - ended
+        context = alive * (prompt_tokens + (before + length) / 2)
+        seconds += (length - before) * step_seconds(job, alive, context)
+        before = length
+    if not job.engine.refills:
+        return rounds * seconds, rounds * before
+    sampled = sum(share)
+    full_steps = (len(share) - len(last)) * sampled / len(share) / slots
+    context = slots * (prompt_tokens + sum(n * n for n in share) / sampled / 2)
+    return seconds + full_steps * step_seconds(job, slots, context), before + full_steps
+
+
+def step_seconds(job: TrainingJob, batch: int, context: float) -> float:
+    """A forward pass over one token of each of `batch` sequences that hold `context` tokens
+    together, without the factor: of the experts those are read that some token goes to, as if it
+    chose evenly.
+    """
+    shape, hardware, tp = job.shape, job.hardware, job.engine_tp
+    head = shape.hidden_size * shape.vocab_size
+    met = layer_weights(shape)  # by one token
+    read = float(met)
+    if moe := shape.moe:
+        expert = 3 * shape.hidden_size * moe.ffn_size
+        missed = (1 - moe.top_k / moe.num_experts) ** batch
+        read += expert * (moe.num_experts * (1 - missed) - moe.top_k)
+    weights = (read * shape.num_layers + head) * job.dtype_bytes / tp
+    reading = (weights + kv_bytes_per_token(job) * context) / hardware.memory_bandwidth
+    products = 2.0 * (met * shape.num_layers + head) / tp * batch / hardware.peak_flops
+    return max(reading, products) + fixed_seconds(job)
+
+
+def fixed_seconds(job: TrainingJob) -> float:
+    """Of a decoding step, whatever is read."""
+    exchanges = 2 * job.shape.num_layers * _SMALL_ALL_REDUCE_SECONDS if job.engine_tp > 1 else 0.0
+    return job.hardware.token_seconds + exchanges
+
+
+def verify_seconds(job: TrainingJob, workload: Workload) -> float:
+    """Every rank verifies its part of the finished responses on its cores."""
+    count = -(-workload.num_finished // job.world_size)
+    hardware = job.hardware
+    return hardware.verify_factor * count * hardware.verify_seconds / hardware.cpu_cores
+
+
+def push_seconds(job: TrainingJob) -> float:
+    """A device receives what its engine wants, or sends where that is more. Local copies and
+    checksums read memory, which is far faster, and are in the fixed cost.
+    """
+    hardware = job.hardware
+    received, across = push_bytes(job)
+    over_network = received * across / hardware.network_bandwidth
+    inside = received * (1 - across) / hardware.link_bandwidth
+    return hardware.push_factor * (max(over_network, inside) + hardware.push_seconds)
+
+
+def push_bytes(job: TrainingJob) -> tuple[float, float]:
+    """(bytes that a device receives; share of them between nodes).
+
+    Of what its engine wants a rank holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x
+    pp); other pipeline stages are on other nodes as soon as one stage fills a node.
+    """
+    if job.world_size == 1:
+        return 0.0, 0.0
+    wanted = engine_elements(job) * job.dtype_bytes
+    parallel, moe = job.parallel, job.shape.moe
+    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes / job.engine_tp
+    experts *= moe.num_experts * moe.ffn_size if moe else 0
+    held = (wanted - experts) / (parallel.tp * parallel.pp)
+    held += experts / (parallel.expert_tp * parallel.ep * parallel.pp)
+    received = wanted - held
+    stage_ranks = job.world_size // job.parallel.pp
+    node = job.hardware.gpus_per_node
+    across = 0.0
+    if job.world_size > node and stage_ranks >= node:
+        across = (job.parallel.pp - 1) / job.parallel.pp
+    elif job.world_size > node:
+        across = 1 - node / job.world_size
+    return received, across
