@@ -13,7 +13,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import estimate_step
-from megatron_opsft.plan.hardware import Hardware, figures_of
+from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import TrainingJob, make_job
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.workload import (
@@ -120,7 +120,7 @@ def write_hardware(
     out: Path, base: Hardware, fitted: dict[str, FittedPhase], run_dirs: Sequence[Path]
 ) -> None:
     """The device's figures with the fitted factors, as a file for --hardware."""
-    figures = dict(figures_of(base)) | {f"{p}_factor": one.factor for p, one in fitted.items()}
+    figures = base.figures | {f"{p}_factor": one.factor for p, one in fitted.items()}
     runs = ", ".join(path.name for path in run_dirs)
     lines = [f"# Factors from {runs}, by `megatron-opsft plan calibrate`.", f"{base.name}:"]
     lines += [f"  {name}: {value!r}" for name, value in figures.items()]

@@ -23,7 +23,6 @@ from megatron_opsft.plan.stages import Stage, count_stages
 from megatron_opsft.plan.training import (
     TrainingEstimate,
     estimate_training,
-    gather_in_push_seconds,
     reference_seconds,
 )
 from megatron_opsft.plan.workload import Workload
@@ -70,7 +69,7 @@ def estimate_step(job: TrainingJob, workload: Workload, stages: Sequence[Stage])
         verify=verify_seconds(job, workload),
         reference=reference_seconds(job, stages, training.score),
         old_logprob=training.score if job.scores_before else 0.0,
-        push=push_seconds(job) + gather_in_push_seconds(job, stages),
+        push=push_seconds(job, stages),
     )
 
 

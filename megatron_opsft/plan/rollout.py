@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from megatron_opsft.architectures.flops import forward_flops, layer_weights
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.memory import engine_elements, engine_memory, kv_bytes_per_token
+from megatron_opsft.plan.stages import Stage
+from megatron_opsft.plan.training import shared_seconds
 from megatron_opsft.plan.workload import Workload
 
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
@@ -114,15 +116,18 @@ def verify_seconds(job: TrainingJob, workload: Workload) -> float:
     return hardware.verify_factor * count * hardware.verify_seconds / hardware.cpu_cores
 
 
-def push_seconds(job: TrainingJob) -> float:
-    """A device receives what its engine wants, or sends where that is more. Local copies and
-    checksums read memory, which is far faster, and are in the fixed cost.
+def push_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
+    """Updated weights are gathered among those that share the optimizer; then a device receives
+    what its engine wants, or sends where that is more. Local copies and checksums read memory,
+    which is far faster, and are in the fixed cost.
     """
     hardware = job.hardware
+    gathered = max(shared_seconds(job, stage, stage.weight_bytes) for stage in stages)
     received, across = push_bytes(job)
     over_network = received * across / hardware.network_bandwidth
     inside = received * (1 - across) / hardware.link_bandwidth
-    return hardware.push_factor * (max(over_network, inside) + hardware.push_seconds)
+    seconds = gathered + max(over_network, inside) + hardware.push_seconds
+    return hardware.push_factor * seconds
 
 
 def push_bytes(job: TrainingJob) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """The fastest layout of a run that fits its devices: every one is planned; pure."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -15,10 +16,10 @@ from megatron_opsft.plan.workload import Workload
 
 _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.01  # steps that differ by less differ by less than a plan knows
-_RECOMPUTE = ("none", "selective", "full")
+_ALWAYS_SHOWN = ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
 
-Change = dict[str, Any]
-"""section.key -> value."""
+Change = dict[str, dict[str, Any]]
+"""Section -> key -> value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +43,25 @@ def search_layouts(job: TrainingJob, workload: Workload, num_steps: int) -> list
     is accepted at all, with the reason.
     """
     found = []
-    refused: UserError | None = None
-    for changes in _layouts(job):
+    refused = UserError("no layout was tried")
+    for change in _layouts(job):
         try:
-            estimate = _estimate(job, changes, workload, num_steps)
+            estimate = _estimate(job, change, workload, num_steps)
         except UserError as error:
             refused = error
             continue
-        fraction = _fraction_that_fits(estimate)
-        if fraction is not None:
-            changes = {**changes, "rollout.gpu_memory_fraction": fraction}
-            estimate = _estimate(job, changes, workload, num_steps)
-        found.append(FoundLayout(estimate=estimate, overrides=_overrides(job.config, changes)))
+        if (fraction := _fraction_that_fits(estimate)) is not None:
+            change["rollout"]["gpu_memory_fraction"] = fraction
+            estimate = _estimate(job, change, workload, num_steps)
+        found.append(FoundLayout(estimate=estimate, overrides=_overrides(job.config, change)))
     if not found:
         check_job(job)  # what is wrong with the file itself
-        raise refused or UserError(f"no layout of {job.world_size} ranks is there to be tried")
-    ranked = sorted(found, key=_rank_of)
-    limit = (1 + _EQUALLY_FAST) * ranked[0].estimate.step.total
-    near = [f for f in ranked if f.estimate.is_safe and f.estimate.step.total <= limit]
+        raise refused
+    found.sort(key=_rank_of)
+    limit = (1 + _EQUALLY_FAST) * found[0].estimate.step.total
+    near = [f for f in found if f.estimate.is_safe and f.estimate.step.total <= limit]
     near.sort(key=lambda one: -round(one.estimate.worst.margin / 1e9))
-    return near + [one for one in ranked if one not in near]
-
-
-def _estimate(job: TrainingJob, changes: Change, workload: Workload, num_steps: int) -> RunEstimate:
-    """Errors: `UserError` where the trainer refuses the change."""
-    changed = replace(job, config=_changed(job.config, changes))
-    check_job(changed)
-    return estimate_run(changed, workload, num_steps)
+    return near + found[len(near) :]
 
 
 def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
@@ -78,30 +71,42 @@ def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
     return not estimate.is_safe, round(badness, 3), len(found.overrides)
 
 
+def _estimate(job: TrainingJob, change: Change, workload: Workload, num_steps: int) -> RunEstimate:
+    """Errors: `UserError` where the trainer refuses the change."""
+    sections = {
+        section: getattr(job.config, section).model_copy(update=values)
+        for section, values in change.items()
+    }
+    changed = replace(job, config=job.config.model_copy(update=sections))
+    check_job(changed)
+    return estimate_run(changed, workload, num_steps)
+
+
 def _layouts(job: TrainingJob) -> Iterator[Change]:
-    shape, world_size = job.shape, job.world_size
+    """Those that may be accepted."""
+    layers, world_size = job.shape.num_layers, job.world_size
     inside_node = [n for n in range(1, job.hardware.gpus_per_node + 1) if world_size % n == 0]
-    engine_sizes = inside_node if job.engine.tensor_parallel else [1]
-    offload = job.config.train.offload_layers
-    for tp in inside_node:
-        for pp in range(1, min(shape.num_layers, _MAX_PIPELINE) + 1):
-            if shape.num_layers % pp or (offload and pp > 1):
-                continue
-            cps = [c for c in _context_sizes(job) if world_size % (tp * pp * c) == 0]
-            recomputes = _RECOMPUTE[: 1 if offload else None]
-            eps = [n for n in _expert_sizes(job) if world_size % (n * pp) == 0]
-            for cp, ep, recompute, rollout_tp in product(cps, eps, recomputes, engine_sizes):
-                yield {
-                    "parallel.tp": tp,
-                    "parallel.pp": pp,
-                    "parallel.cp": cp,
-                    "parallel.ep": ep,
-                    "parallel.etp": 1 if ep > 1 and tp > 1 else None,
-                    "parallel.vpp": None,
-                    "parallel.sequence_parallel": tp > 1,
-                    "train.recompute": recompute,
-                    "rollout.tp": rollout_tp,
-                }
+    for tp, pp, cp, ep, recompute, rollout_tp in product(
+        inside_node,
+        [n for n in range(1, min(layers, _MAX_PIPELINE) + 1) if layers % n == 0],
+        _context_sizes(job),
+        _expert_sizes(job),
+        ("none", "selective", "full"),
+        inside_node if job.engine.tensor_parallel else [1],
+    ):
+        yield {
+            "parallel": {
+                "tp": tp,
+                "pp": pp,
+                "cp": cp,
+                "ep": ep,
+                "etp": 1 if ep > 1 and tp > 1 else None,
+                "vpp": None,
+                "sequence_parallel": tp > 1,
+            },
+            "train": {"recompute": recompute},
+            "rollout": {"tp": rollout_tp},
+        }
 
 
 def _context_sizes(job: TrainingJob) -> list[int]:
@@ -114,62 +119,40 @@ def _context_sizes(job: TrainingJob) -> list[int]:
 
 
 def _expert_sizes(job: TrainingJob) -> list[int]:
-    """1, 2, 4, ... that share out the experts evenly, inside a node."""
-    sizes = [2**n for n in range(job.hardware.gpus_per_node.bit_length())]
-    return [
-        n for n in sizes if job.shape.moe is not None and job.shape.moe.num_experts % n == 0
-    ] or [1]
+    """1, 2, 4, ... inside a node; 1 without experts."""
+    most = job.hardware.gpus_per_node if job.shape.moe else 1
+    return [2**n for n in range(most.bit_length())]
 
 
-def _changed(config: Config, changes: Change) -> Config:
-    sections: dict[str, Change] = {}
-    for key, value in changes.items():
-        section, name = key.split(".")
-        sections.setdefault(section, {})[name] = value
-    return config.model_copy(
-        update={
-            section: getattr(config, section).model_copy(update=values)
-            for section, values in sections.items()
-        }
-    )
-
-
-def _overrides(config: Config, changes: Change) -> tuple[str, ...]:
+def _overrides(config: Config, change: Change) -> tuple[str, ...]:
     """What differs from the file, and always the layout."""
     overrides = []
-    for key, value in changes.items():
-        section, name = key.split(".")
-        shown = (
-            "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-        )
-        always = key in ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
-        if always or getattr(getattr(config, section), name) != value:
-            overrides.append(f"{key}={shown}")
+    for section, values in change.items():
+        for name, value in values.items():
+            key, before = f"{section}.{name}", getattr(getattr(config, section), name)
+            if value != before or key in _ALWAYS_SHOWN:
+                overrides.append(f"{key}={json.dumps(value)}".replace('"', ""))
     return tuple(overrides)
 
 
 def _fraction_that_fits(estimate: RunEstimate) -> float | None:
     """Share of a device's memory, for vLLM; None where that is not what stands in the way."""
     job = estimate.job
-    if not job.hardware.is_cuda or not job.engine.refills:
-        return None
-    if job.config.rollout.kv_cache_bytes is not None:
+    rollout = job.config.rollout
+    if not (job.hardware.is_cuda and job.engine.refills) or rollout.kv_cache_bytes is not None:
         return None
     room = (1 - SAFE_SHARE) * estimate.worst.limit
     over = max(rank.phases["rollout"] for rank in estimate.memory) - room
-    if over <= 0:
-        return None
-    fraction = job.config.rollout.gpu_memory_fraction - over / estimate.worst.limit
-    fraction = floor(100 * fraction) / 100
-    return fraction if fraction > 0 else None
+    fraction = floor(100 * (rollout.gpu_memory_fraction - over / estimate.worst.limit)) / 100
+    return fraction if over > 0 and fraction > 0 else None
 
 
 def found_as_json(found: list[FoundLayout]) -> dict[str, Any]:
     """One JSON object of the layouts, best first."""
-    best = found[0].estimate if found and found[0].estimate.is_safe else None
+    best = found[0].estimate
     return {
-        "fits": best is not None,
-        "best": run_as_json(best) if best is not None else None,
+        "fits": best.is_safe,
+        "best": run_as_json(best) if best.is_safe else None,
         "layouts": [
             {
                 "overrides": list(one.overrides),

@@ -42,58 +42,52 @@ class Stage:
 
 def count_stages(job: TrainingJob) -> list[Stage]:
     """Every pipeline stage; layers are cut evenly."""
-    pp, vpp = job.parallel.pp, job.parallel.vpp or 1
+    pp, parallel = job.parallel.pp, job.parallel
     layers = job.shape.num_layers // pp
+    of_layer = _count(job.shape, parallel, has_layer=True)
+    state = 12 if job.dtype_bytes == 2 else 8
     stages = []
     for index in range(pp):
         first, last = index == 0, index == pp - 1
-        ends = [name for name, there in (("first", first), ("last", last)) if there]
-        counts = [_count(job.shape, job.parallel, "layer")] * layers
-        for end in ends:
-            # A tied head is the embedding itself where that is there.
-            is_one = end == "last" and first and vpp == 1
-            counts.append(_count(job.shape, job.parallel, "last of one" if is_one else end))
-        dense, experts, whole = (sum(parts) for parts in zip(*counts, strict=True))
-        numel = dense + experts
-        state = 12 if job.dtype_bytes == 2 else 8
+        of_ends = _count(job.shape, parallel, has_embedding=first, has_output=last)
+        dense, experts, whole = (
+            layers * one + ends for one, ends in zip(of_layer, of_ends, strict=True)
+        )
+        updated = -(-dense // job.num_copies) + -(-experts // job.num_expert_copies)
         stages.append(
             Stage(
                 index=index,
                 num_layers=layers,
                 has_embedding=first,
                 has_output=last,
-                num_parameters=numel,
+                num_parameters=dense + experts,
                 expert_parameters=experts,
                 whole_parameters=whole,
-                weight_bytes=numel * job.dtype_bytes,
-                gradient_bytes=numel * 4,
-                optimizer_bytes=state
-                * (-(-dense // job.num_copies) + -(-experts // job.num_expert_copies)),
+                weight_bytes=(dense + experts) * job.dtype_bytes,
+                gradient_bytes=(dense + experts) * 4,
+                optimizer_bytes=state * updated,
             )
         )
     return stages
 
 
 @cache
-def _count(shape: ModelShape, parallel: ParallelConfig, part: str) -> tuple[int, int, int]:
-    """Elements on one rank, but for experts of expert-parallel ranks; of those; of the
-    Hugging Face model. Of a layer, of what only the first or the last stage has, or of what the
-    last has where it is the first too.
+def _count(
+    shape: ModelShape,
+    parallel: ParallelConfig,
+    *,
+    has_layer: bool = False,
+    has_embedding: bool = False,
+    has_output: bool = False,
+) -> tuple[int, int, int]:
+    """Elements of these parts on one rank, but for experts of expert-parallel ranks; of those; of
+    the Hugging Face model.
     """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
-    layer = table.stage_rules([0], has_embedding=False, has_output=False)
-    rules = {
-        "layer": layer,
-        "first": table.stage_rules([], has_embedding=True, has_output=False),
-        "last": table.stage_rules([], has_embedding=False, has_output=True),
-        "last of one": [
-            rule
-            for rule in table.stage_rules([], has_embedding=True, has_output=True)
-            if rule not in table.stage_rules([], has_embedding=True, has_output=False)
-        ],
-    }[part]
     dense = experts = whole = 0
-    for rule in rules:
+    for rule in table.stage_rules(
+        [0] if has_layer else [], has_embedding=has_embedding, has_output=has_output
+    ):
         elements = prod(shard_shape(rule, parallel.expert_tp if rule.is_expert else parallel.tp))
         if rule.is_expert and parallel.ep > 1:
             experts += elements

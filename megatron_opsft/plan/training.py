@@ -24,8 +24,8 @@ _RESPONSE_SECONDS = 7.5e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate:
-    """Seconds; total: passes, exchange (of gradients and weights, as far as no pass hides it) and
-    update, of all updates. bubble: share of the passes' time that a rank waits in its pipeline.
+    """Seconds; total: passes, exchange (of gradients, as far as no pass hides it) and update, of
+    all updates. bubble: share of the passes' time that a rank waits in its pipeline.
     score: the forward passes of all, without an update. num_microbatches: of each data-parallel
     rank, of all updates.
     """
@@ -64,7 +64,7 @@ def estimate_training(
         max(0.0, shared_seconds(job, stage, stage.gradient_bytes) - hidden)
         for stage, hidden in zip(stages, last, strict=True)
     ]
-    exchange = max(reduced) + (0.0 if _gather_overlaps(job) else _gather_seconds(job, stages))
+    exchange = max(reduced)
     update = max(optimizer_seconds(job, stage) for stage in stages)
     factor = hardware.train_factor * updates
     host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
@@ -165,19 +165,6 @@ def shared_seconds(job: TrainingJob, stage: Stage, num_bytes: float) -> float:
     return ring_seconds(job, num_bytes - experts, job.num_copies, reach) + ring_seconds(
         job, experts, job.num_expert_copies, reach
     )
-
-
-def _gather_overlaps(job: TrainingJob) -> bool:
-    return job.parallel.overlap_param_gather and job.parallel.overlap_grad_reduce
-
-
-def _gather_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
-    return max(shared_seconds(job, stage, stage.weight_bytes) for stage in stages)
-
-
-def gather_in_push_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
-    """The gather of the updated weights, where the push waits for it and not the trainer."""
-    return job.hardware.train_factor * _gather_overlaps(job) * _gather_seconds(job, stages)
 
 
 def optimizer_seconds(job: TrainingJob, stage: Stage) -> float:

@@ -24,7 +24,9 @@ from megatron_opsft.plan.stages import count_stages
 
 NAME = "DeepSeek-R1-Distill-Qwen-1.5B"
 BASE = load_hardware("h100")
-TRUE = replace(BASE, rollout_factor=3.0, verify_factor=0.5, train_factor=2.7, push_factor=4.0)
+TRUE = BASE.model_copy(
+    update={"rollout_factor": 3.0, "verify_factor": 0.5, "train_factor": 2.7, "push_factor": 4.0}
+)
 
 
 def write_run(path: Path, *overrides: str) -> Path:
@@ -76,7 +78,7 @@ def test_the_factors_behind_runs_are_found_and_written_as_a_plan_reads_them(tmp_
     written = load_hardware("h100", out)
     assert written.rollout_factor == pytest.approx(fitted["rollout"].factor)
     factors = {f"{phase}_factor": getattr(BASE, f"{phase}_factor") for phase in PHASES}
-    assert replace(written, **factors) == BASE
+    assert written.model_copy(update=factors) == BASE
     assert load_hardware("b200", out) == load_hardware("b200")
 
 

@@ -100,7 +100,8 @@ def test_host_memory_of_a_checkpoint() -> None:
         assert half.checkpoint.saved_bytes == 14 * largest
         assert largest < 0.51 * 1_777_088_000
     assert planned(make_job(SMALL, 2)).checkpoint.saved_bytes == 14 * 1_777_088_000
-    small_node = replace(whole.job, hardware=replace(whole.job.hardware, host_memory_bytes=2e9))
+    little = whole.job.hardware.model_copy(update={"host_memory_bytes": 2e9})
+    small_node = replace(whole.job, hardware=little)
     assert notes_of(planned(small_node)) == [
         "a checkpoint needs 25 GB of a node's host memory, of which there are 16; use more nodes"
     ]

@@ -84,7 +84,7 @@ def test_a_reference_stays_on_a_device_with_room() -> None:
 
 def test_a_reference_counts_in_host_memory() -> None:
     plan = planned("method.name=grpo")
-    small = replace(plan.job.hardware, host_memory_bytes=5e9)
+    small = plan.job.hardware.model_copy(update={"host_memory_bytes": 5e9})
     assert "a checkpoint and the reference model need 53 GB" in " ".join(
         notes_of(replace(plan, job=replace(plan.job, hardware=small)))
     )

@@ -34,19 +34,15 @@ from megatron_opsft.plan.workload import Workload
 SMALL = REAL_SHAPES["DeepSeek-R1-Distill-Qwen-1.5B"]
 MIXTURE = REAL_SHAPES["Qwen3-30B-A3B"]
 # Round figures: one operation, byte and second, and nothing but them.
-PLAIN = replace(
-    load_hardware("h100"),
-    peak_flops=1e15,
-    memory_bandwidth=1e12,
-    link_bandwidth=1e11,
-    network_bandwidth=1e10,
-    token_seconds=0.0,
-    microbatch_seconds=0.0,
-    push_seconds=0.0,
-    rollout_factor=1.0,
-    verify_factor=1.0,
-    train_factor=1.0,
-    push_factor=1.0,
+PLAIN = load_hardware("h100").model_copy(
+    update={
+        "peak_flops": 1e15,
+        "memory_bandwidth": 1e12,
+        "link_bandwidth": 1e11,
+        "network_bandwidth": 1e10,
+        **dict.fromkeys(["token_seconds", "microbatch_seconds", "push_seconds"], 0.0),
+        **{f"{phase}_factor": 1.0 for phase in ("rollout", "verify", "train", "push")},
+    }
 )
 WEIGHTS = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
 
@@ -130,22 +126,21 @@ def test_the_slowest_stage_sets_the_pace() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
-    switches = [f"parallel.overlap_{what}={overlap}" for what in ("grad_reduce", "param_gather")]
+    switch = f"parallel.overlap_grad_reduce={overlap}"
     # Four sequences of 500 tokens in a micro-batch; 32 accepted responses a rank.
-    job = make_job(SMALL, 16, "train.max_tokens_per_microbatch=2000", *switches)
+    job = make_job(SMALL, 16, "train.max_tokens_per_microbatch=2000", switch)
     (stage,), workload, hardware = count_stages(job), equal(job), job.hardware
     flops = 3 * forward_flops(SMALL, [500] * 32, 400 * 32)
     passes = flops / hardware.peak_flops + 8 * hardware.microbatch_seconds
     reduced = ring_seconds(job, stage.gradient_bytes, 16, 16)
-    gathered = ring_seconds(job, stage.weight_bytes, 16, 16)
     if overlap:  # nearly all of the reduction is behind the last backward pass
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
-        reduced, gathered = max(0.0, reduced - last), 0.0
+        reduced = max(0.0, reduced - last)
     training = estimate_training(job, [stage], workload)
     factor, host = hardware.train_factor, 7.5e-6 * 512
     assert training.num_microbatches == 8
     assert training.update == pytest.approx(factor * optimizer_seconds(job, stage))
-    assert training.exchange == pytest.approx(factor * (reduced + gathered))
+    assert training.exchange == pytest.approx(factor * reduced)
     expected = factor * passes + training.exchange + training.update + host
     assert training.total == pytest.approx(expected)
     assert training.bubble == pytest.approx(0.0)
@@ -232,15 +227,18 @@ def test_verification_is_shared_by_all_cores() -> None:
     assert verify == pytest.approx(32 * job.hardware.verify_seconds / job.hardware.cpu_cores)
 
 
-def test_a_push_takes_the_slower_of_both_links() -> None:
+def test_a_push_gathers_and_takes_the_slower_of_both_links() -> None:
     job = plain(8, "parallel.tp=2", "parallel.sequence_parallel=true")
     moved, across = push_bytes(job)
+    gathered = 3 / 4 * count_stages(job)[0].weight_bytes / 1e11
     assert across == 0.0
-    assert push_seconds(job) == pytest.approx(moved / 1e11)
+    assert push_seconds(job, count_stages(job)) == pytest.approx(gathered + moved / 1e11)
     job = plain(64, "parallel.pp=4")
     moved, across = push_bytes(job)
+    gathered = 15 / 16 * max(stage.weight_bytes for stage in count_stages(job)) / 1e10
     assert across == 0.75
-    assert push_seconds(job) == pytest.approx(0.75 * moved / 1e10)
+    expected = gathered + 0.75 * moved / 1e10
+    assert push_seconds(job, count_stages(job)) == pytest.approx(expected)
 
 
 def test_what_a_push_moves_shrinks_with_the_engines_tp() -> None:
@@ -254,9 +252,9 @@ def test_what_a_push_moves_shrinks_with_the_engines_tp() -> None:
 
 @pytest.mark.parametrize("phase", ["rollout", "verify", "train", "push"])
 def test_a_factor_stretches_its_phase_alone(phase: str) -> None:
-    job = make_job(SMALL, 8, "parallel.overlap_param_gather=false")
+    job = make_job(SMALL, 8)
     factor: Any = {f"{phase}_factor": 2 * getattr(job.hardware, f"{phase}_factor")}
-    slow = replace(job, hardware=replace(job.hardware, **factor))
+    slow = replace(job, hardware=job.hardware.model_copy(update=factor))
     before, after = step_of(job, make_responses(job)), step_of(slow, make_responses(job))
     for other in ("rollout", "verify", "train", "push"):
         stretched = getattr(before, other) * (2 if other == phase else 1)
