@@ -4,7 +4,7 @@ took than a plan without it says. Everything else of the device stays.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,26 +29,14 @@ from megatron_opsft.runtime.durable import write_text
 PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """workload: what was sampled and trained on; seconds: by phase of a plan, on rank 0."""
-
-    job: TrainingJob
-    workload: Workload
-    seconds: dict[str, float]
-
-    def predicted(self, hardware: Hardware) -> dict[str, float]:
-        """Seconds by phase on a device of these figures."""
-        job = replace(self.job, hardware=hardware)
-        step = estimate_step(job, self.workload, count_stages(job))
-        return {phase: getattr(step, phase) for phase in PHASES}
+Seconds = dict[str, tuple[float, float]]
+"""Phase of a step -> (measured on rank 0, planned)."""
 
 
 def read_steps(
     path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
-) -> list[MeasuredStep]:
-    """The steps of a run directory with an update, without the first ones.
+) -> list[Seconds]:
+    """The steps of a run directory with an update, without the first ones, each beside its plan.
 
     Errors: `UserError` for what is missing or damaged, and where no step is left.
     """
@@ -62,21 +50,24 @@ def read_steps(
         raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
     job = make_job(config, hardware, world_size)
     check_job(job)
-    seconds = [f"{phase}_seconds" for phase in PHASES.values()]
-    lines = read_json_lines(path / "metrics.jsonl", required=["num_accepted", *seconds])
-    trained = [line for line in lines[_WARM_UP_STEPS:] if line["num_accepted"]]
-    if not trained:
+    required = ["num_accepted", *(f"{phase}_seconds" for phase in PHASES.values())]
+    lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
+    steps = []
+    for line in lines:
+        if line["num_accepted"]:
+            workload = _workload(line, job, prompt_tokens, sigma)
+            planned = estimate_step(job, workload, count_stages(job))
+            steps.append(
+                {
+                    phase: (float(line[f"{key}_seconds"]), float(getattr(planned, phase)))
+                    for phase, key in PHASES.items()
+                }
+            )
+    if not steps:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
         )
-    return [
-        MeasuredStep(
-            job=job,
-            workload=_workload(line, job, prompt_tokens, sigma),
-            seconds={phase: line[f"{key}_seconds"] for phase, key in PHASES.items()},
-        )
-        for line in trained
-    ]
+    return steps
 
 
 def _workload(line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float) -> Workload:
@@ -90,27 +81,26 @@ def _workload(line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPhase:
-    """Medians over all steps, in seconds: measured, and as the figures said before. factor: the
+    """Medians over all steps, in seconds: measured, and planned with the factor before. factor: the
     fitted one.
     """
 
     measured: float
-    predicted: float
+    planned: float
     factor: float
 
 
-def calibrate(steps: Sequence[MeasuredStep], base: Hardware) -> dict[str, FittedPhase]:
+def calibrate(steps: Sequence[Seconds], base: Hardware) -> dict[str, FittedPhase]:
     """Each phase's factor, so that the median step takes what was measured; a phase that no run
     has is left out.
     """
-    predicted = [step.predicted(base) for step in steps]
     fitted = {}
     for phase in PHASES:
-        both = [(s.seconds[phase], p[phase]) for s, p in zip(steps, predicted, strict=True)]
-        if ratios := [measured / before for measured, before in both if measured and before]:
+        both = [step[phase] for step in steps]
+        if ratios := [measured / planned for measured, planned in both if measured and planned]:
             fitted[phase] = FittedPhase(
                 measured=median(measured for measured, _ in both),
-                predicted=median(before for _, before in both),
+                planned=median(planned for _, planned in both),
                 factor=getattr(base, f"{phase}_factor") * median(ratios),
             )
     return fitted

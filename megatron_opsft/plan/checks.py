@@ -2,7 +2,6 @@
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.estimate import RunEstimate
 from megatron_opsft.plan.job import TrainingJob
@@ -72,37 +71,26 @@ def notes_of(run: RunEstimate) -> list[str]:
         notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
     if job.hardware.is_cuda and config.model.dtype == "float32":
         notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
-    return notes + _uncounted(config.method) + _host_memory(run)
-
-
-def _uncounted(settings: MethodSettings) -> list[str]:
-    method = METHODS[settings.name]
-    notes = []
+    method = METHODS[config.method.name]
     if method.refill is not None:
         notes.append(
-            f"{settings.name} draws problems again, up to {method.refill.at_most(settings)} times "
-            "a step, where groups teach nothing: one draw is counted"
+            f"{method.name} draws problems again, up to {method.refill.at_most(config.method)} "
+            "times a step, where groups teach nothing: one draw is counted"
         )
     if method.monitor is not None:
-        problems, samples = method.monitor.size(settings)
+        problems, samples = method.monitor.size(config.method)
         notes.append(
-            f"{settings.name} samples {samples} responses to each of {problems} monitor problems "
+            f"{method.name} samples {samples} responses to each of {problems} monitor problems "
             "from time to time: they are not counted"
         )
-    return notes
-
-
-def _host_memory(run: RunEstimate) -> list[str]:
-    """What the nodes' CPU memory is too small for. Devices decide whether a run fits, since how
-    much CPU memory a node has is not theirs to say.
-    """
-    there = run.job.host_bytes_per_node
+    # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
+    there = job.host_bytes_per_node
     needed = run.checkpoint.saved_bytes + run.reference_host_bytes
-    if needed <= there:
-        return []
-    both = run.reference_host_bytes > 0
-    what = "a checkpoint and the reference model need" if both else "a checkpoint needs"
-    return [
-        f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-        f"{there / 1e9:,.0f}; use more nodes"
-    ]
+    if needed > there:
+        both = run.reference_host_bytes > 0
+        what = "a checkpoint and the reference model need" if both else "a checkpoint needs"
+        notes.append(
+            f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
+            f"{there / 1e9:,.0f}; use more nodes"
+        )
+    return notes

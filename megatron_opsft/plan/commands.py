@@ -215,7 +215,7 @@ def calibrate(
         return
     for phase, one in fitted.items():
         typer.echo(
-            f"{phase}: measured {one.measured:.3f} s, planned {one.predicted:.3f} s; "
+            f"{phase}: measured {one.measured:.3f} s, planned {one.planned:.3f} s; "
             f"{phase}_factor {getattr(base, f'{phase}_factor'):.4g} -> {one.factor:.4g}"
         )
     typer.echo(f"wrote {out}; use it with --hardware {out} --gpu {gpu}")

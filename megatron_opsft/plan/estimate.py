@@ -79,21 +79,18 @@ class CheckpointEstimate:
     beside what the processes hold anyway while they do. resume_bytes: that the ranks of a node
     read, once to check the files and once without the weights that follow from main weights.
 
-    Seconds: of the slowest node, at `storage_bandwidth`; a save takes its own in the background,
-    the resume's come on top of a start.
+    bandwidth: of a node's storage, bytes a second; a save takes its time in the background.
     """
 
     total_bytes: int
     saved_bytes: int
     resume_bytes: int
-    save_seconds: float
-    resume_seconds: float
+    bandwidth: float
 
 
 def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> CheckpointEstimate:
     """As `model.checkpoint_share`: every rank writes and reads what it updates."""
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
-    of_parameter = _STATE_BYTES + of_weight
     experts = [stage.expert_parameters for stage in stages]
     dense = [stage.num_parameters - stage.expert_parameters for stage in stages]
     updated = job.ranks_per_node * max(
@@ -101,16 +98,14 @@ def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> Checkpoint
     )
     parallel = job.parallel
     elements = parallel.tp * sum(dense) + parallel.expert_tp * parallel.ep * sum(experts)
-    total, saved = elements * of_parameter, int(updated * of_parameter)
+    total = elements * (_STATE_BYTES + of_weight)
     # Files are checked by all ranks in turn, whoever reads them afterwards.
-    read = total * job.ranks_per_node // job.world_size + int(updated * _STATE_BYTES)
-    rate = job.hardware.storage_bandwidth * job.ranks_per_node
+    checked = total * job.ranks_per_node // job.world_size
     return CheckpointEstimate(
         total_bytes=total,
-        saved_bytes=saved,
-        resume_bytes=read,
-        save_seconds=saved / rate,
-        resume_seconds=read / rate,
+        saved_bytes=int(updated * (_STATE_BYTES + of_weight)),
+        resume_bytes=checked + int(updated * _STATE_BYTES),
+        bandwidth=job.hardware.storage_bandwidth * job.ranks_per_node,
     )
 
 
@@ -258,8 +253,6 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "device": job.hardware.name,
         **job.parallel.model_dump(),
         "dp": job.dp,
-        "recompute": job.config.train.recompute,
-        "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
         "cross_entropy": job.cross_entropy.method,
         "parameters": run.num_parameters,
@@ -280,8 +273,7 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "steps": run.num_steps,
         "device_hours": run.device_hours,
         "price": run.price,
+        "method": job.config.method.name,
         "mean_response_tokens": run.workload.mean_tokens,
         "num_trained": len(run.workload.trained),
-        "method": job.config.method.name,
-        "num_updates": job.config.method.num_updates,
     }

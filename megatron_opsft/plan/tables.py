@@ -98,10 +98,11 @@ def _memory_table(run: RunEstimate) -> Table:
 
 def _checkpoint(run: RunEstimate) -> str:
     saved, there = run.checkpoint, run.job.host_bytes_per_node
+    to_save, to_resume = (n / saved.bandwidth for n in (saved.saved_bytes, saved.resume_bytes))
     text = (
         f"checkpoint: {_gb(saved.total_bytes)} GB; a node writes {_gb(saved.saved_bytes)} GB from "
-        f"as much host memory (of {_gb(there)}) in {saved.save_seconds:,.1f} s behind the next "
-        f"steps, and reads {_gb(saved.resume_bytes)} GB in {saved.resume_seconds:,.1f} s to resume"
+        f"as much host memory (of {_gb(there)}) in {to_save:,.1f} s behind the next steps, and "
+        f"reads {_gb(saved.resume_bytes)} GB in {to_resume:,.1f} s to resume"
     )
     if run.reference_host_bytes:
         on_host = _gb(run.reference_host_bytes)

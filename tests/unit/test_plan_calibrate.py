@@ -13,7 +13,7 @@ from megatron_opsft.config_file import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.calibrate import (
     PHASES,
-    MeasuredStep,
+    Seconds,
     calibrate,
     read_steps,
     write_hardware,
@@ -59,7 +59,7 @@ def write_run(path: Path, *overrides: str) -> Path:
     return path
 
 
-def read(path: Path) -> list[MeasuredStep]:
+def read(path: Path) -> list[Seconds]:
     return read_steps(path, BASE, prompt_tokens=100, sigma=0.6)
 
 
@@ -71,7 +71,7 @@ def test_the_factors_behind_runs_are_found_and_written_as_a_plan_reads_them(tmp_
     for phase, one in fitted.items():
         assert one.factor == pytest.approx(getattr(TRUE, f"{phase}_factor"), rel=0.02), phase
         before = getattr(BASE, f"{phase}_factor")
-        assert one.measured / one.predicted == pytest.approx(one.factor / before, rel=0.05)
+        assert one.measured / one.planned == pytest.approx(one.factor / before, rel=0.05)
     out = tmp_path / "deep" / "hardware.yaml"
     write_hardware(out, BASE, fitted, runs)
     assert "large, small" in out.read_text().splitlines()[0]
@@ -94,10 +94,7 @@ def test_the_command_says_what_was_measured(cli: ForkedCli, tmp_path: Path) -> N
 
 
 def test_a_phase_that_no_run_has_stays(tmp_path: Path) -> None:
-    steps = [
-        replace(step, seconds=step.seconds | {"verify": 0.0})
-        for step in read(write_run(tmp_path / "run"))
-    ]
+    steps = [step | {"verify": (0.0, 0.1)} for step in read(write_run(tmp_path / "run"))]
     assert set(calibrate(steps, BASE)) == {"rollout", "train", "push"}
 
 
