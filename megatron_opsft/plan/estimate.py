@@ -241,10 +241,7 @@ def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> lis
 def run_as_json(run: RunEstimate) -> dict[str, Any]:
     """One JSON object: bytes, seconds, shares and dollars."""
     job, step = run.job, run.step
-    names = ("rollout", "verify", "reference", "old_logprob", "train", "push", "total")
-    training = asdict(step.training)
-    seconds = {name: getattr(step, name) for name in names}
-    seconds |= {name: training[name] for name in ("exchange", "update")}
+    summed = {"rollout": step.rollout, "train": step.train, "total": step.total}
     return {
         "fits": run.fits,
         "is_safe": run.is_safe,
@@ -252,7 +249,10 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "world_size": job.world_size,
         "device": job.hardware.name,
         **job.parallel.model_dump(),
+        "etp": job.parallel.expert_tp,
         "dp": job.dp,
+        "recompute": job.config.train.recompute,
+        "rollout_tp": job.engine_tp,
         "num_engines": job.num_engines,
         "cross_entropy": job.cross_entropy.method,
         "parameters": run.num_parameters,
@@ -263,9 +263,8 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "reference_host_bytes": run.reference_host_bytes,
         "kv_tokens": run.kv_tokens,
         "slots": step.sampling.slots,
-        "num_microbatches": training["num_microbatches"],
-        "bubble": training["bubble"],
-        "seconds": seconds,
+        "num_microbatches": step.training.num_microbatches,
+        "seconds": {**asdict(step), **summed},
         "tokens_per_second": run.tokens_per_second,
         "mfu": run.utilization(step.train),
         "step_mfu": run.utilization(step.total),
@@ -274,6 +273,7 @@ def run_as_json(run: RunEstimate) -> dict[str, Any]:
         "device_hours": run.device_hours,
         "price": run.price,
         "method": job.config.method.name,
+        "num_updates": job.config.method.num_updates,
         "mean_response_tokens": run.workload.mean_tokens,
-        "num_trained": len(run.workload.trained),
+        "num_accepted": len(run.workload.trained),
     }

@@ -14,7 +14,7 @@ Megatron's own. What changes:
   it on the way from a GPU alone.
 
 `without_memory` goes one step further: CUDA then means torch's meta device, whose tensors have
-shapes and no memory, so that a plan can build what it could never hold.
+shapes and no memory, so that one process can build what it could never hold.
 """
 
 from collections.abc import Callable, Iterator
