@@ -28,6 +28,7 @@ from megatron_opsft.errors import NonFiniteError, RanksMissing, SyncError, UserE
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
+from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
@@ -125,6 +126,7 @@ PROGRAM = group(
         "methods": Methods,
         "convert": convert,
         "eval": evaluate,
+        "plan": plan,
         "launch": launch,
         "data": MakeData,
         "study": Study,

@@ -5,8 +5,11 @@ from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.estimate import RunEstimate
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.rollout.limits import check_engine_ranks, check_lengths
-from megatron_opsft.rollout.traits import check_engine_settings
+from megatron_opsft.rollout.limits import (
+    check_engine_ranks,
+    check_engine_settings,
+    check_lengths,
+)
 from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
@@ -55,12 +58,6 @@ def notes_of(run: RunEstimate) -> list[str]:
                 f"{key} = {size} reaches beyond a node of {node} devices: every layer's {moves} "
                 "cross the network"
             )
-    prompts = config.data.prompts_per_step
-    if job.num_engines > prompts and job.engine.refills:
-        notes.append(
-            f"{job.num_engines - prompts} of {job.num_engines} engines get no problem: "
-            f"data.prompts_per_step={prompts}; raise rollout.tp or prompts_per_step"
-        )
     if job.num_responses < job.dp:
         notes.append(
             f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "

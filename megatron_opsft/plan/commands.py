@@ -3,17 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
+from pydantic import Field
 
-from megatron_opsft.command_line import (
-    ConfigPath,
-    Overrides,
-    RunByDefault,
-    RunCommand,
-    examples,
-)
+from megatron_opsft.command_line import Command, RunCommand, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA, PAPER_ACCEPTANCE
 
@@ -23,96 +17,70 @@ if TYPE_CHECKING:
     from megatron_opsft.plan.job import TrainingJob
     from megatron_opsft.plan.workload import Workload
 
-app = typer.Typer(
-    cls=RunByDefault,
-    help="What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    epilog=examples(
-        "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
-        "megatron-opsft plan calibrate runs/a runs/b --out figures.yaml",
-    ),
-)
 
-Gpu = Annotated[
-    str, typer.Option(help="Device: h100, h200, a100, b200, cpu, or one of --hardware.")
-]
-GpusPerNode = Annotated[int, typer.Option(min=1, help="Devices, and ranks, of a node.")]
-HardwareFile = Annotated[
-    Path | None, typer.Option(help="Figures of devices, such as `plan calibrate` writes.")
-]
-Sigma = Annotated[float, typer.Option(min=0, help="Spread of log lengths.")]
-PromptTokens = Annotated[int, typer.Option(min=1, help="Mean tokens of a prompt.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+class _OnDevices(Command):
+    """What both commands are told of devices and of responses."""
+
+    gpu: str = Field(
+        "h100", description="Device: h100, h200, a100, b200, cpu, or one of --hardware."
+    )
+    gpus_per_node: int = Field(8, ge=1, description="Devices, and ranks, of a node.")
+    hardware: Path | None = Field(
+        None, description="Figures of devices, such as `plan calibrate` writes."
+    )
+    sigma: float = Field(DEFAULT_SIGMA, ge=0, description="Spread of log lengths.")
+    prompt_tokens: int = Field(DEFAULT_PROMPT_TOKENS, ge=1, description="Mean tokens of a prompt.")
+    as_json: bool = Field(False, alias="json", description="Print one JSON object.")
 
 
-@app.command(
-    name="run",
-    cls=RunCommand,
-    epilog=examples(
-        "megatron-opsft plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
-        "megatron-opsft plan CONFIG --nodes 1,8,64",
-        "megatron-opsft plan CONFIG rollout.engine=vllm --gpu a100 --search",
-    ),
-)
-def run(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    nodes: Annotated[
-        str, typer.Option(help="Nodes; several, such as 1,8,64, give a row each.")
-    ] = "1",
-    gpus_per_node: GpusPerNode = 8,
-    gpu: Gpu = "h100",
-    hardware: HardwareFile = None,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps to cost; by default run.steps.")
-    ] = None,
-    mean_tokens: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            help="Mean response before the limit cuts it; by default the paper's end, 2186, or "
-            "62 % of a limit below the paper's.",
-        ),
-    ] = None,
-    sigma: Sigma = DEFAULT_SIGMA,
-    acceptance: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of correct, finished responses.")
-    ] = PAPER_ACCEPTANCE,
-    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
-    search: Annotated[
-        bool, typer.Option("--search", help="Look for the fastest layout that fits.")
-    ] = False,
-    top: Annotated[int, typer.Option(min=1, help="Layouts that --search shows.")] = 5,
-    as_json: Json = False,
-) -> None:
+class Plan(_OnDevices, RunCommand):
     """Check a run end to end without a device, and say whether it fits and what it costs.
 
     Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
     """
-    from megatron_opsft.config_file import load_config
 
-    counts = _parse_nodes(nodes, search)
-    loaded = load_config(config, overrides or [])
-    num_steps = steps or loaded.run.steps
-    if num_steps < 1:
-        raise UserError("run.steps=0 costs nothing; give --steps")
-    from megatron_opsft.plan.hardware import load_hardware
-    from megatron_opsft.plan.job import make_job
-    from megatron_opsft.plan.workload import make_workload
-
-    device = load_hardware(gpu, hardware, gpus_per_node=gpus_per_node)
-    jobs = [make_job(loaded, device, count * gpus_per_node) for count in counts]
-    workload = make_workload(
-        jobs[0].config,
-        mean_tokens=mean_tokens,
-        sigma=sigma,
-        acceptance=acceptance,
-        prompt_tokens=prompt_tokens,
+    examples: ClassVar[tuple[str, ...]] = (
+        "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
+        "plan CONFIG --nodes 1,8,64",
+        "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
-    if search:
-        raise typer.Exit(_search(jobs[0], workload, num_steps, top, as_json))
-    raise typer.Exit(_plan(jobs, workload, num_steps, as_json))
+    nodes: str = Field("1", description="Nodes; several, such as 1,8,64, give a row each.")
+    steps: int | None = Field(None, ge=1, description="Steps to cost; by default run.steps.")
+    mean_tokens: float | None = Field(
+        None,
+        ge=1,
+        description="Mean response before the limit cuts it; by default the paper's end, 2186, or "
+        "62 % of a limit below the paper's.",
+    )
+    acceptance: float = Field(
+        PAPER_ACCEPTANCE, ge=0, le=1, description="Share of correct, finished responses."
+    )
+    search: bool = Field(False, description="Look for the fastest layout that fits.")
+    top: int = Field(5, ge=1, description="Layouts that --search shows.")
+
+    def run(self) -> int:
+        """Print what the run takes; whether it fits as exit code."""
+        counts = _parse_nodes(self.nodes, self.search)
+        loaded = self.load()
+        num_steps = self.steps or loaded.run.steps
+        if num_steps < 1:
+            raise UserError("run.steps=0 costs nothing; give --steps")
+        from megatron_opsft.plan.hardware import load_hardware
+        from megatron_opsft.plan.job import make_job
+        from megatron_opsft.plan.workload import make_workload
+
+        device = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
+        jobs = [make_job(loaded, device, count * self.gpus_per_node) for count in counts]
+        workload = make_workload(
+            jobs[0].config,
+            mean_tokens=self.mean_tokens,
+            sigma=self.sigma,
+            acceptance=self.acceptance,
+            prompt_tokens=self.prompt_tokens,
+        )
+        if self.search:
+            return _search(jobs[0], workload, num_steps, self.top, self.as_json)
+        return _plan(jobs, workload, num_steps, self.as_json)
 
 
 def _parse_nodes(text: str, search: bool) -> list[int]:
@@ -139,7 +107,7 @@ def _plan(jobs: "list[TrainingJob]", workload: "Workload", num_steps: int, as_js
     runs = [estimate_run(job, workload, num_steps) for job in jobs]
     found = [run_as_json(one) | {"notes": notes_of(one)} for one in runs]
     if as_json:
-        typer.echo(json.dumps(found[0] if len(found) == 1 else {"runs": found}))
+        print(json.dumps(found[0] if len(found) == 1 else {"runs": found}))
     elif len(runs) == 1:
         _print(show_run(runs[0], notes_of(runs[0])))
     else:
@@ -156,7 +124,7 @@ def _search(
 
     found = search_layouts(job, workload, num_steps)
     if as_json:
-        typer.echo(json.dumps(found_as_json(found[:top])))
+        print(json.dumps(found_as_json(found[:top])))
     else:
         _print(show_found(found[:top], len(found)))
     return 0 if found[0].estimate.is_safe else ANSWER_IS_NO
@@ -170,52 +138,54 @@ def _print(what: "RenderableType") -> None:
     Console(width=None if console.is_terminal else 160).print(what, soft_wrap=False)
 
 
-@app.command(
-    epilog=examples(
-        "megatron-opsft plan calibrate runs/a runs/b --out figures.yaml",
-        "megatron-opsft plan CONFIG --hardware figures.yaml --gpu h100",
-    )
-)
-def calibrate(
-    run_dirs: Annotated[
-        list[Path], typer.Argument(help="Directories of runs on one kind of device.")
-    ],
-    out: Annotated[Path, typer.Option(help="File of figures to write, for --hardware.")],
-    gpu: Gpu = "h100",
-    hardware: HardwareFile = None,
-    gpus_per_node: GpusPerNode = 8,
-    prompt_tokens: PromptTokens = DEFAULT_PROMPT_TOKENS,
-    sigma: Sigma = DEFAULT_SIGMA,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what is at --out.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+class Calibrate(_OnDevices):
     """Set the factor of each phase to what runs measured (metrics.jsonl).
 
     Peaks, sizes and prices stay as they are for --gpu. Exit code 2: bad input.
     """
-    from megatron_opsft.plan.calibrate import calibrate as fit
-    from megatron_opsft.plan.calibrate import read_steps, write_hardware
-    from megatron_opsft.plan.hardware import load_hardware
 
-    if out.exists() and not overwrite:
-        raise UserError(f"--out={out} exists; name another file or give --overwrite")
-    base = load_hardware(gpu, hardware, gpus_per_node=gpus_per_node)
-    steps = [
-        step
-        for path in run_dirs
-        for step in read_steps(path, base, prompt_tokens=prompt_tokens, sigma=sigma)
-    ]
-    fitted = fit(steps, base)
-    write_hardware(out, base, fitted, run_dirs)
-    if as_json:
-        phases = {phase: asdict(one) for phase, one in fitted.items()}
-        typer.echo(json.dumps({"device": gpu, "phases": phases}))
-        return
-    for phase, one in fitted.items():
-        typer.echo(
-            f"{phase}: measured {one.measured:.3f} s, planned {one.planned:.3f} s; "
-            f"{phase}_factor {getattr(base, f'{phase}_factor'):.4g} -> {one.factor:.4g}"
-        )
-    typer.echo(f"wrote {out}; use it with --hardware {out} --gpu {gpu}")
+    words: ClassVar[tuple[str, ...]] = ("run_dirs",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "plan calibrate runs/a runs/b --out figures.yaml",
+        "plan CONFIG --hardware figures.yaml --gpu h100",
+    )
+    run_dirs: tuple[Path, ...] = Field(description="Directories of runs on one kind of device.")
+    out: Path = Field(description="File of figures to write, for --hardware.")
+    overwrite: bool = Field(False, description="Replace what is at --out.")
+
+    def run(self) -> None:
+        """Write the figures, and print what they were and are."""
+        from megatron_opsft.plan.calibrate import calibrate, read_steps, write_hardware
+        from megatron_opsft.plan.hardware import load_hardware
+
+        if self.out.exists() and not self.overwrite:
+            raise UserError(f"--out={self.out} exists; name another file or give --overwrite")
+        base = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
+        steps = [
+            step
+            for path in self.run_dirs
+            for step in read_steps(path, base, prompt_tokens=self.prompt_tokens, sigma=self.sigma)
+        ]
+        fitted = calibrate(steps, base)
+        write_hardware(self.out, base, fitted, self.run_dirs)
+        if self.as_json:
+            phases = {phase: asdict(one) for phase, one in fitted.items()}
+            print(json.dumps({"device": self.gpu, "phases": phases}))
+            return
+        for phase, one in fitted.items():
+            print(
+                f"{phase}: measured {one.measured:.3f} s, planned {one.planned:.3f} s; "
+                f"{phase}_factor {getattr(base, f'{phase}_factor'):.4g} -> {one.factor:.4g}"
+            )
+        print(f"wrote {self.out}; use it with --hardware {self.out} --gpu {self.gpu}")
+
+
+PROGRAM = group(
+    "plan",
+    "What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
+    {"run": Plan, "calibrate": Calibrate},
+    (
+        "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
+        "plan calibrate runs/a runs/b --out figures.yaml",
+    ),
+)

@@ -5,12 +5,16 @@ from typing import Literal
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.zigzag import filled
+from megatron_opsft.batching.zigzag import padded
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.loss.loss_memory import CrossEntropy, fastest_that_fits
+from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.rollout.limits import fit_lengths, max_engine_tokens
-from megatron_opsft.rollout.traits import EngineTraits, engine_traits
+from megatron_opsft.rollout.limits import (
+    EngineTraits,
+    engine_traits,
+    fit_lengths,
+    max_engine_tokens,
+)
 from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.slicing import padded_vocab_size
 
@@ -77,7 +81,7 @@ class TrainingJob:
         """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
         own.
         """
-        whole = filled(self.longest_tokens, self.parallel.cp, self.align)
+        whole = padded(self.longest_tokens, self.parallel.cp, self.align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
 
     @property
@@ -97,12 +101,10 @@ class TrainingJob:
 
     @property
     def cross_entropy(self) -> CrossEntropy:
-        """As `loss.cross_entropy.choose_cross_entropy` will choose."""
-        wanted = self.config.train.cross_entropy
-        if wanted != "auto":
-            return CrossEntropy(method=wanted, reason="as train.cross_entropy says")
+        """As the trainer will choose. Errors: `UserError`."""
         problem = "" if self.modules == "te" else "TransformerEngine needs CUDA and bfloat16"
-        return fastest_that_fits(
+        return choose_cross_entropy(
+            self.config.train.cross_entropy,
             problem,
             max_tokens=self.config.train.max_tokens_per_microbatch,
             rows_per_rank=self.rows_per_rank,
