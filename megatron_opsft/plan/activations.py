@@ -45,7 +45,7 @@ def layer_bytes(job: TrainingJob) -> LayerBytes:
     k = shape.num_kv_heads * shape.head_dim / tp
     heads, kv_heads = shape.num_heads / tp, shape.num_kv_heads / tp
     qk_norm = shape.qk_norm
-    if job.modules == "te":
+    if job.with_te:
         # Norm: its input and its output. Attention: q, k, v after the rotary embedding; its output
         # and log-sum-exp; then the second norm's two, fc1's output, and the activation.
         norm = 2 * h * e + _FLOAT
@@ -75,7 +75,7 @@ def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float
     """
     shape, tp, e = job.shape, job.parallel.tp, job.dtype_bytes
     # torch: silu(gate), up + 0.0 and their product; te: the product alone.
-    products = 1 if job.modules == "te" else 3
+    products = 1 if job.with_te else 3
     if shape.moe is None:
         f = shape.ffn_size / tp
         return norm + e * (2 + products) * f, e * (2 * f + 2 * h)
@@ -85,7 +85,7 @@ def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float
     copies = moe.top_k * job.parallel.expert_tp / tp
     router = 9 * moe.num_experts / (tp if job.sequence_parallel else 1) + 40 * moe.top_k
     # torch: also the product with the router's weight.
-    products = 2 if job.modules == "te" else 4
+    products = 2 if job.with_te else 4
     kept = copies * e * (shape.hidden_size + (2 + products) * f)
     transient = copies * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
     return norm + router + kept, transient
@@ -119,7 +119,7 @@ def _norm_before_recomputation(job: TrainingJob) -> float:
     """
     e = job.dtype_bytes
     h = job.shape.hidden_size / (job.parallel.tp if job.sequence_parallel else 1)
-    if job.modules == "te":
+    if job.with_te:
         return h * e if job.shape.moe is None else 2 * h * e + _FLOAT
     return h * (3 * _FLOAT if e == _FLOAT else _FLOAT + 2 * e) + _FLOAT
 
@@ -130,7 +130,7 @@ def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
     """
     e, h = job.dtype_bytes, job.shape.hidden_size
     own = h / (job.parallel.tp if job.sequence_parallel else 1)
-    if job.modules == "te":
+    if job.with_te:
         return 2 * own * e, 3 * own * e + h * e
     if e == _FLOAT:
         return 3 * own * e, 7 * own * e

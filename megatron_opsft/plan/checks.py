@@ -28,8 +28,8 @@ def check_job(job: TrainingJob) -> None:
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    check_offload(shape, config.train, config.parallel, with_te=job.modules == "te")
-    if config.train.cross_entropy == "te" and job.modules != "te":
+    check_offload(shape, config.train, config.parallel, with_te=job.with_te)
+    if config.train.cross_entropy == "te" and not job.with_te:
         raise UserError(
             "train.cross_entropy=te needs TransformerEngine, on CUDA and in bfloat16; use auto or "
             "fused_linear"

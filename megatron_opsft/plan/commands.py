@@ -9,7 +9,13 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, RunCommand, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA, PAPER_ACCEPTANCE
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.workload import (
+    DEFAULT_PROMPT_TOKENS,
+    DEFAULT_SIGMA,
+    PAPER_ACCEPTANCE,
+    make_workload,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,11 +71,12 @@ class Plan(_OnDevices, RunCommand):
         num_steps = self.steps or loaded.run.steps
         if num_steps < 1:
             raise UserError("run.steps=0 costs nothing; give --steps")
-        from megatron_opsft.plan.hardware import load_hardware
-        from megatron_opsft.plan.job import make_job
-        from megatron_opsft.plan.workload import make_workload
+        from megatron_opsft.storage.model_paths import resolve_config
 
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
+        resolve_config(loaded.model.path)  # a mistake is said before PyTorch is loaded
+        from megatron_opsft.plan.job import make_job
+
         jobs = [make_job(loaded, device, count * self.gpus_per_node) for count in counts]
         workload = make_workload(
             jobs[0].config,
@@ -156,7 +163,6 @@ class Calibrate(_OnDevices):
     def run(self) -> None:
         """Write the figures, and print what they were and are."""
         from megatron_opsft.plan.calibrate import calibrate, read_steps, write_hardware
-        from megatron_opsft.plan.hardware import load_hardware
 
         if self.out.exists() and not self.overwrite:
             raise UserError(f"--out={self.out} exists; name another file or give --overwrite")

@@ -1,7 +1,6 @@
-"""What is planned: a run's configuration on so many devices, and the checks that need no device."""
+"""What is planned: a run's configuration on so many devices."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
@@ -17,8 +16,6 @@ from megatron_opsft.rollout.limits import (
 )
 from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.slicing import padded_vocab_size
-
-Modules = Literal["te", "torch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +50,14 @@ class TrainingJob:
         return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
 
     @property
-    def num_chunks(self) -> int:
-        """Model chunks (virtual pipeline stages) of a rank."""
-        return self.parallel.vpp or 1
-
-    @property
     def dtype_bytes(self) -> int:
         """Bytes of an element of weights and activations."""
         return 4 if self.config.model.dtype == "float32" else 2
 
     @property
-    def modules(self) -> Modules:
-        """Whose layers the model is made of, as `uses_transformer_engine` decides."""
-        return "te" if self.hardware.is_cuda and self.dtype_bytes == 2 else "torch"
+    def with_te(self) -> bool:
+        """Whether layers are TransformerEngine's, as `uses_transformer_engine` decides."""
+        return self.hardware.is_cuda and self.dtype_bytes == 2
 
     @property
     def sequence_parallel(self) -> bool:
@@ -81,18 +73,14 @@ class TrainingJob:
         """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
         own.
         """
-        whole = padded(self.longest_tokens, self.parallel.cp, self.align)
+        align = self.parallel.tp if self.parallel.sequence_parallel else 1
+        whole = padded(self.longest_tokens, self.parallel.cp, align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
 
     @property
     def longest_tokens(self) -> int:
         """Of the longest prompt and response that are trained on."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-
-    @property
-    def align(self) -> int:
-        """Of a rank's tokens, as the trainer packs them."""
-        return self.parallel.tp if self.parallel.sequence_parallel else 1
 
     @property
     def max_sequence_tokens(self) -> int:
@@ -102,7 +90,7 @@ class TrainingJob:
     @property
     def cross_entropy(self) -> CrossEntropy:
         """As the trainer will choose. Errors: `UserError`."""
-        problem = "" if self.modules == "te" else "TransformerEngine needs CUDA and bfloat16"
+        problem = "" if self.with_te else "TransformerEngine needs CUDA and bfloat16"
         return choose_cross_entropy(
             self.config.train.cross_entropy,
             problem,

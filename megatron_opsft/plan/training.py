@@ -95,7 +95,7 @@ def pipeline_seconds(job: TrainingJob, stages: Sequence[float], count: int) -> f
     the slowest stage sets the pace, and the others' passes of one micro-batch fill and drain it;
     of one chunk's where stages are interleaved (Narayanan et al., 2021).
     """
-    around = (sum(stages) - max(stages)) / count / job.num_chunks
+    around = (sum(stages) - max(stages)) / count / (job.parallel.vpp or 1)
     return max(stages) + around
 
 
@@ -135,7 +135,7 @@ def pass_seconds(
         again = 2.0 * num_tokens * weights * layers / rate + of_feed_forward
     exchange += round_trip
     # TransformerEngine's attention sends keys and values round again, to get their gradients.
-    back = round_trip if job.modules == "te" else 0.0
+    back = round_trip if job.with_te else 0.0
     return forward + exchange + hand_on, 2 * forward + exchange + back + again + hand_on
 
 
