@@ -25,9 +25,8 @@ from megatron_opsft.plan.workload import (
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_text
 
-# Of a plan -> of metrics.jsonl.
-PHASES = {"rollout": "rollout", "verify": "verify", "train": "train", "push": "sync"}
-_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first push
+PHASES = ("rollout", "verify", "train", "sync")  # of a plan and of metrics.jsonl
+_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
 
 Seconds = dict[str, tuple[float, float]]
 """Phase of a step -> (measured on rank 0, planned)."""
@@ -50,7 +49,7 @@ def read_steps(
         raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
     job = make_job(config, hardware, world_size)
     check_job(job)
-    required = ["num_accepted", *(f"{phase}_seconds" for phase in PHASES.values())]
+    required = ["num_accepted", *(f"{phase}_seconds" for phase in PHASES)]
     lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
     steps = []
     for line in lines:
@@ -59,8 +58,8 @@ def read_steps(
             planned = estimate_step(job, workload, count_stages(job))
             steps.append(
                 {
-                    phase: (float(line[f"{key}_seconds"]), float(getattr(planned, phase)))
-                    for phase, key in PHASES.items()
+                    phase: (float(line[f"{phase}_seconds"]), float(getattr(planned, phase)))
+                    for phase in PHASES
                 }
             )
     if not steps:

@@ -61,7 +61,7 @@ def notes_of(run: RunEstimate) -> list[str]:
     if job.num_responses < job.dp:
         notes.append(
             f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
-            "fillers"
+            "padding"
         )
     temperature = config.rollout.temperature
     if config.method.objective(temperature).temperature != temperature:

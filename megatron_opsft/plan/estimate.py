@@ -16,7 +16,7 @@ from megatron_opsft.plan.memory import (
 from megatron_opsft.plan.rollout import (
     RolloutEstimate,
     estimate_rollout,
-    push_seconds,
+    sync_seconds,
     verify_seconds,
 )
 from megatron_opsft.plan.stages import Stage, count_stages
@@ -35,8 +35,8 @@ _STATE_BYTES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """Seconds of a step by phase; push is what metrics.jsonl calls sync. reference, old_logprob:
-    passes of the reference model and of the policy that sampled, where the method asks for them.
+    """Seconds of a step by phase, by the names of metrics.jsonl. reference, old_logprob: passes of
+    the reference model and of the policy that sampled, where the method asks for them.
     """
 
     sampling: RolloutEstimate
@@ -44,7 +44,7 @@ class StepEstimate:
     verify: float
     reference: float
     old_logprob: float
-    push: float
+    sync: float
 
     @property
     def rollout(self) -> float:
@@ -57,7 +57,7 @@ class StepEstimate:
     @property
     def total(self) -> float:
         scored = self.reference + self.old_logprob
-        return self.rollout + self.verify + scored + self.train + self.push
+        return self.rollout + self.verify + scored + self.train + self.sync
 
 
 def estimate_step(job: TrainingJob, workload: Workload, stages: Sequence[Stage]) -> StepEstimate:
@@ -69,7 +69,7 @@ def estimate_step(job: TrainingJob, workload: Workload, stages: Sequence[Stage])
         verify=verify_seconds(job, workload),
         reference=reference_seconds(job, stages, training.score),
         old_logprob=training.score if job.scores_before else 0.0,
-        push=push_seconds(job, stages),
+        sync=sync_seconds(job, stages),
     )
 
 
@@ -152,7 +152,7 @@ class RunEstimate:
         return self.workload.sampled_tokens / self.step.total
 
     def utilization(self, seconds: float) -> float:
-        """MFU: the products of the training passes over peak, recomputation not counted."""
+        """MFU: the GEMMs of the training passes over peak, recomputation not counted."""
         peak = self.job.hardware.peak_flops * self.job.world_size
         trained = self.workload.trained
         done = 3 * forward_flops(self.job.shape, self.workload.sequences, sum(trained))
@@ -179,9 +179,9 @@ class RunEstimate:
             "verify": "too few CPU cores for the answers",
             "reference": "passes that score all responses",
             "old_logprob": "passes that score all responses",
-            "train": f"products at {self.utilization(step.train):.0%} of peak, bubbles "
+            "train": f"GEMMs at {self.utilization(step.train):.0%} of peak, bubbles "
             f"{training.bubble:.0%}, exchange {training.exchange:.2f} s",
-            "push": "weights between trainer and engines",
+            "sync": "weights between trainer and engines",
         }
         name = max(reasons, key=lambda phase: float(getattr(step, phase)))
         return f"{name}, {getattr(step, name) / step.total:.0%} of a step: {reasons[name]}"
@@ -221,7 +221,7 @@ def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> lis
             "train",
             "raise parallel.tp or train.recompute, or lower train.max_tokens_per_microbatch",
         ),
-        ("push", "raise rollout.tp or lower sync.bucket_mb"),
+        ("sync", "raise rollout.tp or lower sync.bucket_mb"),
     ):
         rank = max(memory, key=lambda one: one.phases[phase])
         over = rank.phases[phase] - rank.limit

@@ -42,11 +42,11 @@ class Hardware(BaseModel):
     token_seconds: NonNegativeFloat
     verify_seconds: NonNegativeFloat
     microbatch_seconds: NonNegativeFloat
-    push_seconds: NonNegativeFloat
+    sync_seconds: NonNegativeFloat
     rollout_factor: PositiveFloat
     verify_factor: PositiveFloat
     train_factor: PositiveFloat
-    push_factor: PositiveFloat
+    sync_factor: PositiveFloat
 
     @property
     def is_cuda(self) -> bool:

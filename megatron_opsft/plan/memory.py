@@ -3,7 +3,7 @@
 Resident all the time: weights, float32 main gradients, and this rank's part of the optimizer (in
 bfloat16 float32 main weights and two moments, in float32 the moments), and a frozen copy of the
 weights where the method has a reference model that stays on the device. A rollout adds the engine,
-a training pass its activations and the loss, a push the engine's weights and two buckets.
+a training pass its activations and the loss, a weight sync the engine's weights and two buckets.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _HF_CACHE_SLACK = 1.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
     """Bytes of one rank of a rollout engine. extra: graphs and profiled activations; kv_cache: what
-    is left for keys and values; asleep: what of it all stays while the trainer works, pushing:
+    is left for keys and values; asleep: what of it all stays while the trainer works, syncing:
     while weights come.
     """
 
@@ -42,7 +42,7 @@ class EngineMemory:
     extra: float
     kv_cache: float
     asleep: float
-    pushing: float
+    syncing: float
 
     @property
     def awake(self) -> float:
@@ -62,7 +62,7 @@ class RankMemory:
     activations: float
     recompute: float
     loss: float
-    push_buckets: float
+    sync_buckets: float
     limit: float
 
     @property
@@ -73,7 +73,7 @@ class RankMemory:
         return {
             "rollout": base + self.engine.awake,
             "train": base + passes + self.engine.asleep,
-            "push": base + self.push_buckets + self.engine.pushing,
+            "sync": base + self.sync_buckets + self.engine.syncing,
         }
 
     @property
@@ -188,7 +188,7 @@ def rank_memory(job: TrainingJob, stage: Stage, num_microbatches: int) -> RankMe
         activations=kept,
         recompute=moment,
         loss=loss,
-        push_buckets=_bucket_bytes(job),
+        sync_buckets=_bucket_bytes(job),
         limit=job.hardware.memory_bytes,
     )
 
@@ -212,7 +212,7 @@ def engine_memory(job: TrainingJob) -> EngineMemory:
         budget = rollout.gpu_memory_fraction * hardware.memory_bytes
         cache = float(rollout.kv_cache_bytes or budget - weights - extra)
         return EngineMemory(
-            weights=weights, extra=extra, kv_cache=cache, asleep=_ASLEEP_BYTES, pushing=weights
+            weights=weights, extra=extra, kv_cache=cache, asleep=_ASLEEP_BYTES, syncing=weights
         )
     if job.engine.refills:
         cache = float(rollout.kv_cache_bytes or _cpu_cache_bytes(job))
@@ -222,7 +222,7 @@ def engine_memory(job: TrainingJob) -> EngineMemory:
         cache = _HF_CACHE_SLACK * rows * job.max_sequence_tokens * kv_bytes_per_token(job)
         asleep = weights
     return EngineMemory(
-        weights=weights, extra=0.0, kv_cache=cache, asleep=asleep, pushing=weights + cache
+        weights=weights, extra=0.0, kv_cache=cache, asleep=asleep, syncing=weights + cache
     )
 
 
@@ -247,8 +247,8 @@ def _cpu_cache_bytes(job: TrainingJob) -> float:
 
 
 def _bucket_bytes(job: TrainingJob) -> float:
-    """A push: two buckets under way. The first push streams whole tensors instead, one of which
-    may be larger than a bucket (an embedding), beside its gathered shards.
+    """A weight sync: two buckets under way. The first one streams whole tensors instead, of which
+    one may be larger than a bucket (an embedding), beside its gathered shards.
     """
     bucket = min(job.config.sync.bucket_mb * 2**20, whole_elements(job.shape) * job.dtype_bytes)
     largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes

@@ -1,4 +1,4 @@
-"""Seconds of the rollout and of the push of weights into its engines, by formula; pure.
+"""Seconds of the rollout and of the weight sync with its engines, by formula; pure.
 
 The responses to a problem go to one engine, and the phase ends with the engine that has the longest
 response. A decoding step reads the weights once and every sequence's keys and values.
@@ -99,8 +99,8 @@ def step_seconds(job: TrainingJob, batch: int, context: float) -> float:
         read += expert * (moe.num_experts * (1 - missed) - moe.top_k)
     weights = (read * shape.num_layers + head) * job.dtype_bytes / tp
     reading = (weights + kv_bytes_per_token(job) * context) / hardware.memory_bandwidth
-    products = 2.0 * (met * shape.num_layers + head) / tp * batch / hardware.peak_flops
-    return max(reading, products) + fixed_seconds(job)
+    gemms = 2.0 * (met * shape.num_layers + head) / tp * batch / hardware.peak_flops
+    return max(reading, gemms) + fixed_seconds(job)
 
 
 def fixed_seconds(job: TrainingJob) -> float:
@@ -116,21 +116,21 @@ def verify_seconds(job: TrainingJob, workload: Workload) -> float:
     return hardware.verify_factor * count * hardware.verify_seconds / hardware.cpu_cores
 
 
-def push_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
+def sync_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
     """Updated weights are gathered among those that share the optimizer; then a device receives
     what its engine wants, or sends where that is more. Local copies and checksums read memory,
     which is far faster, and are in the fixed cost.
     """
     hardware = job.hardware
     gathered = max(shared_seconds(job, stage, stage.weight_bytes) for stage in stages)
-    received, across = push_bytes(job)
+    received, across = sync_bytes(job)
     over_network = received * across / hardware.network_bandwidth
     inside = received * (1 - across) / hardware.link_bandwidth
-    seconds = gathered + max(over_network, inside) + hardware.push_seconds
-    return hardware.push_factor * seconds
+    seconds = gathered + max(over_network, inside) + hardware.sync_seconds
+    return hardware.sync_factor * seconds
 
 
-def push_bytes(job: TrainingJob) -> tuple[float, float]:
+def sync_bytes(job: TrainingJob) -> tuple[float, float]:
     """(bytes that a device receives; share of them between nodes).
 
     Of what its engine wants a rank holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x

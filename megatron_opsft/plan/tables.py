@@ -82,7 +82,7 @@ def _memory_table(run: RunEstimate) -> Table:
         ("backward pass, recomputation", lambda r: r.recompute),
         ("loss", lambda r: r.loss),
         ("reference model", lambda r: r.reference),
-        ("push buckets", lambda r: r.push_buckets),
+        ("sync buckets", lambda r: r.sync_buckets),
         ("engine weights", lambda r: r.engine.weights),
         ("engine, other", lambda r: r.engine.extra),
         ("KV cache", lambda r: r.engine.kv_cache),
@@ -140,7 +140,7 @@ def _step_table(run: RunEstimate) -> Table:
             f"exchange {training.exchange:.2f} s, update {training.update:.2f} s; MFU "
             f"{run.utilization(step.train):.1%}",
         ),
-        ("push", step.push, "updated weights into the engines, with proof"),
+        ("sync", step.sync, "updated weights into the engines, with proof"),
     ):
         if seconds or name not in ("old log-probs", "reference"):
             table.add_row(name, f"{seconds:.2f}", f"{seconds / step.total:.0%}", about)
@@ -188,11 +188,11 @@ def show_found(found: Sequence[FoundLayout], num_tried: int) -> RenderableType:
     )
 
 
-_IN_A_ROW = ("step s", "rollout", "train", "push", "margin GB", "fits")
+_IN_A_ROW = ("step s", "rollout", "train", "sync", "margin GB", "fits")
 
 
 def _row(run: RunEstimate) -> list[str]:
     step = run.step
-    seconds = (f"{value:.2f}" for value in (step.total, step.rollout, step.train, step.push))
+    seconds = (f"{value:.2f}" for value in (step.total, step.rollout, step.train, step.sync))
     fits = "yes" if run.is_safe else "tight" if run.fits else "no"
     return [*seconds, _gb(run.worst.margin), fits]

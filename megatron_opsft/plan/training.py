@@ -1,4 +1,4 @@
-"""Seconds of the training phase, by formula: products at peak, bytes at the links' bandwidth, and
+"""Seconds of the training phase, by formula: GEMMs at peak, bytes at the links' bandwidth, and
 the bubble of the pipeline; pure, no Megatron. All of it without `train_factor`, which is applied
 once, in `estimate_training`.
 """
@@ -106,7 +106,7 @@ def pass_seconds(
     micro-batch costs whatever is in it.
 
     num_loss_tokens: 0 unless the stage has the output layer. A backward pass is two forward passes
-    of products, and recomputation one more (full), or that of the feed-forward parts (selective).
+    of GEMMs, and recomputation one more (full), or that of the feed-forward parts (selective).
     Tensor parallelism exchanges the hidden states twice a layer and pass, ring algorithm:
     2 (n - 1) / n of their bytes (Shoeybi et al., 2019); experts those of every expert that a token
     goes to, and expert parallelism sends these there and back. Context parallelism lets keys and

@@ -25,7 +25,7 @@ from megatron_opsft.plan.stages import count_stages
 NAME = "DeepSeek-R1-Distill-Qwen-1.5B"
 BASE = load_hardware("h100")
 TRUE = BASE.model_copy(
-    update={"rollout_factor": 3.0, "verify_factor": 0.5, "train_factor": 2.7, "push_factor": 4.0}
+    update={"rollout_factor": 3.0, "verify_factor": 0.5, "train_factor": 2.7, "sync_factor": 4.0}
 )
 
 
@@ -51,7 +51,7 @@ def write_run(path: Path, *overrides: str) -> Path:
                 "num_accepted": len(work.trained),
                 "mean_response_tokens": work.mean_tokens,
                 "mean_accepted_tokens": mean,
-                **{f"{key}_seconds": getattr(seconds, phase) for phase, key in PHASES.items()},
+                **{f"{phase}_seconds": getattr(seconds, phase) for phase in PHASES},
                 "step_seconds": seconds.total,
             }
         )
@@ -95,7 +95,7 @@ def test_the_command_says_what_was_measured(cli: ForkedCli, tmp_path: Path) -> N
 
 def test_a_phase_that_no_run_has_stays(tmp_path: Path) -> None:
     steps = [step | {"verify": (0.0, 0.1)} for step in read(write_run(tmp_path / "run"))]
-    assert set(calibrate(steps, BASE)) == {"rollout", "train", "push"}
+    assert set(calibrate(steps, BASE)) == {"rollout", "train", "sync"}
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_as_json(cli: ForkedCli, small: Path) -> None:
     # Twice the norms: every tensor-parallel rank holds them.
     assert stage["stage"]["num_parameters"] == 888_587_776
     seconds = plan["seconds"]
-    phases = [seconds[name] for name in ("rollout", "verify", "train", "push")]
+    phases = [seconds[name] for name in ("rollout", "verify", "train", "sync")]
     assert seconds["total"] == pytest.approx(sum(phases))
     assert plan["device_hours"] == pytest.approx(7 * 16 * seconds["total"] / 3600)
 

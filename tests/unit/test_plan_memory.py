@@ -38,7 +38,7 @@ def test_the_shipped_example_of_1_5_b_on_a_node() -> None:
     assert rank.phases["train"] == pytest.approx(
         sum(held) + 3e9 + rank.activations + max(rank.recompute, rank.loss) + 1.5e9
     )
-    assert rank.phases["push"] == pytest.approx(sum(held) + 3e9 + 2 * 2**28 + rank.engine.weights)
+    assert rank.phases["sync"] == pytest.approx(sum(held) + 3e9 + 2 * 2**28 + rank.engine.weights)
 
 
 def test_recomputation_and_sequence_parallelism_save_activations() -> None:

@@ -41,7 +41,7 @@ def test_a_policy_gradient_trains_on_all_responses_and_on_policy_sft_on_the_acce
     ours, grpo = planned(), planned("method.name=grpo", "method.beta=0")
     assert len(ours.workload.trained) == 256
     assert grpo.workload.trained == grpo.workload.lengths == ours.workload.lengths
-    assert (grpo.step.rollout, grpo.step.push) == (ours.step.rollout, ours.step.push)
+    assert (grpo.step.rollout, grpo.step.sync) == (ours.step.rollout, ours.step.sync)
     longer = sum(grpo.workload.sequences) / sum(ours.workload.sequences)
     assert longer > 2
     assert grpo.step.train / ours.step.train == pytest.approx(longer, rel=0.1)
@@ -76,7 +76,7 @@ def test_a_reference_stays_on_a_device_with_room() -> None:
     plan, without = planned(*few), planned(*few, "method.beta=0")
     rank, alone = plan.memory[0], without.memory[0]
     assert rank.reference == rank.stage.weight_bytes > 3e9
-    for phase in ("rollout", "train", "push"):
+    for phase in ("rollout", "train", "sync"):
         assert rank.phases[phase] == alone.phases[phase] + rank.reference
     assert plan.reference_host_bytes == 0
     assert plan.step.reference < planned("method.name=grpo").step.reference - 0.3
@@ -112,7 +112,7 @@ def test_fixed_data_sample_nothing() -> None:
     assert max(plan.workload.trained) < plan.workload.limit
     step = plan.step
     assert step.rollout == step.verify == step.old_logprob == step.reference == 0
-    assert step.total == pytest.approx(step.train + step.push)
+    assert step.total == pytest.approx(step.train + step.sync)
     assert plan.bottleneck.startswith("train")
     show_run(plan, [])
 

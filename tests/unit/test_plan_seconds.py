@@ -16,9 +16,9 @@ from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.rollout import (
     decode_seconds,
     estimate_rollout,
-    push_bytes,
-    push_seconds,
     step_seconds,
+    sync_bytes,
+    sync_seconds,
 )
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.training import (
@@ -40,8 +40,8 @@ PLAIN = load_hardware("h100").model_copy(
         "memory_bandwidth": 1e12,
         "link_bandwidth": 1e11,
         "network_bandwidth": 1e10,
-        **dict.fromkeys(["token_seconds", "microbatch_seconds", "push_seconds"], 0.0),
-        **{f"{phase}_factor": 1.0 for phase in ("rollout", "verify", "train", "push")},
+        **dict.fromkeys(["token_seconds", "microbatch_seconds", "sync_seconds"], 0.0),
+        **{f"{phase}_factor": 1.0 for phase in ("rollout", "verify", "train", "sync")},
     }
 )
 WEIGHTS = ((1536 * 128 * 28 + 3 * 1536 * 8960) * 28 + 1536 * 151936) * 2
@@ -227,36 +227,36 @@ def test_verification_is_shared_by_all_cores() -> None:
     assert verify == pytest.approx(32 * job.hardware.verify_seconds / job.hardware.cpu_cores)
 
 
-def test_a_push_gathers_and_takes_the_slower_of_both_links() -> None:
+def test_a_weight_sync_gathers_and_takes_the_slower_of_both_links() -> None:
     job = plain(8, "parallel.tp=2", "parallel.sequence_parallel=true")
-    moved, across = push_bytes(job)
+    moved, across = sync_bytes(job)
     gathered = 3 / 4 * count_stages(job)[0].weight_bytes / 1e11
     assert across == 0.0
-    assert push_seconds(job, count_stages(job)) == pytest.approx(gathered + moved / 1e11)
+    assert sync_seconds(job, count_stages(job)) == pytest.approx(gathered + moved / 1e11)
     job = plain(64, "parallel.pp=4")
-    moved, across = push_bytes(job)
+    moved, across = sync_bytes(job)
     gathered = 15 / 16 * max(stage.weight_bytes for stage in count_stages(job)) / 1e10
     assert across == 0.75
     expected = gathered + 0.75 * moved / 1e10
-    assert push_seconds(job, count_stages(job)) == pytest.approx(expected)
+    assert sync_seconds(job, count_stages(job)) == pytest.approx(expected)
 
 
-def test_what_a_push_moves_shrinks_with_the_engines_tp() -> None:
+def test_what_a_weight_sync_moves_shrinks_with_the_engines_tp() -> None:
     layout = ("parallel.tp=2", "parallel.sequence_parallel=true")
-    one, _ = push_bytes(make_job(SMALL, 8, *layout))
-    two, _ = push_bytes(make_job(SMALL, 8, *layout, "rollout.tp=2"))
+    one, _ = sync_bytes(make_job(SMALL, 8, *layout))
+    two, _ = sync_bytes(make_job(SMALL, 8, *layout, "rollout.tp=2"))
     assert 1.9 < one / two < 2.01
-    assert push_bytes(make_job(SMALL, 1)) == (0.0, 0.0)
-    assert push_bytes(make_job(SMALL, 8))[0] == 0.0  # every rank holds the whole model
+    assert sync_bytes(make_job(SMALL, 1)) == (0.0, 0.0)
+    assert sync_bytes(make_job(SMALL, 8))[0] == 0.0  # every rank holds the whole model
 
 
-@pytest.mark.parametrize("phase", ["rollout", "verify", "train", "push"])
+@pytest.mark.parametrize("phase", ["rollout", "verify", "train", "sync"])
 def test_a_factor_stretches_its_phase_alone(phase: str) -> None:
     job = make_job(SMALL, 8)
     factor: Any = {f"{phase}_factor": 2 * getattr(job.hardware, f"{phase}_factor")}
     slow = replace(job, hardware=job.hardware.model_copy(update=factor))
     before, after = step_of(job, make_responses(job)), step_of(slow, make_responses(job))
-    for other in ("rollout", "verify", "train", "push"):
+    for other in ("rollout", "verify", "train", "sync"):
         stretched = getattr(before, other) * (2 if other == phase else 1)
         assert getattr(after, other) == pytest.approx(stretched, rel=0.01)
     assert after.total == pytest.approx(before.total + getattr(before, phase), rel=0.01)
