@@ -87,7 +87,7 @@ class _DistLayout:
     def _reserve(
         self, num_bytes: int, header_bytes: int = 0, alignment: int = 1
     ) -> tuple[int, int]:
-        """(number of the file, offset) of the next `num_bytes`.
+        """(index of the file, offset) of the next `num_bytes`.
 
         What comes behind their first `header_bytes` is aligned.
         """
@@ -140,8 +140,8 @@ class _DistLayout:
 
     def finish(self) -> FileLayout:
         files = tuple(
-            PlannedFile(_file_name(number), end, tuple(constants))
-            for number, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
+            PlannedFile(_file_name(index), end, tuple(constants))
+            for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
         small = {
             "common.pt": _saved({}),
@@ -151,8 +151,8 @@ class _DistLayout:
         return FileLayout(files, tuple(self._targets), small)
 
 
-def _file_name(number: int) -> str:
-    return f"__0_{number}.distcp"
+def _file_name(index: int) -> str:
+    return f"__0_{index}.distcp"
 
 
 def _saved(value: object) -> bytes:
