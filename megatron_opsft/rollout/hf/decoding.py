@@ -41,9 +41,8 @@ def decode(
     owner_N = torch.repeat_interleave(torch.arange(len(groups), device=model.device), counts_P)
     cache.batch_select_indices(owner_N)
     make_room(cache)
-    logits_NV, mask_NS = logits_PV[owner_N], mask_PS[owner_N]
-    batch = DecodingBatch(passes, mask_NS, cache, requests, sampling)
-    finished = batch.begin(logits_NV)
+    batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling)
+    finished = batch.begin(logits_PV[owner_N])
     while batch.going_on:
         batch.drop_ended()
         finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
