@@ -36,7 +36,6 @@ from grpo_reference import END_ID, PlainGrpo, Run, Work, build_trl, time_steps
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.batching.microbatch import pack
-from megatron_opsft.batching.packing import each_in_turn
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.load import build_trainer
@@ -129,7 +128,6 @@ def our_batches(work: Work) -> tuple[list[MicroBatch], float]:
         dp_rank=0,
         dp_size=1,
         device=work.device.torch_device,
-        share=each_in_turn,
     )
     return batches, factor
 

@@ -7,10 +7,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from megatron_opsft.batching.packing import PackingReport, Share, describe_plan, plan_packing
+from megatron_opsft.batching.packing import PackingReport, describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import own_indices, padded
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.distributed import share_work
 
 Fetch = Callable[[Sequence[Sequence[int]]], Mapping[int, Sample]]
 """For each data-parallel rank the indices of the samples that it packs -> this rank's samples by
@@ -129,7 +128,6 @@ def pack(
     quadratic_at: float = 8192.0,
     device: torch.device,
     advantages: Sequence[float] | None = None,
-    share: Share = share_work,
 ) -> tuple[list[MicroBatch], PackingReport]:
     """This rank's micro-batches of the global batch, and how well all ranks' are packed.
 
@@ -137,17 +135,12 @@ def pack(
     samples; `fetch` gets the tokens of those that this rank packs. budget: tokens of a rank, so
     that a context-parallel group's packs have cp_size times as many. Whole packs are balanced over
     data-parallel ranks; the parts of one are alike. multiple, quadratic_at: see `plan_packing`;
-    align, advantages: see `build_microbatch`; share: see `plan_packing`. Collective over the world.
+    align, advantages: see `build_microbatch`. Collective over the world.
     """
     tokens = [padded(length, cp_size, align) for length in lengths]
     budget *= cp_size
     plan = plan_packing(
-        tokens,
-        budget=budget,
-        dp_size=dp_size,
-        multiple=multiple,
-        quadratic_at=quadratic_at,
-        share=share,
+        tokens, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
     )
     report = describe_plan(tokens, plan, budget=budget, quadratic_at=quadratic_at)
     if padding := sum(tokens) - sum(lengths):

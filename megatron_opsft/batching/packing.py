@@ -1,46 +1,35 @@
 """Sequences into micro-batches: packed (THD) to a token budget, the same number on every rank.
 
-Deterministic: every rank has the whole plan and builds its own part of it (`microbatch.pack`).
-Three steps: the least number of bins, bins of equal cost, then exchanges between the costliest and
-the cheapest rank (and bin of a rank).
+Pure and deterministic: every rank makes the whole plan and builds its own part of it
+(`microbatch.pack`). First-fit says how few bins will do. The sequences then go, longest first, into
+the cheapest of these that has room; where one finds no room, first-fit's bins are kept. The bins
+are dealt to the ranks, and the costliest ranks exchange with the cheapest ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heappop, heappush, heapreplace
+from itertools import chain, combinations, islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from megatron_opsft.batching.bins import Bin, longest_first, pack_bins
-from megatron_opsft.batching.leveling import Sizes, level
+Bin = list[int]
 
-Share = Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""(work, items) -> its results for all items, in order."""
-
-_RANK_TOLERANCE = 0.005  # (max - min) / mean of the ranks' cost at which the search ends
-_BIN_TOLERANCE = 0.05  # the same for the bins of a rank
-_GOOD_IMBALANCE = 0.02  # of the ranks: then the bins spread by cost are taken, not the packed ones
-# What is planned together; beyond, blocks of ranks apart: the search takes more than linear time.
-_MAX_PLANNED = 1024  # sequences
-_MAX_RANKS = 64
-_MIN_RANKS = 8  # smaller blocks are worse to balance
-# Which the costliest (cheapest) rank or bin of a rank tries.
-_MAX_PARTNERS = 16
-_FEW_PARTNERS = 4  # bins of a rank, where there are many parts to plan
-_FEW_PARTS = 16  # up to which ranks have as many partners as where all is planned together
+# Bounds on the search for exchanges; lower ones cost balance, higher ones only time.
+_MAX_PASSES = 32  # over all ranks, in each of which a rank exchanges with one other
+_MAX_PASSES_IN_RANK = 2  # the same over a rank's bins
+_MAX_IDLE = 4  # passes, one after the other, which find nothing to exchange
+_MAX_OFFERS_OF_BIN, _MAX_OFFERS = 40, 256  # sets of at most two sequences, of a bin and of a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingReport:
-    """How good a plan is."""
+    """How good a plan is; all 0 where nothing is packed."""
 
-    fill: float  # tokens / room of all bins; a lone longer sequence has its own length as room
-    imbalance: float  # (max - min) / mean of the ranks' cost
-    num_bins: int  # over all ranks, empty ones included
-
-
-NOTHING_PACKED = PackingReport(fill=0.0, imbalance=0.0, num_bins=0)
+    fill: float = 0.0  # tokens / room of all bins; a lone longer sequence has its length as room
+    imbalance: float = 0.0  # (max - min) / mean of the ranks' cost
+    num_bins: int = 0  # over all ranks, empty ones included
 
 
 def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
@@ -51,44 +40,6 @@ def sequence_cost(num_tokens: int, quadratic_at: float) -> float:
     return num_tokens * (1.0 + num_tokens / quadratic_at)
 
 
-def _spread(sizes: Sizes, num_bins: int) -> list[Bin] | None:
-    """Longest-first into the cheapest of `num_bins` bins with room; None when none has room."""
-    bins: list[Bin] = [[] for _ in range(num_bins)]
-    load = np.zeros(num_bins)
-    room = np.full(num_bins, np.iinfo(np.int64).max)  # an empty bin takes any sequence
-    for index in longest_first(sizes.tokens):
-        length = sizes.tokens[index]
-        number = int(np.where(room >= length, load, np.inf).argmin())
-        if room[number] < length:
-            return None
-        room[number] = (room[number] if bins[number] else sizes.budget) - length
-        bins[number].append(index)
-        load[number] += sizes.cost[index]
-    return bins
-
-
-def _deal(bins: list[Bin], dp_size: int, sizes: Sizes) -> list[list[Bin]]:
-    """Costliest bin first to the rank of the least cost which has not its share of bins yet."""
-    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
-    open_ranks = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
-    for indices in sorted(bins, key=lambda b: -sizes.load([b])):
-        load, rank = heappop(open_ranks)
-        ranks[rank].append(indices)
-        if len(ranks[rank]) < len(bins) // dp_size:
-            heappush(open_ranks, (load + sizes.load([indices]), rank))
-    return ranks
-
-
-def _imbalance(groups: Sequence[Sequence[Bin]], sizes: Sizes) -> float:
-    load = [sizes.load(group) for group in groups]
-    return (max(load) - min(load)) * len(load) / sum(load) if any(load) else 0.0
-
-
-def each_in_turn(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """All work is done here."""
-    return [work(item) for item in items]
-
-
 def plan_packing(
     lengths: Sequence[int],
     *,
@@ -96,102 +47,192 @@ def plan_packing(
     dp_size: int,
     multiple: int = 1,
     quadratic_at: float = 8192.0,
-    share: Share = each_in_turn,
 ) -> list[list[Bin]]:
     """For each data-parallel rank its bins of indices into `lengths`; equally many for each rank.
 
-    The number per rank is a multiple of `multiple` (interleaved 1F1B needs that of the pipeline
-    size); a bin may be empty, which becomes a micro-batch of padding. Ranks, and the bins of a
-    rank, are balanced by `sequence_cost`; each rank has its costliest bin first, so that
-    expert-parallel ranks, which wait for each other in every micro-batch, work on alike ones. Of
-    very many sequences or ranks, blocks of ranks get equal parts, and each part is planned for
-    itself; a block of one rank may have several parts. share: who plans the parts, where
-    all ranks call it with the same.
+    A bin has at most `budget` tokens, or one longer sequence. The number per rank is the least that
+    first-fit needs, as a multiple of `multiple` (interleaved 1F1B needs that of the pipeline size);
+    a bin may be empty, which becomes a micro-batch of padding. Ranks are balanced by
+    `sequence_cost`; each has its costliest bin first, so that expert-parallel ranks, which wait for
+    each other in every micro-batch, work on alike ones.
     """
-    if len(lengths) <= dp_size and dp_size > _MAX_RANKS:
-        return _one_each(lengths, dp_size, multiple)
-    num_blocks = _num_blocks(len(lengths), dp_size)
-    block_ranks = dp_size // num_blocks
-    block_parts = max(1, -(-len(lengths) // (num_blocks * _MAX_PLANNED)))
-    parts = _split(lengths, num_blocks * block_parts)
-    packed = share(lambda part: pack_bins([lengths[i] for i in part], budget), parts)
-    needed = [-(-len(bins) // block_ranks) for bins in packed]
-    rank_bins = max(sum(needed[block::num_blocks]) for block in range(num_blocks))
-    rank_bins = -(-rank_bins // multiple) * multiple
-    bin_partners = _MAX_PARTNERS if len(parts) == 1 else _FEW_PARTNERS
-    rank_partners = _MAX_PARTNERS if len(parts) <= _FEW_PARTS else _FEW_PARTNERS
-
-    def plan(number: int) -> list[list[Bin]]:
-        tokens = [lengths[i] for i in parts[number]]
-        cost = [sequence_cost(length, quadratic_at) for length in tokens]
-        sizes = Sizes(tokens, cost, budget)
-        part_bins = rank_bins if block_parts == 1 else needed[number]
-        return _plan_ranks(
-            sizes, packed[number], block_ranks, part_bins, rank_partners, bin_partners
-        )
-
-    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
-    for number, planned in enumerate(share(plan, range(len(parts)))):
-        part = parts[number]
-        for rank, mine in enumerate(planned, start=number % num_blocks * block_ranks):
-            ranks[rank] += [[part[i] for i in indices] for indices in mine]
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
+    dense = first_fit(lengths, order, budget)
+    num_bins = -(-len(dense) // (dp_size * multiple)) * multiple * dp_size
+    bins = _spread(lengths, cost, order, budget, num_bins)
+    if bins is None:
+        bins = dense + [[] for _ in range(num_bins - len(dense))]
+    ranks = _deal(bins, dp_size, cost)
+    _exchange(ranks, lengths, cost, budget, tolerance=0.005, max_passes=_MAX_PASSES)
     for mine in ranks:
-        mine += [[] for _ in range(rank_bins - len(mine))]
-        mine.sort(key=lambda indices: -sum(cost[i] for i in indices))
+        alone = [[indices] for indices in mine]
+        _exchange(alone, lengths, cost, budget, tolerance=0.05, max_passes=_MAX_PASSES_IN_RANK)
+        mine.sort(key=lambda indices: -_cost_of([indices], cost))
     return ranks
 
 
-def _one_each(lengths: Sequence[int], dp_size: int, multiple: int) -> list[list[Bin]]:
-    """At most one sequence for each rank, the longest first: nothing is more balanced."""
-    num_bins = multiple if lengths else 0
-    ranks: list[list[Bin]] = [[[] for _ in range(num_bins)] for _ in range(dp_size)]
-    for mine, index in zip(ranks, longest_first(lengths), strict=False):
-        mine[0].append(index)
+def first_fit(lengths: Sequence[int], order: Sequence[int], budget: int) -> list[Bin]:
+    """Each sequence, in `order`, into the first bin with room, or a new one."""
+    bins: list[Bin] = []
+    room = np.zeros(len(lengths), dtype=np.int64)
+    for index in order:
+        fits = room[: len(bins)] >= lengths[index]
+        first = int(fits.argmax()) if bins else 0
+        if bins and fits[first]:
+            bins[first].append(index)
+            room[first] -= lengths[index]
+        else:
+            room[len(bins)] = budget - lengths[index]
+            bins.append([index])
+    return bins
+
+
+def _spread(
+    lengths: Sequence[int],
+    cost: Sequence[float],
+    order: Sequence[int],
+    budget: int,
+    num_bins: int,
+) -> list[Bin] | None:
+    """Longest first into the cheapest of `num_bins` bins with room; None when none has room."""
+    bins: list[Bin] = [[] for _ in range(num_bins)]
+    load, room = [0.0] * num_bins, [max(lengths, default=0)] * num_bins  # empty: any one goes in
+    cheapest = [(0.0, b) for b in range(num_bins)]  # a heap of (cost, bin)
+    full: list[tuple[int, int]] = []  # a heap of (-room, bin): those without room at present
+    for index in order:
+        length = lengths[index]
+        while full and -full[0][0] >= length:
+            _, b = heappop(full)
+            heappush(cheapest, (load[b], b))
+        while cheapest and room[cheapest[0][1]] < length:
+            _, b = heappop(cheapest)
+            heappush(full, (-room[b], b))
+        if not cheapest:
+            return None
+        _, b = cheapest[0]
+        room[b] = (room[b] if bins[b] else budget) - length
+        load[b] += cost[index]
+        bins[b].append(index)
+        heapreplace(cheapest, (load[b], b))
+    return bins
+
+
+def _deal(bins: Sequence[Bin], dp_size: int, cost: Sequence[float]) -> list[list[Bin]]:
+    """Costliest bin first to the rank of the least cost which has not its share of bins yet."""
+    ranks: list[list[Bin]] = [[] for _ in range(dp_size)]
+    open_ranks = [(0.0, rank) for rank in range(dp_size)]  # a heap of (cost, rank)
+    loads = [_cost_of([indices], cost) for indices in bins]
+    for b in sorted(range(len(bins)), key=lambda b: -loads[b]):
+        load, rank = heappop(open_ranks)
+        ranks[rank].append(bins[b])
+        if len(ranks[rank]) < len(bins) // dp_size:
+            heappush(open_ranks, (load + loads[b], rank))
     return ranks
 
 
-def _num_blocks(num_sequences: int, dp_size: int) -> int:
-    """Equal blocks of ranks whose sequences are planned apart."""
-    divisors = [d for d in range(1, dp_size + 1) if dp_size % d == 0]
-    enough = [d for d in divisors if num_sequences <= d * _MAX_PLANNED] or [dp_size]
-    good = [d for d in enough if _MIN_RANKS <= dp_size // d <= _MAX_RANKS]
-    return (good or enough)[0]
+def _exchange(
+    groups: list[list[Bin]],
+    lengths: Sequence[int],
+    cost: Sequence[float],
+    budget: int,
+    *,
+    tolerance: float,
+    max_passes: int,
+) -> None:
+    """Pass by pass, the cheapest group exchanges with the costliest, the next with the next; after
+    a pass in which none finds anything, with the one after it.
+
+    tolerance: difference of two groups' costs / mean cost that needs no exchange.
+    """
+    load = [_cost_of(bins, cost) for bins in groups]
+    idle = 0
+    for _ in range(max_passes):
+        order = sorted(range(len(groups)), key=load.__getitem__)
+        enough = tolerance * sum(load) / max(1, len(load))
+        if idle > _MAX_IDLE or not order or load[order[-1]] - load[order[0]] <= enough:
+            return
+        num_exchanges = 0
+        for light, heavy in zip(order[: len(order) // 2], order[::-1][idle:], strict=False):
+            gap = load[heavy] - load[light]
+            both = groups[heavy], groups[light]
+            if gap > enough and (
+                _exchange_bins(*both, gap / 2, cost)
+                or _exchange_sequences(*both, gap / 2, lengths, cost, budget)
+            ):
+                num_exchanges += 1
+                load[heavy], load[light] = (_cost_of(bins, cost) for bins in both)
+        idle = 0 if num_exchanges else idle + 1
 
 
-def _split(lengths: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Indices dealt longest first, in turn, there and back: all parts get nearly the same."""
-    num_laps = -(-len(lengths) // num_parts)
-    places = np.full(num_laps * num_parts, -1)
-    places[: len(lengths)] = np.argsort(-np.array(lengths, dtype=np.int64), kind="stable")
-    laps = places.reshape(num_laps, num_parts)
-    laps[1::2] = laps[1::2, ::-1].copy()
-    return [[i for i in part if i >= 0] for part in laps.T.tolist()]
+def _exchange_bins(
+    heavy: list[Bin], light: list[Bin], wanted: float, cost: Sequence[float]
+) -> bool:
+    """The two bins whose costs differ by nearly `wanted`, if there are such."""
+    heavy_cost, light_cost = ([_cost_of([b], cost) for b in bins] for bins in (heavy, light))
+    missed = abs(np.array(heavy_cost)[:, None] - light_cost - wanted)
+    a, b = divmod(int(missed.argmin()), len(light))
+    if missed[a, b] > 0.25 * wanted:
+        return False
+    heavy[a], light[b] = light[b], heavy[a]
+    return True
 
 
-def _plan_ranks(
-    sizes: Sizes,
-    bins: list[Bin],
-    dp_size: int,
-    rank_bins: int,
-    rank_partners: int,
-    bin_partners: int,
-) -> list[list[Bin]]:
-    """So many bins for each of the ranks, of the sequences that `bins` hold."""
-    num_bins = dp_size * rank_bins
-    ranks: list[list[Bin]] | None = None
-    if (spread := _spread(sizes, num_bins)) is not None:
-        ranks = _deal(spread, dp_size, sizes)
-        level(ranks, _RANK_TOLERANCE, sizes, rank_partners)
-    if ranks is None or _imbalance(ranks, sizes) > _GOOD_IMBALANCE:
-        # Nearly full bins leave no room to spread over, or too little: the packed ones do better.
-        dense = _deal(bins + [[] for _ in range(num_bins - len(bins))], dp_size, sizes)
-        level(dense, _RANK_TOLERANCE, sizes, rank_partners)
-        if ranks is None or _imbalance(dense, sizes) < _imbalance(ranks, sizes):
-            ranks = dense
-    for mine in ranks:
-        level([[indices] for indices in mine], _BIN_TOLERANCE, sizes, bin_partners)
-    return ranks
+class _Offers(NamedTuple):
+    """What may leave a rank: sets of at most two sequences of a bin."""
+
+    sets: list[tuple[Bin, tuple[int, ...]]]
+    tokens: Any  # int64 [offers]
+    cost: Any  # float64 [offers]
+    room: Any  # int64 [offers], of the bin
+
+
+def _offers(
+    bins: Sequence[Bin], lengths: Sequence[int], cost: Sequence[float], budget: int
+) -> _Offers:
+    sets: list[tuple[Bin, tuple[int, ...]]] = []
+    room: list[int] = []
+    for indices in bins:
+        some = chain.from_iterable(combinations(indices, size) for size in range(3))
+        found = list(islice(some, _MAX_OFFERS_OF_BIN))
+        sets += [(indices, chosen) for chosen in found]
+        room += [budget - sum(lengths[i] for i in indices)] * len(found)
+        if len(sets) >= _MAX_OFFERS:
+            break
+    return _Offers(
+        sets=sets,
+        tokens=np.array([sum([lengths[i] for i in chosen]) for _, chosen in sets]),
+        cost=np.array([sum([cost[i] for i in chosen]) for _, chosen in sets]),
+        room=np.array(room),
+    )
+
+
+def _exchange_sequences(
+    heavy: list[Bin],
+    light: list[Bin],
+    wanted: float,
+    lengths: Sequence[int],
+    cost: Sequence[float],
+    budget: int,
+) -> bool:
+    """Up to two sequences of a bin for up to two of another: those whose costs differ by nearly
+    `wanted`, as far as both bins have room. False where there are none.
+    """
+    outs, backs = (_offers(bins, lengths, cost, budget) for bins in (heavy, light))
+    missed = abs(outs.cost[:, None] - backs.cost - wanted)  # [outs, backs]
+    grown = outs.tokens[:, None] - backs.tokens  # of the light rank's bin
+    missed[(grown > backs.room) | (-grown > outs.room[:, None])] = np.inf
+    out, back = divmod(int(missed.argmin()), len(backs.sets))
+    if missed[out, back] > 0.9 * wanted:
+        return False
+    (one, going), (other, coming) = outs.sets[out], backs.sets[back]
+    one[:] = [i for i in one if i not in going] + list(coming)
+    other[:] = [i for i in other if i not in coming] + list(going)
+    return True
+
+
+def _cost_of(bins: Sequence[Bin], cost: Sequence[float]) -> float:
+    return sum([cost[i] for indices in bins for i in indices])
 
 
 def describe_plan(
@@ -199,11 +240,12 @@ def describe_plan(
 ) -> PackingReport:
     """Fill and balance of a plan for `lengths`; both 0 when there is no sequence."""
     bins = [indices for mine in plan for indices in mine]
-    room = sum(max(budget, sum(lengths[i] for i in indices)) for indices in bins)
-    used = sum(lengths[i] for indices in bins for i in indices)
+    used = [sum(lengths[i] for i in indices) for indices in bins]
     cost = [sequence_cost(length, quadratic_at) for length in lengths]
+    load = [_cost_of(mine, cost) for mine in plan]
+    room = sum(max(budget, tokens) for tokens in used)
     return PackingReport(
-        fill=used / room if room else 0.0,
-        imbalance=_imbalance(plan, Sizes(lengths, cost, budget)),
+        fill=sum(used) / room if room else 0.0,
+        imbalance=(max(load) - min(load)) * len(load) / sum(load) if any(load) else 0.0,
         num_bins=len(bins),
     )

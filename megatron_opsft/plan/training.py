@@ -19,7 +19,7 @@ _OPTIMIZER_BYTES = 30.0
 _GRADIENT_BYTES = 16.0
 # Of every rank for each response of the step: its facts, and its place in the packing. Measured on
 # one core.
-_RESPONSE_SECONDS = 7.5e-6
+_RESPONSE_SECONDS = 15e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

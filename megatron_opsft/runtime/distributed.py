@@ -2,10 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -163,15 +162,6 @@ def gather_from_all(items: Sequence[T]) -> list[T]:
     """Every rank's items in rank order, on every rank. Collective over the world."""
     parts = all_gather_bytes(to_bytes(list(items)))
     return [item for part in parts for item in from_bytes(part)]
-
-
-def share_work(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`work` of every item, in order, on every rank; each is done by one rank. Collective over the
-    world: the same items everywhere.
-    """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    own = [(n, work(items[n])) for n in range(rank, len(items), world_size)]
-    return [result for _, result in sorted(gather_from_all(own), key=itemgetter(0))]
 
 
 def gather_on_first(value: T) -> Iterator[T]:

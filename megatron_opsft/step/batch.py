@@ -7,7 +7,7 @@ from functools import partial
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
-from megatron_opsft.batching.packing import NOTHING_PACKED, PackingReport
+from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
@@ -187,7 +187,7 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
 def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
     """Every rank calls it with the same update; no micro-batch where nothing is trained on."""
     if not update.responses:
-        return PackedUpdate(microbatches=[], factor=0.0, packing=NOTHING_PACKED)
+        return PackedUpdate(microbatches=[], factor=0.0, packing=PackingReport())
     token_weights, advantages = update.token_weights, None
     if s.trainer.objective.is_weighted_likelihood:
         token_weights = tuple(

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from megatron_opsft.batching.microbatch import build_microbatch, pack
-from megatron_opsft.batching.packing import each_in_turn
 from megatron_opsft.records import Sample
 
 CPU = torch.device("cpu")
@@ -69,7 +68,6 @@ def test_weighted_tokens_of_all_ranks_are_the_responses() -> None:
                 dp_rank=dp_rank,
                 dp_size=dp_size,
                 device=CPU,
-                share=each_in_turn,
             )
             total += sum(float(batch.weights_R.sum()) for batch in batches)
         assert total == sum(n * n for n in range(1, 20))

@@ -11,9 +11,8 @@ from rehearsal.fake_world import FakeWorld
 from torch import Tensor
 
 from megatron_opsft.architectures.flops import quadratic_at
-from megatron_opsft.batching.bins import Bin
 from megatron_opsft.batching.exchange import fetch_samples, share_facts
-from megatron_opsft.batching.packing import Share, describe_plan, each_in_turn, plan_packing
+from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.plan.job import TrainingJob
@@ -21,7 +20,7 @@ from megatron_opsft.plan.workload import make_workload
 from megatron_opsft.records import FinishReason, Outcome, Problem, Response, Rollout, Verdict
 from megatron_opsft.rollout.requests import deal_evenly, make_requests
 from megatron_opsft.run.rollout_log import RolloutLog, WrittenResponse
-from megatron_opsft.runtime.distributed import Layout, share_work
+from megatron_opsft.runtime.distributed import Layout
 from megatron_opsft.runtime.exchange import to_bytes
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -77,21 +76,12 @@ class StepParts:
         budget = config.train.max_tokens_per_microbatch * config.parallel.cp
         quadratic = quadratic_at(job.shape)
 
-        def plan_by(share: Share) -> list[list[Bin]]:
-            return plan_packing(
-                lengths, budget=budget, dp_size=job.dp, quadratic_at=quadratic, share=share
-            )
-
-        said = self._parts_of_plan(plan_by)
-
         def pack() -> Any:
-            self._world.will_gather(*said)
-            plan = plan_by(share_work)
+            plan = plan_packing(lengths, budget=budget, dp_size=job.dp, quadratic_at=quadratic)
             describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic)
             return plan
 
         plan = measure("packing", pack)
-        self._world.will_gather()
         numbers = [[i for indices in bins for i in indices] for bins in plan]
         self._world.routed = self._tokens(accepted, numbers)
         cpu = torch.device("cpu")
@@ -140,20 +130,6 @@ class StepParts:
             finish_reason=finish,
             weight_version=0,
         )
-
-    def _parts_of_plan(self, plan_by: Callable[[Share], Any]) -> list[list[Tensor]]:
-        """What each rank says in the calls of `share_work`."""
-        said = []
-
-        def record(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-            results = each_in_turn(work, items)
-            numbered = [*enumerate(results)]
-            world_size = self._job.world_size
-            said.append([to_bytes(numbered[rank::world_size]) for rank in range(world_size)])
-            return results
-
-        plan_by(record)
-        return said
 
     def _facts(self, rank: int) -> Tensor:
         """What a rank sends in `share_facts`."""

@@ -6,9 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_opsft.batching.bins import pack_bins
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.batching.packing import describe_plan, plan_packing
+from megatron_opsft.batching.packing import describe_plan, first_fit, plan_packing
 from megatron_opsft.batching.zigzag import joined_order, own_indices, padded
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
@@ -19,7 +18,7 @@ LENGTHS = st.lists(st.integers(1, 400), max_size=60)
 
 @given(LENGTHS, st.integers(1, 500))
 def test_bins_hold_every_sequence_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    bins = pack_bins(lengths, budget)
+    bins = first_fit(lengths, range(len(lengths)), budget)
     assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
     assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in bins)
 
