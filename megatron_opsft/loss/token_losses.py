@@ -3,7 +3,6 @@ with given weights, and any objective. Suffix C: those tokens of the R that a sl
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,23 +21,6 @@ from megatron_opsft.runtime.context import sum_over_context
 _ALL = slice(None)
 
 
-class TokenLosses(Protocol):
-    """What the losses over the vocabulary need of both forms."""
-
-    @property
-    def joins_tokens(self) -> bool:
-        """Whether a token's loss depends on the rest of its response."""
-
-    def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        """float32 [C], differentiable. part: which of the R tokens; all if `joins_tokens`."""
-
-    def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
-        """-d loss / d log p, float32 [C]: likelihood with these weights has the same gradient."""
-
-    def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
-        """float32 [] each: sums over the R tokens for the step's metrics."""
-
-
 @dataclass(frozen=True, slots=True)
 class WeightedLikelihood:
     """weight * -log p."""
@@ -47,21 +29,25 @@ class WeightedLikelihood:
 
     @property
     def joins_tokens(self) -> bool:
+        """Whether a token's loss depends on the rest of its response."""
         return False
 
     def __call__(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        """float32 [C], differentiable. part: which of the R tokens; all if `joins_tokens`."""
         return -log_probs_C * self.weights_R[part]
 
     def weights(self, log_probs_C: Tensor, part: slice = _ALL) -> Tensor:
+        """-d loss / d log p, float32 [C]: likelihood with these weights has the same gradient."""
         return self.weights_R[part]
 
     def statistics(self, log_probs_R: Tensor) -> tuple[Tensor, ...]:
+        """float32 [] each: sums over the R tokens for the step's metrics."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveLosses:
-    """weight * (-surrogate + beta * divergence from the reference).
+    """weight * (-surrogate + beta * divergence from the reference), with the same functions.
 
     The batch carries advantages, with beta > 0 the reference's log-probabilities, and after the
     batch's first update the old ones; where there are none the current ones, detached, are old.
@@ -132,6 +118,9 @@ class ObjectiveLosses:
             (gradient_R,) = torch.autograd.grad(self._surrogate(leaf_R, _ALL).sum(), leaf_R)
         assert self.batch.advantages_R is not None
         return ((gradient_R == 0) & (self.batch.advantages_R != 0)).float()
+
+
+TokenLosses = WeightedLikelihood | ObjectiveLosses
 
 
 def _response_part(batch: MicroBatch) -> surrogates.ResponsePart | None:

@@ -4,22 +4,12 @@ Standard deviations divide by the count less one, as torch's do, unless it says 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
 Values = list[list[float]]
 Whitening = Literal["none", "responses", "tokens"]
-
-
-def per_group(function: Callable[[Sequence[float]], list[float]], rewards: Values) -> Values:
-    """The same function of every group's rewards."""
-    return [function(group) for group in rewards]
-
-
-def identity(rewards: Sequence[float]) -> list[float]:
-    """A = r."""
-    return list(rewards)
 
 
 def group_centered(rewards: Sequence[float]) -> list[float]:

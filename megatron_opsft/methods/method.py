@@ -7,11 +7,10 @@ All of it is pure and the same on every rank: it sees facts of all groups of the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
-from megatron_opsft.methods.advantages import Values, group_centered, group_normalized, per_group
+from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.settings import (
@@ -51,7 +50,7 @@ def normalized(
     batch: Sequence[Group], rewards: Values, settings: GroupNormalizedSettings
 ) -> Values:
     """GRPO's advantage."""
-    return per_group(partial(group_normalized, epsilon=settings.std_epsilon), rewards)
+    return [group_normalized(group, settings.std_epsilon) for group in rewards]
 
 
 def as_rewarded(batch: Sequence[Group], rewards: Values, settings: Any) -> Values:
@@ -61,7 +60,7 @@ def as_rewarded(batch: Sequence[Group], rewards: Values, settings: Any) -> Value
 
 def centered(batch: Sequence[Group], rewards: Values, settings: Any) -> Values:
     """Dr. GRPO's advantage."""
-    return per_group(group_centered, rewards)
+    return [group_centered(group) for group in rewards]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

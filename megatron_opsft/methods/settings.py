@@ -4,23 +4,26 @@
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.aggregation import Aggregation
-from megatron_opsft.methods.objective import LIKELIHOOD, Likelihood, Objective, Surrogate, TokenClip
+from megatron_opsft.methods.objective import (
+    LIKELIHOOD,
+    KlEstimator,
+    Likelihood,
+    Objective,
+    Surrogate,
+    TokenClip,
+)
 
 # Keys of several methods, whose defaults differ.
 AggregationKey = Annotated[
     Aggregation,
     Field(description="How token losses become one loss; docs/methods.md has the formulas."),
-]
-ClipLow = Annotated[
-    float,
-    Field(ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this ..."),
 ]
 ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
 DualClip = Annotated[
@@ -32,29 +35,11 @@ Beta = Annotated[
     Field(ge=0, description="Weight of the divergence from the reference model; 0: none is kept."),
 ]
 Kl = Annotated[
-    Literal["k1", "k2", "k3"],
+    KlEstimator,
     Field(description="Its estimator, d = log ref - log p: k1 -d, k2 d^2/2, k3 e^d - d - 1."),
-]
-UpdatesPerBatch = Annotated[
-    int,
-    Field(
-        ge=1, description="Optimizer steps on each rollout batch, on equal shares of its problems."
-    ),
-]
-TemperedLogProbs = Annotated[
-    bool,
-    Field(
-        description="Log-probs are those of softmax(logits / rollout.temperature), the policy that "
-        "samples; else of softmax(logits)."
-    ),
 ]
 Samples = Annotated[
     int, Field(ge=1, description="Responses to each problem that fixed data are chosen from.")
-]
-
-StdEpsilon = Annotated[
-    float,
-    Field(ge=0, description="Added to a group's standard deviation; verl 1e-6, TRL 1e-4."),
 ]
 
 
@@ -132,13 +117,23 @@ class PolicySettings(MethodSettings):
     """Keys of methods with a policy gradient: clipped ratios, a divergence, several updates."""
 
     aggregation: AggregationKey = "all_tokens"
-    clip_low: ClipLow = 0.2
+    clip_low: float = Field(
+        0.2, ge=0, le=1, description="A token's ratio to the old policy counts from 1 - this ..."
+    )
     clip_high: ClipHigh = 0.2
     dual_clip: DualClip = None
     beta: Beta = 0.0
     kl: Kl = "k3"
-    updates_per_batch: UpdatesPerBatch = 1
-    tempered_log_probs: TemperedLogProbs = True
+    updates_per_batch: int = Field(
+        1,
+        ge=1,
+        description="Optimizer steps on each rollout batch, on equal shares of its problems.",
+    )
+    tempered_log_probs: bool = Field(
+        True,
+        description="Log-probs are those of softmax(logits / rollout.temperature), the policy that "
+        "samples; else of softmax(logits).",
+    )
 
     @property
     def num_updates(self) -> int:
@@ -180,4 +175,6 @@ class PolicySettings(MethodSettings):
 class GroupNormalizedSettings(PolicySettings):
     """Keys of methods with GRPO's advantage."""
 
-    std_epsilon: StdEpsilon = 1e-6
+    std_epsilon: float = Field(
+        1e-6, ge=0, description="Added to a group's standard deviation; verl 1e-6, TRL 1e-4."
+    )

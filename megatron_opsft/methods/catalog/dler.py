@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values, group_centered, per_group, whiten
+from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, Refill, each_group
+from megatron_opsft.methods.method import Method, Refill, centered, each_group
 from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, MethodState, PolicySettings
 
 
@@ -46,7 +46,7 @@ def dler_reward(group: Group, settings: DlerSettings, state: MethodState) -> lis
 def dler_advantage(batch: Sequence[Group], rewards: Values, settings: DlerSettings) -> Values:
     """r - mean, then whitened over the batch."""
     lengths = [group.lengths for group in batch]
-    return whiten(per_group(group_centered, rewards), lengths, settings.whiten)
+    return whiten(centered(batch, rewards, settings), lengths, settings.whiten)
 
 
 def is_mixed(settings: DlerSettings, group: Group) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import Values, leave_one_out, per_group, whiten
+from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.objective import Objective
@@ -52,7 +52,7 @@ def er_rl_advantage(batch: Sequence[Group], rewards: Values, settings: ErRlSetti
     """Leave one out, then perhaps whitened: with a divergence the tokens' own are, later."""
     whitening = "none" if settings.beta else settings.whiten
     lengths = [group.lengths for group in batch]
-    return whiten(per_group(leave_one_out, rewards), lengths, whitening, count_less=0)
+    return whiten([leave_one_out(r) for r in rewards], lengths, whitening, count_less=0)
 
 
 ER_RL = Method(

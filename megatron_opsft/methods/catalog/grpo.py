@@ -1,21 +1,13 @@
 """GRPO and Dr. GRPO, and the way from GRPO to on-policy SFT, one change at a time."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.advantages import (
-    Values,
-    group_centered,
-    group_normalized,
-    identity,
-    leave_one_out,
-    per_group,
-)
+from megatron_opsft.methods.advantages import Values, group_centered, leave_one_out
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, centered, each_group
+from megatron_opsft.methods.method import Method, centered, each_group, normalized
 from megatron_opsft.methods.rewards import truncation, verdict
 from megatron_opsft.methods.settings import (
     AggregationKey,
@@ -72,13 +64,12 @@ def grpo_reward(group: Group, settings: GrpoSettings, state: MethodState) -> lis
 
 def grpo_advantage(batch: Sequence[Group], rewards: Values, settings: GrpoSettings) -> Values:
     """The one that is chosen."""
-    functions: dict[str, Callable[[Sequence[float]], list[float]]] = {
-        "group_normalized": partial(group_normalized, epsilon=settings.std_epsilon),
-        "group_centered": group_centered,
-        "leave_one_out": leave_one_out,
-        "identity": identity,
-    }
-    return per_group(functions[settings.advantage], rewards)
+    if settings.advantage == "group_normalized":
+        return normalized(batch, rewards, settings)
+    if settings.advantage == "identity":
+        return rewards
+    function = group_centered if settings.advantage == "group_centered" else leave_one_out
+    return [function(group) for group in rewards]
 
 
 GRPO = Method(
