@@ -1,10 +1,7 @@
 """What a method sees of a batch: groups of responses to one problem, without tokens or text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from types import MappingProxyType
 from typing import Literal
 
 from megatron_opsft.records import Response
@@ -63,29 +60,6 @@ class Group:
     def pass_rate(self) -> float:
         """The share of correct ones."""
         return self.num_correct / len(self.responses)
-
-
-def groups_of(
-    responses: Sequence[Response],
-    problem_ids: Sequence[str],
-    limit: int,
-    *,
-    targets: Mapping[str, LengthTarget] = MappingProxyType({}),
-    references: Mapping[str, ReferenceStatistics] = MappingProxyType({}),
-) -> list[Group]:
-    """One group a problem. responses: of a step, by problem and sample; problem_ids: the step's, by
-    index; targets, references: by problem id.
-    """
-    return [
-        Group(
-            responses=list(found),
-            limit=limit,
-            problem_id=problem_ids[index],
-            target=targets.get(problem_ids[index]),
-            reference=references.get(problem_ids[index]),
-        )
-        for index, found in groupby(responses, key=attrgetter("problem_index"))
-    ]
 
 
 def accuracy_of(batch: Sequence[Group]) -> float:

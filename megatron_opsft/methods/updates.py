@@ -5,18 +5,15 @@ method's state from step to step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.facts import (
-    Group,
-    PromptChange,
-    ReferenceStatistics,
-    groups_of,
-)
+from megatron_opsft.methods.facts import Group, PromptChange, ReferenceStatistics
 from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.settings import MethodSettings, MethodState
 from megatron_opsft.records import Problem, Response
@@ -94,16 +91,19 @@ class MethodRun:
     def groups(
         self, responses: Sequence[Response], problems: Sequence[Problem], limit: int
     ) -> list[Group]:
-        """responses: of all ranks, in the order of `problems`; limit: the longest they could be."""
-        ids = [problem.id for problem in problems]
-        targets = {i: self._method.target(self.settings, i, self._seed) for i in ids}
-        return groups_of(
-            responses,
-            ids,
-            limit,
-            targets={i: target for i, target in targets.items() if target is not None},
-            references=self._references,
-        )
+        """One group a problem. responses: of all ranks, in the order of `problems`; limit: the
+        longest they could be.
+        """
+        return [
+            Group(
+                responses=list(found),
+                limit=limit,
+                problem_id=problems[index].id,
+                target=self._method.target(self.settings, problems[index].id, self._seed),
+                reference=self._references.get(problems[index].id),
+            )
+            for index, found in groupby(responses, key=attrgetter("problem_index"))
+        ]
 
     def fill(self, groups: Sequence[Group], wanted: int, refills: int) -> tuple[list[int], bool]:
         """(which groups to train on, whether to draw problems again); see `Method.fill`."""

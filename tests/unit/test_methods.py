@@ -15,9 +15,10 @@ from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
-from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics, groups_of
+from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
 from megatron_opsft.methods.method import Weights
-from megatron_opsft.records import Outcome
+from megatron_opsft.methods.updates import MethodRun
+from megatron_opsft.records import Outcome, Problem
 
 LIMIT = 3500
 PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
@@ -207,20 +208,19 @@ def test_what_is_known_of_a_response(outcome: Outcome) -> None:
 def test_responses_become_groups_in_the_order_of_the_step() -> None:
     right, wrong = Outcome.CORRECT, Outcome.WRONG
     rows = [(0, 0, 5, right), (0, 1, 9, wrong), (1, 0, 7, wrong), (1, 1, 3, right)]
-    target, reference = LengthTarget(num_tokens=4), ReferenceStatistics(mean_tokens=8, accuracy=1)
+    reference = ReferenceStatistics(mean_tokens=8, accuracy=1)
+    run = MethodRun(METHODS["l1_exact"].settings(), seed=7, references={"b": reference})
+    problems = [Problem(id=name, text="", answer="") for name in "ba"]
     names = ("problem_index", "sample_index", "num_tokens", "outcome")
-    groups = groups_of(
-        [facts(**dict(zip(names, row, strict=True))) for row in rows],
-        ["b", "a"],
-        8,
-        targets={"a": target},
-        references={"b": reference},
-    )
+    responses = [facts(**dict(zip(names, row, strict=True))) for row in rows]
+    groups = run.groups(responses, problems, 8)
     assert [(g.problem_id, g.lengths, g.num_correct, g.limit) for g in groups] == [
         ("b", [5, 9], 1, 8),
         ("a", [7, 3], 1, 8),
     ]
-    assert [(g.target, g.reference) for g in groups] == [(None, reference), (target, None)]
+    assert [g.reference for g in groups] == [reference, None]
+    target = METHODS["l1_exact"].target
+    assert [g.target for g in groups] == [target(run.settings, name, 7) for name in "ba"]
     assert weigh("on_policy_sft", *groups).trained == (True, False, False, True)
 
 
