@@ -33,6 +33,7 @@ setup(
         "megatron_opsft": [
             "assets/examples/configs/*.yaml",
             "assets/examples/configs/methods/*.yaml",
+            "assets/examples/configs/methods/base/*.yaml",
             "assets/examples/eval/*.yaml",
             "assets/examples/studies/*.yaml",
             "assets/model_configs/*/*/config.json",

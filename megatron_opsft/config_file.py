@@ -1,6 +1,7 @@
 """YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -113,8 +114,13 @@ def _meant(key: str, keys: _Keys) -> list[str]:
     return same or [full for full, key in others if key in near]
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. Errors: `UserError`."""
+def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping that a YAML file holds, on top of the file that its key `base` names.
+
+    above: the files that led to this one. Errors: `UserError`.
+    """
+    if path in above:
+        raise UserError(f"config file {path} is a base of itself; change one key `base`")
     try:
         tree = parse_yaml(find_yaml(path).read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
@@ -123,7 +129,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"config file {path} cannot be read: {error}") from None
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} must hold sections such as `run:`, not {tree!r}")
-    return tree
+    if (base := tree.pop("base", None)) is None:
+        return tree
+    if not isinstance(base, str):
+        raise UserError(f"config file {path}: base={base!r} must be the path of a file")
+    below = read_yaml(Path(os.path.normpath(path.parent / base)), (*above, path))
+    for name, given in tree.items():
+        both = isinstance(given, dict) and isinstance(below.get(name), dict)
+        below[name] = {**below[name], **given} if both else given
+    return below
 
 
 def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:

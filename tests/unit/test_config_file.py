@@ -95,6 +95,29 @@ def test_wrong_file_is_named(path: Path, text: str, part: str) -> None:
     assert part in error_of(path)
 
 
+def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Path) -> None:
+    path.write_text(MINIMAL + "optimizer: {lr: 1e-3, beta1: 0.8}\n")
+    (tmp_path / "sub").mkdir()
+    other = tmp_path / "sub/other.yaml"
+    other.write_text("base: ../run.yaml\noptimizer: {lr: 2e-3}\nrun: {steps: 7}\n")
+    config = load_config(other, ["run.seed=3"])
+    assert (config.optimizer.lr, config.optimizer.beta1) == (2e-3, 0.8)
+    assert (config.run.steps, config.run.seed, config.model.path) == (7, 3, "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("base: run.yaml\n", "run.yaml is a base of itself"),
+        ("base: none.yaml\n", "none.yaml does not exist"),
+        ("base: [a]\n", "base=['a'] must be the path of a file"),
+    ],
+)
+def test_a_wrong_base_is_one_line(path: Path, text: str, message: str) -> None:
+    path.write_text(text)
+    assert message in error_of(path)
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     assert "nowhere.yaml does not exist" in error_of(tmp_path / "nowhere.yaml")
 
