@@ -53,6 +53,7 @@ class WeightSync:
         self.exporter = Exporter(shards, config.bucket_mb * 2**20)
         self.version = -1
         self._transfer: Transfer | None = None
+        self._pull_transfer: Transfer | None = None
         # Engine parameters in an order that only the engine's kernels know.
         self.unverified: frozenset[str] = frozenset()
         dtype = str(shards.dtype).removeprefix("torch.")
@@ -102,8 +103,9 @@ class WeightSync:
             raise SyncError(
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
-        transfer, _ = self._plan_transfer(pull=True)
-        transfer.run()
+        if self._pull_transfer is None:
+            self._pull_transfer, _ = self._plan_transfer(pull=True)
+        self._pull_transfer.run()
         self.compare_checksums("pull")
 
     def _plan_in_place(self) -> Transfer | None:

@@ -8,6 +8,7 @@ same schedule for its block of ranks, from who holds what, and takes its own par
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from megatron_opsft.weights.rectangles import Copy, Rect
@@ -124,7 +125,7 @@ def make_schedule(
     for route in sorted(routes, key=lambda route: len(route.holders)):
         sends += _choose_senders(route, sent, itemsize, bucket_bytes // _PIECES_PER_BUCKET)
     # All routes begin and end together, which keeps senders and receivers busy all the time.
-    sends.sort(key=lambda send: send.progress)
+    sends.sort(key=attrgetter("progress"))
     return Schedule(
         sources=sources,
         targets=targets,
@@ -173,14 +174,14 @@ def _cut_rounds(sends: Sequence[Send], itemsize: int, bucket_bytes: int) -> list
     rounds: list[list[Send]] = []
     used: dict[int, int] = {}
     for send in sends:
+        sender, receiver = send.sender, send.receiver
         num_bytes = send.copy.source.num_elements * itemsize
-        most = max(used.get(send.sender, 0), used.get(send.receiver, 0))
-        if not rounds or most + num_bytes > bucket_bytes:
+        after = used.get(sender, 0) + num_bytes, used.get(receiver, 0) + num_bytes
+        if not rounds or max(after) > bucket_bytes:
             rounds.append([])
-            used = {}
+            used, after = {}, (num_bytes, num_bytes)
         rounds[-1].append(send)
-        for rank in (send.sender, send.receiver):
-            used[rank] = used.get(rank, 0) + num_bytes
+        used[sender], used[receiver] = after
     return rounds
 
 

@@ -189,7 +189,7 @@ def engine_against_disk(session: Session, recorder: RunRecorder) -> tuple[int | 
     "main weights", "first loss".
     """
     assert session.sync.version == 0
-    pull = session.sync._back
+    pull = session.sync._pull_transfer
     if pull is not None:
         with LiveMemory() as memory:
             pull.run()
