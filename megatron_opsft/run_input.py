@@ -1,12 +1,11 @@
 """What a run reads before it computes anything: model directory, tokenizer, problems."""
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config import Config
+from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training
@@ -41,26 +40,24 @@ from megatron_opsft.rollout.limits import check_lengths
 from megatron_opsft.runtime.versions import untested_versions
 from megatron_opsft.verify.verifier import check_row_judges
 
-log = logging.getLogger("megatron_opsft")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """What a run reads before it computes anything."""
+    """What a run reads before it computes anything. settings: how training samples; more_held_out:
+    the sets of eval.more by name; bad_rows: what is left out, of the training data and of the
+    held-out problems; notes: what the user should know.
+    """
 
     model_dir: Path
     encoder: PromptEncoder
-    end_tokens: tuple[int, ...]
+    settings: SamplingSettings
     problems: ProblemSet
-    held_out: ProblemSet | None
-    more_held_out: Mapping[str, ProblemSet]
+    held_out: HeldOut | None
+    more_held_out: Mapping[str, HeldOut]
     stored: StoredResponses | None
-
-    @property
-    def bad_rows(self) -> tuple[BadRow, ...]:
-        """What is left out, of the training data and of the held-out problems."""
-        sets = [self.problems, *([self.held_out] if self.held_out else [])]
-        return tuple(row for read in (*sets, *self.more_held_out.values()) for row in read.bad_rows)
+    method: MethodRun
+    bad_rows: tuple[BadRow, ...]
+    notes: tuple[str, ...]
 
 
 def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
@@ -87,23 +84,41 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     if config.data.pass_rate and config.data.pass_rate_from:
         rates = read_pass_rates(config.data.pass_rate_from)
         problems = keep_by_pass_rate(problems, rates, config.data.pass_rate)
-    if config.eval.more and held_out is None:
+    more = _load_more(config, encoder)
+    if more and held_out is None:
         raise UserError(
             "eval.more: these sets are evaluated with eval's own, and there is none; set eval.data "
             "to one of them, or eval.holdout"
         )
-    more_held_out = _load_more(config, encoder)
-    for judged in (problems, held_out, *more_held_out.values()):
-        if judged is not None:
-            check_row_judges(config.verify, judged.problems)
+    read = [problems, *([held_out] if held_out is not None else []), *more.values()]
+    for judged in read:
+        check_row_judges(config.verify, judged.problems)
+    stored = _read_stored(config, shape.max_position_embeddings)
+    own, evaluated = config.eval, None
+    if held_out is not None:
+        evaluated = _evaluation(
+            config, end_tokens, held_out, own.num_problems, own.samples_per_problem
+        )
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
-        end_tokens=end_tokens,
+        settings=_sampling_of(config.rollout, end_tokens),
         problems=problems,
-        held_out=held_out,
-        more_held_out=more_held_out,
-        stored=_read_stored(config, shape.max_position_embeddings),
+        held_out=evaluated,
+        more_held_out={
+            each.name: _evaluation(
+                config,
+                end_tokens,
+                more[each.name],
+                each.num_problems or own.num_problems,
+                each.samples_per_problem or own.samples_per_problem,
+            )
+            for each in own.more
+        },
+        stored=stored,
+        method=_open_method(config, problems, evaluated),
+        bad_rows=tuple(row for each in read for row in each.bad_rows),
+        notes=tuple(_notes(config, problems, held_out)),
     )
 
 
@@ -123,11 +138,11 @@ def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | No
     return stored
 
 
-def open_method(config: Config, given: RunInput, held_out: HeldOut | None) -> MethodRun:
+def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None) -> MethodRun:
     """Errors: `UserError` for missing lengths of the reference model, and for problems that a
     method would be tuned and evaluated on.
     """
-    problems = given.problems.problems
+    problems = training.problems
     references: dict[str, ReferenceStatistics] = {}
     if (path := getattr(config.method, "references", None)) is not None:
         references = read_references(path)
@@ -185,56 +200,34 @@ def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
     return sets
 
 
-def evaluation_of(config: Config, given: RunInput) -> HeldOut | None:
-    """The held-out problems that are evaluated on, and how; None where there are none."""
-    if given.held_out is None:
-        return None
-    settings = config.eval
-    return _evaluation(
-        config, given, given.held_out, settings.num_problems, settings.samples_per_problem
-    )
-
-
-def more_evaluations_of(config: Config, given: RunInput) -> dict[str, HeldOut]:
-    """The same of the sets of eval.more, by name."""
-    settings = config.eval
-    return {
-        each.name: _evaluation(
-            config,
-            given,
-            given.more_held_out[each.name],
-            each.num_problems or settings.num_problems,
-            each.samples_per_problem or settings.samples_per_problem,
-        )
-        for each in settings.more
-    }
-
-
 def _evaluation(
-    config: Config, given: RunInput, problems: ProblemSet, number: int, samples: int
+    config: Config, end_tokens: tuple[int, ...], read: ProblemSet, number: int, samples: int
 ) -> HeldOut:
-    assert config.eval.max_response_tokens is not None  # see `fit_lengths`
     return HeldOut(
-        problems=shuffled_subset(problems.problems, number, seed=0),
-        settings=SamplingSettings(
-            temperature=config.eval.temperature,
-            top_p=config.eval.top_p,
-            max_response_tokens=config.eval.max_response_tokens,
-            end_token_ids=given.end_tokens,
-        ),
+        problems=shuffled_subset(read.problems, number, seed=0),
+        settings=_sampling_of(config.eval, end_tokens),
         samples_per_problem=samples,
     )
 
 
-def warn_of(config: Config, given: RunInput) -> None:
-    """Say what the user should know before anything is computed."""
+def _sampling_of(
+    section: RolloutConfig | EvalConfig, end_tokens: tuple[int, ...]
+) -> SamplingSettings:
+    assert section.max_response_tokens is not None  # see `fit_lengths`
+    return SamplingSettings(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        max_response_tokens=section.max_response_tokens,
+        end_token_ids=end_tokens,
+    )
+
+
+def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> Iterator[str]:
     if untested := untested_versions():
-        log.warning(untested)
-    for line in describe_data(config, given.problems, given.held_out):
-        log.warning(line)
-    if config.rollout.temperature != 1.0:
-        log.warning(
-            "rollout.temperature=%s: sampling is then not on-policy; the paper saw training "
-            "collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0.",
-            config.rollout.temperature,
+        yield untested
+    yield from describe_data(config, problems, held_out)
+    if (temperature := config.rollout.temperature) != 1.0:
+        yield (
+            f"rollout.temperature={temperature}: sampling is then not on-policy; the paper saw "
+            "training collapse at 0.3 and 0.6 and diverge at 1.2 and 1.5. Use 1.0."
         )

@@ -6,30 +6,24 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import itemgetter
-from pathlib import Path
 
 import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import fetch_samples, share_facts
-from megatron_opsft.config import Config, RolloutConfig
+from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import order_of
-from megatron_opsft.data.problems import BadRow, ProblemSet
 from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
-from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.methods.facts import PromptChange
-from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, Verdict
-from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import (
     check_engine,
     engine_traits,
@@ -39,14 +33,7 @@ from megatron_opsft.rollout.limits import (
 from megatron_opsft.rollout.open_engine import open_engine
 from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten
 from megatron_opsft.rollout.sample import Sampler
-from megatron_opsft.run_input import (
-    RunInput,
-    evaluation_of,
-    more_evaluations_of,
-    open_method,
-    read_input,
-    warn_of,
-)
+from megatron_opsft.run_input import RunInput, read_input
 from megatron_opsft.runtime.device import (
     Device,
     check_deterministic,
@@ -74,23 +61,15 @@ log = logging.getLogger("megatron_opsft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
-    """The live parts of a run on this rank."""
+class Session(RunInput):
+    """A run on this rank: what it has read, and its live parts."""
 
     config: Config
     device: Device
     layout: Layout
-    model_dir: Path
-    problems: ProblemSet
     order: ProblemSampler | MixtureSampler
-    stored: StoredResponses | None
-    settings: SamplingSettings
-    held_out: HeldOut | None
-    more_held_out: Mapping[str, HeldOut]
-    bad_rows: tuple[BadRow, ...]
     sampler: Sampler
     verifier: Verifier
-    method: MethodRun
     trainer: Trainer
     reference: ReferenceModel | None
     shards: ModelShards
@@ -114,7 +93,7 @@ class Session:
         return self._prompt(problem, self.method.evaluation_prompt_change(problem.id))
 
     def _prompt(self, problem: Problem, change: PromptChange) -> tuple[int, ...]:
-        encode = self.sampler.encoder.encode
+        encode = self.encoder.encode
         if not (change.system or change.suffix):
             return encode(problem)
         prompt = encode(problem, system=change.system, suffix=change.suffix)
@@ -130,7 +109,7 @@ class Session:
         self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], problems: Sequence[Problem]
     ) -> list[Response]:
         """Facts of all ranks' responses, the same on every rank. Collective over the world."""
-        opened = self.sampler.encoder.opens_think
+        opened = self.encoder.opens_think
         return share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
 
     def fetch(
@@ -163,7 +142,7 @@ class Session:
             samples = [sample for _, sample in sorted(gather_from_all(held), key=itemgetter(0))]
         else:
             problems = self.problems_of(max(step, 1))[:NUM_PROBES]
-            encode = self.sampler.encoder.encode
+            encode = self.encoder.encode
             samples = [shorten(as_response(encode(problem)), room) for problem in problems]
         return [sample for sample in samples if sample.response_ids]
 
@@ -188,8 +167,8 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
         ),
         config.run.dir,
     )
-    if layout.is_main:
-        warn_of(config, given)
+    for note in given.notes if layout.is_main else ():
+        log.warning(note)
     with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
         session = _build(config, given, device, layout, verifier, resume=resume)
         yield session
@@ -231,7 +210,6 @@ def _build(
     engine = open_engine(
         config, given.model_dir, given.encoder.tokenizer, shards.table, device, layout
     )
-    held_out = evaluation_of(config, given)
     sync = WeightSync(shards, engine, config.sync, trainer.score, trainer.finish_gathering_weights)
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
@@ -241,20 +219,13 @@ def _build(
         load_first_weights(parts, sync, engine if by_engine else None)
     reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
     return Session(
+        **{field.name: getattr(given, field.name) for field in fields(given)},
         config=config,
         device=device,
         layout=layout,
-        model_dir=given.model_dir,
-        problems=given.problems,
         order=order_of(given.problems, config.data, config.run.seed),
-        stored=given.stored,
-        settings=_sampling_of(config.rollout, given.end_tokens),
-        held_out=held_out,
-        more_held_out=more_evaluations_of(config, given),
-        bad_rows=given.bad_rows,
         sampler=Sampler(engine=engine, encoder=given.encoder, layout=layout, seed=config.run.seed),
         verifier=verifier,
-        method=open_method(config, given, held_out),
         trainer=trainer,
         reference=reference,
         shards=shards,
@@ -267,13 +238,4 @@ def _build(
             reference=reference,
             model_dir=given.model_dir,
         ),
-    )
-
-
-def _sampling_of(rollout: RolloutConfig, end_tokens: tuple[int, ...]) -> SamplingSettings:
-    return SamplingSettings(
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        max_response_tokens=rollout.max_response_tokens,
-        end_token_ids=end_tokens,
     )
