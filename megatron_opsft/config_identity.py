@@ -10,7 +10,7 @@ from megatron_opsft.config_section import FREE
 from megatron_opsft.errors import UserError
 
 _LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
-# A run chooses these where nobody sets them.
+# A run chooses these itself unless the user sets them.
 _CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
 
 

@@ -1,5 +1,5 @@
-"""How a run asked its model, and who judged: whoever goes on with that model does the same, unless
-told otherwise.
+"""How a run prompted its model, and which judge it used: a command that goes on with the model does
+the same, unless told otherwise.
 """
 
 import json

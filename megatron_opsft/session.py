@@ -89,7 +89,7 @@ class Session(RunInput):
         return self._prompt(problem, self.method.prompt_change(problem.id))
 
     def evaluation_prompt_of(self, problem: Problem) -> tuple[int, ...]:
-        """The same of a held-out problem."""
+        """The prompt of a held-out problem. Errors: as of `prompt_of`."""
         return self._prompt(problem, self.method.evaluation_prompt_change(problem.id))
 
     def _prompt(self, problem: Problem, change: PromptChange) -> tuple[int, ...]:

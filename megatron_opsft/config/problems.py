@@ -41,7 +41,7 @@ class DataConfig(Section):
     )
     pass_rate: tuple[float, float] | None = Field(
         None,
-        description="Train only on problems that were solved in so large a share of an evaluation's responses, such as [0.1, 0.9], both included; the others are bad rows.",
+        description="Train only on problems of which an evaluation solved a share between these two, such as [0.1, 0.9], both included; the others are bad rows.",
     )
     pass_rate_from: Annotated[Path | None, HomeExpanded] = Field(
         None, description="Directory of that evaluation, which must be of the same problems."

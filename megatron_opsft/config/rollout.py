@@ -54,7 +54,9 @@ class SyncConfig(Section):
         description="Proof after every push of weights: checksums of every engine parameter; full: log-probs of some responses as well.",
     )
     bucket_mb: int = Field(
-        256, ge=1, description="Weights travel in buckets of so many MiB, two at a time."
+        256,
+        ge=1,
+        description="Size of the buckets that weights travel in, in MiB; two are under way at a time.",
     )
     logprob_alarm: float | None = Field(
         None,

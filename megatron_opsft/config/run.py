@@ -20,18 +20,18 @@ class RunConfig(Section):
     eval_every: Annotated[int, FREE] = Field(
         0,
         ge=0,
-        description="Evaluate every so many steps; 0: only before the first and after the last.",
+        description="Steps between evaluations; 0: only before the first step and after the last.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where there is one."
     )
     export_every: Annotated[int, FREE] = Field(
-        0, ge=0, description="Write a Hugging Face model to exports/ every so many steps; 0: never."
+        0, ge=0, description="Steps between Hugging Face models written to exports/; 0: none."
     )
     show_samples: Annotated[int, FREE] = Field(
         1,
         ge=0,
-        description="So many responses of an evaluation, to the same problems each time, are shown on the console, in TensorBoard and W&B.",
+        description="How many responses of an evaluation to show on the console, in TensorBoard and W&B, to the same problems each time.",
     )
     save_rollouts: Annotated[bool, FREE] = Field(
         True, description="Keep every response of every step in rollouts/."
@@ -50,17 +50,17 @@ class RunConfig(Section):
     max_minutes: Annotated[float, FREE] = Field(
         0,
         ge=0,
-        description="Checkpoint and leave with exit code 75 after so many minutes; 0: never.",
+        description="Minutes after which the run writes a checkpoint and leaves with exit code 75; 0: no limit.",
     )
     hang_minutes: Annotated[float, FREE] = Field(
         60,
         ge=0,
-        description="A rank that stays in one phase (rollout, train, ...) for so long ends the run with exit code 69: more than the longest takes. Collectives time out a minute later; 0: never.",
+        description="A rank that stays in one phase (rollout, train, ...) for longer than this ends the run with exit code 69; set it above what the longest phase takes. Collectives time out a minute later; 0: no limit.",
     )
     silence_seconds: Annotated[float, FREE] = Field(
         60,
         gt=0,
-        description="So does a rank whose process gives no sign of life for so long; one that dies is noticed at once.",
+        description="A rank whose process gives no sign of life for longer than this ends the run too.",
     )
     deterministic: bool = Field(
         False,
@@ -69,8 +69,8 @@ class RunConfig(Section):
 
     @property
     def collective_minutes(self) -> float:
-        """After which collectives give up: the watchdog speaks first, since what a time-out says
-        names nobody.
+        """When collectives give up, in minutes: after the watchdog has spoken, since a time-out does
+        not say which rank it waited for.
         """
         return self.hang_minutes + 1 if self.hang_minutes else 7 * 24 * 60
 
@@ -132,7 +132,7 @@ class EvalConfig(Section):
     holdout: int = Field(
         0,
         ge=0,
-        description="Take so many problems out of data.train, drawn with run.seed, and evaluate on them; not with eval.data.",
+        description="How many problems to take out of data.train, drawn with run.seed, and to evaluate on; not with eval.data.",
     )
     num_problems: int = Field(
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."
@@ -157,7 +157,7 @@ class EvalConfig(Section):
         0.01,
         ge=0,
         le=1,
-        description="The best evaluation has the fewest mean response tokens of those that lose at most so much accuracy against the base model's.",
+        description="The best evaluation has the fewest mean response tokens of those whose accuracy is at most this much below the base model's.",
     )
     export_best: Annotated[bool, FREE] = Field(
         False,
@@ -166,7 +166,7 @@ class EvalConfig(Section):
     patience: Annotated[int, FREE] = Field(
         0,
         ge=0,
-        description="Finish the run when so many evaluations in a row were not the best so far; 0: never.",
+        description="Finish the run after this many evaluations in a row without a new best one; 0: never.",
     )
 
     @model_validator(mode="after")

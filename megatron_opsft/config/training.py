@@ -42,12 +42,12 @@ class ParallelConfig(Section):
     tp: int = Field(1, ge=1, description="Tensor-parallel size.")
     pp: int = Field(1, ge=1, description="Pipeline-parallel size.")
     cp: int = Field(
-        1, ge=1, description="Context-parallel size: so many ranks share every sequence of a pack."
+        1, ge=1, description="Context-parallel size: the ranks that share every sequence of a pack."
     )
     ep: int = Field(
         1,
         ge=1,
-        description="Expert-parallel size: so many ranks share the experts of a mixture, each with whole ones.",
+        description="Expert-parallel size: the ranks that share the experts of a mixture, each holding whole ones.",
     )
     etp: int | None = Field(
         None,
@@ -71,7 +71,7 @@ class ParallelConfig(Section):
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that each expert is cut over."""
+        """Ranks that share each expert."""
         return self.etp or self.tp
 
     @property
@@ -91,7 +91,7 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(
         16384,
         ge=1,
-        description="Packing budget of a rank, so that packs hold parallel.cp times as many; a longer sequence gets a micro-batch of its own.",
+        description="Packing budget of a rank; a pack holds parallel.cp times as many. A longer sequence gets a micro-batch of its own.",
     )
     cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
         "auto",
@@ -104,5 +104,5 @@ class TrainConfig(Section):
     offload_layers: int = Field(
         0,
         ge=0,
-        description="So many layers' activations wait in CPU memory for the backward pass; needs TransformerEngine, parallel.pp=1 and no recomputation.",
+        description="How many layers keep their activations in CPU memory until the backward pass; needs TransformerEngine, parallel.pp=1 and no recomputation.",
     )

@@ -73,7 +73,7 @@ class EvalSettings(Section):
         None, ge=1, le=4096, description="N; by default 16 or 64 by benchmark, as in the paper."
     )
     limit: int | None = Field(
-        None, ge=1, description="Only the first so many problems of each benchmark."
+        None, ge=1, description="How many problems of each benchmark to take, from its start."
     )
     seed: int = Field(0, ge=0, description="Of every response, with its problem and index.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(

@@ -33,7 +33,7 @@ class TokenClip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceClip:
-    """O1-Pruner's: the same of a whole response, by the geometric mean of its tokens' ratios.
+    """O1-Pruner's: clips a whole response, by the geometric mean of its tokens' ratios.
 
     It counts once for a response: each of n tokens has 1 / n of it.
     """

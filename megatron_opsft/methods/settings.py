@@ -28,7 +28,10 @@ AggregationKey = Annotated[
 ClipHigh = Annotated[float, Field(ge=0, description="... to 1 + this.")]
 DualClip = Annotated[
     float | None,
-    Field(gt=1, description="A negative advantage counts at most so many times; null: no bound."),
+    Field(
+        gt=1,
+        description="Bound on the ratio by which a negative advantage is multiplied; null: none.",
+    ),
 ]
 Beta = Annotated[
     float,

@@ -37,9 +37,7 @@ def _needs(method: Method) -> list[str]:
 
 
 def show_methods(width: int) -> str:
-    """The table, in lines of at most so many characters. Without an A in its formula a method has
-    GRPO's.
-    """
+    """The table, at most `width` characters wide. A method whose formula has no A has GRPO's."""
     table = Table(*COLUMNS, box=SIMPLE_HEAD, pad_edge=False)
     for row in describe_methods():
         table.add_row(row["name"], row["formula"], row["paper"], ", ".join(row["needs"]) or "-")

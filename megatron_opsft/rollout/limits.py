@@ -147,7 +147,7 @@ def _longest_response(config: Config) -> tuple[str, int]:
 
 
 def fit_lengths(config: Config, max_positions: int) -> Config:
-    """The configuration, with the lengths that nobody says.
+    """The configuration, with the lengths that the user left open.
 
     Prompts: less than the default where the model has no room for it beside the longest response,
     or where it would take more than half of the positions from held-out responses. Held-out

@@ -1,4 +1,4 @@
-"""How probable each token of a step's responses was when it was sampled, for whoever reads them."""
+"""How probable each token of a step's responses was when it was sampled, for the rollouts on disk."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

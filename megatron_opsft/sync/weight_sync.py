@@ -96,7 +96,7 @@ class WeightSync:
         bit (but -0.0 becomes +0.0 where the engine packs its weights). Checksums prove it.
 
         The caller then reloads the optimizer's main weights from the model's.
-        Errors: `SyncError` where the engine keeps weights in a form that nobody can read, and for
+        Errors: `SyncError` where the engine keeps weights in a form that cannot be read, and for
         a difference.
         """
         if self.unverified:

@@ -46,7 +46,7 @@ class TokenSkipSettings(FixedDataSettings):
     window_tokens: int | None = Field(
         None,
         ge=1,
-        description="Reasoning is pruned in windows of so many tokens; null: all of it together.",
+        description="Tokens of a window in which reasoning is pruned; null: all of it at once.",
     )
     delimiter: str = Field(
         "<|eot_id|>",

@@ -51,7 +51,7 @@ class LaserTargets(LaserRewards):
         1024, ge=1, description="Candidates for a target length: from here ..."
     )
     highest_target: int = Field(16384, ge=1, description="... to here ...")
-    target_step: int = Field(1024, ge=1, description="... in steps of so many tokens.")
+    target_step: int = Field(1024, ge=1, description="... in steps of this many tokens.")
     rounding: Literal["ceil", "floor"] = Field(
         "ceil", description="Of the correct responses that a difficulty stands for; code: floor."
     )

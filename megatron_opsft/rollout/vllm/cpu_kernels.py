@@ -2,7 +2,7 @@
 
 Of vLLM 0.32.0 `expand_kernel`, which gives every draft token its request's temperature and top-p,
 converts values that are not int64 into a copy and fills that: what is read afterwards was never
-written, and drafts are accepted from a distribution that nobody asked for.
+written, and drafts are accepted from a wrong distribution.
 """
 
 from typing import Any
