@@ -28,7 +28,7 @@ class Chunks:
     rows: int | None = None
 
     def sizes(self, rows_per_rank: int) -> tuple[int, int]:
-        """(tokens, vocabulary rows) of a chunk, for a rank that holds `rows_per_rank` of them, padding included."""
+        """(tokens, vocabulary rows) of a chunk; rows_per_rank: of this rank, with padding."""
         rows = min(self.rows or rows_per_rank, rows_per_rank)
         return self.tokens or max(16, _CHUNK_BYTES // (4 * rows)), rows
 

@@ -18,7 +18,7 @@ def band_of(group: Group) -> Band:
 
 
 def fewest_correct(num_samples: int, rounding: Literal["ceil", "floor"]) -> dict[Band, int]:
-    """How many of `num_samples` responses are correct at each difficulty at least: of 8, 6, 3 and 1."""
+    """Fewest correct responses of `num_samples` at each difficulty: of 8 they are 6, 3 and 1."""
     up = 2 if rounding == "ceil" else 0
     return {
         "easy": max((2 * num_samples + up) // 3, 1),
@@ -31,8 +31,8 @@ def choose_targets(
     groups: Sequence[Group], candidates: Iterable[int], rounding: Literal["ceil", "floor"]
 ) -> Targets:
     """For each difficulty the smallest candidate that keeps at least one correct response a
-    problem: the share of its responses, right or wrong, that are no longer than the candidate, times
-    the correct ones that the difficulty stands for, is at least 1. None where no candidate does.
+    problem: the share of its responses, right or wrong, that are no longer than the candidate,
+    times the correct ones that the difficulty stands for, is at least 1. None where none does.
     """
     needed = fewest_correct(len(groups[0].responses), rounding)
     lengths: dict[Band, list[int]] = {band: [] for band in needed}

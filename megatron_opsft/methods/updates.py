@@ -70,7 +70,7 @@ class MethodRun:
         return self._method.prompt(self.settings, self.state, target)
 
     def evaluation_prompt_change(self, problem_id: str) -> PromptChange:
-        """What a held-out problem's prompt gets: nothing unless the method asks for a length there too."""
+        """What a held-out problem's prompt gets: a length where the method asks for one too."""
         target = self._method.evaluation_target(self.settings, problem_id, self._seed)
         if target is None:
             return PromptChange()

@@ -1,4 +1,4 @@
-"""How probable each token of a step's responses was when it was sampled, for the rollouts on disk."""
+"""Log-probabilities of a step's sampled tokens, for the rollouts that are saved."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
