@@ -60,7 +60,7 @@ setup(
             'transformer-engine[core-cu13,pytorch]==2.20.2; python_version >= "3.12"',
             'vllm==0.32.0; python_version >= "3.12"',
         ],
-        "diagnose": ["wordcloud>=1.9"],
+        "diagnose": ["accelerate>=1.1", "wordcloud>=1.9"],
         "wandb": ["wandb"],
         "test": [
             "hypothesis>=6.100",

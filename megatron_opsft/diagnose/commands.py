@@ -1,11 +1,13 @@
 """`megatron-opsft diagnose`: the command, as users call it."""
 
+import os
 from typing import ClassVar
 
 from pydantic import Field
 
 from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.settings import DiagnoseSettings
+from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.printable import printable
 
@@ -26,6 +28,11 @@ class Diagnose(DiagnoseSettings, Command):
 
     def run(self) -> None:
         """Diagnose."""
+        if (num_ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+            raise UserError(
+                f"diagnose is one process, and {num_ranks} were started; start it without torchrun "
+                "or srun: it takes all GPUs that it sees"
+            )
         from megatron_opsft.diagnose.directory import check_out
         from megatron_opsft.diagnose.responses import check_source
         from megatron_opsft.storage.model_paths import local_model
@@ -38,6 +45,5 @@ class Diagnose(DiagnoseSettings, Command):
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose
 
-        if table := diagnose(self, overwrite=self.overwrite):
-            print(printable(table), end="")
-            print(f"every token, summary and pictures: {self.out}")
+        print(printable(diagnose(self, overwrite=self.overwrite)), end="")
+        print(f"every token, summary and pictures: {self.out}")

@@ -1,99 +1,119 @@
-"""D_t of every response token of a micro-batch, and what the efficient model prefers where it is
-large.
+"""D_t of every token of a response under two transformers models, and what the efficient model
+prefers where it is large.
+
+Suffixes: R tokens of the response, C those of a chunk, H hidden size, V vocabulary, K tokens
+preferred at each.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+import importlib.util
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
+from torch.nn.functional import kl_div
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.diagnose.vocabulary import kl_divergence, top_tokens
-from megatron_opsft.loss.fused_linear import token_statistics
-from megatron_opsft.loss.loss_memory import DEFAULT_CHUNKS, Chunks
-from megatron_opsft.model.frozen import FrozenModel
+from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.loss.gemms import times_transposed
 from megatron_opsft.records import Sample
-from megatron_opsft.runtime.distributed import broadcast_over
+from megatron_opsft.report.diagnosis import Alternative
+from megatron_opsft.runtime.device import Device
+from megatron_opsft.storage.known_files import is_dist_checkpoint
 
 NUM_PREFERRED = 3
+CHUNK_LOGITS = 2**25  # of each model at a time: 128 MiB of float32
 _SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256  # tokens of a response with alternatives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preference:
-    """At one token: its probabilities, and (id, probability) of the efficient model's likeliest."""
+def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTrainedModel:
+    """The model for reading, on the device, or over all GPUs where there are several.
 
-    position: int
-    p_original: float
-    p_efficient: float
-    preferred: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Divergence:
-    """Of one response. kl: D_t of every token; preferences: by position, where D_t is largest."""
-
-    kl: tuple[float, ...]
-    preferences: tuple[Preference, ...]
-
-
-def diverge(
-    original: FrozenModel,
-    efficient: FrozenModel,
-    samples: Sequence[Sample],
-    *,
-    align: int,
-    chunks: Chunks = DEFAULT_CHUNKS,
-) -> list[Divergence]:
-    """Both models read all samples in one pack. align: see `build_microbatch`.
-
-    Called by all ranks of a tensor-parallel group with the same samples; the same on each.
+    Errors: `UserError` where those GPUs are too small, or accelerate, which distributes it, is not
+    installed.
     """
-    device = next(original.model.parameters()).device
-    batch = build_microbatch(samples, [1.0] * len(samples), align=align, device=device)
-    hidden_p, head_p = original.hidden_states(batch)
-    hidden_q, head_q = efficient.hidden_states(batch)
-    at_R, labels_R = batch.loss_indices_R, batch.labels_R
-    kl_R = kl_divergence(hidden_p, head_p, hidden_q, head_q, at_R, chunks=chunks)
-    broadcast_over(kl_R, 0, head_p.group)  # what follows must be the same choice everywhere
-    ends = list(accumulate(batch.response_lengths))
-    chosen = [_largest(kl_R[a:b]) + a for a, b in zip([0, *ends], ends, strict=False)]
-    chosen_P = torch.cat(chosen)
-    at_P, labels_P = at_R[chosen_P], labels_R[chosen_P]
-    log_p = token_statistics(hidden_p, head_p, at_P, labels_P, chunks=chunks).log_probs_R
-    log_q = token_statistics(hidden_q, head_q, at_P, labels_P, chunks=chunks).log_probs_R
-    ids_PK, logs_PK = top_tokens(hidden_q, head_q, at_P, NUM_PREFERRED, chunks=chunks)
-    columns = zip(
-        chosen_P.tolist(),
-        log_p.exp().tolist(),
-        log_q.exp().tolist(),
-        ids_PK.tolist(),
-        logs_PK.exp().tolist(),
-        strict=True,
-    )
-    flat, rows = kl_R.tolist(), list(columns)
-    return [
-        Divergence(
-            kl=tuple(flat[a:b]),
-            preferences=tuple(
-                Preference(
-                    position=place - a,
-                    p_original=p,
-                    p_efficient=q,
-                    preferred=tuple(zip(ids, probabilities, strict=True)),
-                )
-                for place, p, q, ids, probabilities in rows
-                if a <= place < b
+    several = device.is_cuda and torch.accelerator.device_count() > 1
+    if several and importlib.util.find_spec("accelerate") is None:
+        raise UserError(
+            "diagnose distributes models over several GPUs with accelerate, which is not "
+            "installed; pip install accelerate, or let it see one GPU (CUDA_VISIBLE_DEVICES=0)"
+        )
+    options: dict[str, Any] = {"dtype": dtype} | ({"device_map": "auto"} if several else {})
+    if is_dist_checkpoint(model.directory):
+        config = AutoConfig.from_pretrained(model.directory)
+        kind = getattr(transformers, model.table.shape.architecture)
+        weights = dict(model.tensors())
+        loaded = kind.from_pretrained(None, config=config, state_dict=weights, **options)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model.directory, **options)
+    if not several:
+        return loaded.to(device.torch_device)
+    if offloaded := {"cpu", "disk"} & {str(place) for place in loaded.hf_device_map.values()}:
+        raise UserError(
+            f"{model.directory} does not fit on the GPUs: part of it would be on "
+            f"{' and '.join(sorted(offloaded))}; start diagnose where it sees more GPUs"
+        )
+    return loaded
+
+
+@torch.no_grad()
+def diverge(
+    original: PreTrainedModel, efficient: PreTrainedModel, tokenizer: Any, sample: Sample
+) -> tuple[list[float], list[Alternative]]:
+    """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
+    alternatives by position, where D_t is largest.
+
+    Logits are float32 whatever the models' dtype, and made a few positions at a time.
+    """
+    head_p, head_q = (m.get_output_embeddings().weight for m in (original, efficient))
+    chunk = max(1, CHUNK_LOGITS // len(head_p))
+    hidden_p, hidden_q = (_hidden_states(m, sample).split(chunk) for m in (original, efficient))
+    labels = torch.tensor(sample.response_ids, device=head_p.device).split(chunk)
+    parts = [
+        _compare(p_CH, head_p, q_CH, head_q, labels_C)
+        for p_CH, q_CH, labels_C in zip(hidden_p, hidden_q, labels, strict=True)
+    ]
+    columns = zip(*parts, strict=True)
+    kl_R, p_R, q_R, ids_RK, preferred_RK = (torch.cat(column).cpu() for column in columns)
+    alternatives = [
+        Alternative(
+            position=at,
+            p_original=p_R[at].item(),
+            p_efficient=q_R[at].item(),
+            preferred=tuple(
+                (tokenizer.decode([token]), p.item())
+                for token, p in zip(ids_RK[at].tolist(), preferred_RK[at], strict=True)
             ),
         )
-        for a, b in zip([0, *ends], ends, strict=False)
+        for at in _largest(kl_R)
     ]
+    return kl_R.tolist(), alternatives
 
 
-def _largest(kl_R: Tensor) -> Tensor:
-    """Places of the largest that are not 0, ascending."""
+def _hidden_states(model: PreTrainedModel, sample: Sample) -> Tensor:
+    """[R, H]: those that the response's tokens were sampled from."""
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=model.device)
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden[0, len(sample.prompt_ids) - 1 : -1]
+
+
+def _compare(
+    p_CH: Tensor, head_p_VH: Tensor, q_CH: Tensor, head_q_VH: Tensor, labels_C: Tensor
+) -> tuple[Tensor, ...]:
+    """D_t and both models' probabilities of the labels, [C]; ids of the tokens that the efficient
+    model finds likeliest and their probabilities, [C, K], falling.
+    """
+    log_p_CV = times_transposed(p_CH, head_p_VH).log_softmax(-1)
+    log_q_CV = times_transposed(q_CH, head_q_VH).log_softmax(-1).to(log_p_CV.device)
+    kl_C = kl_div(log_q_CV, log_p_CV, reduction="none", log_target=True).sum(-1).clamp_min(0.0)
+    of_labels = [log.gather(1, labels_C[:, None])[:, 0].exp() for log in (log_p_CV, log_q_CV)]
+    preferred = log_q_CV.topk(min(NUM_PREFERRED, log_q_CV.shape[1]))
+    return kl_C, *of_labels, preferred.indices, preferred.values.exp()
+
+
+def _largest(kl_R: Tensor) -> list[int]:
+    """Positions of the largest that are not 0, ascending."""
     count = min(max(_AT_LEAST, int(_SHARE * len(kl_R))), _AT_MOST, len(kl_R))
     found = kl_R.topk(count)
-    return found.indices[found.values > 0].sort().values
+    return sorted(found.indices[found.values > 0].tolist())

@@ -16,7 +16,6 @@ from megatron_opsft.report.diagnosis import (
     SUMMARY,
     TOKENS,
     DiagnosedResponse,
-    labels_of,
     read_responses,
 )
 from megatron_opsft.report.diagnosis_figures import (
@@ -33,9 +32,9 @@ _WIDTH = 100
 _PAGE_RESPONSES = 20
 
 
-def write_outputs(directory: Path, *, original: str, efficient: str) -> str:
-    """All files of a finished diagnosis; returns the table for a terminal. Rank 0 alone."""
-    summary = summarize(directory, original=original, efficient=efficient)
+def write_outputs(directory: Path) -> str:
+    """All files of a finished diagnosis; returns the table for a terminal."""
+    summary = summarize(directory)
     shown = _first_responses(directory)
     plot_kinds(summary, directory / "kinds.png")
     plot_positions(summary, directory / "positions.png")
@@ -62,8 +61,7 @@ def write_report(directory: Path, page: Path, *, max_mb: float) -> str:
         raise UserError(f"{directory}: diagnosis not finished; give its command again")
     if not any(each.tokens for each in read_responses(directory)):
         raise UserError(f"{directory / TOKENS}: holds no response; diagnose again with --overwrite")
-    original, efficient = labels_of(directory)
-    summary = summarize(directory, original=original, efficient=efficient)
+    summary = summarize(directory)
     page.parent.mkdir(parents=True, exist_ok=True)
     shown = _first_responses(directory)
     write_bytes(page, render_page(summary, shown, max_bytes=1e6 * max_mb))

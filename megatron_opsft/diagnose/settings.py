@@ -16,7 +16,7 @@ class DiagnoseSettings(Section):
     efficient: str = Field(description="Model trained from it.")
     out: Path = Field(description="Directory to write.")
     responses: Path | None = Field(
-        None, description="Evaluation or run with the original's responses; else it samples them."
+        None, description="Evaluation of the original, with its responses; else it samples them."
     )
     data: NamedFiles = Field({}, description="BENCHMARK=FILE; may be repeated.")
     benchmarks: Annotated[tuple[str, ...], CommaSeparated] = Field(
@@ -25,7 +25,6 @@ class DiagnoseSettings(Section):
     samples: int = Field(1, ge=1, description="Responses to a problem.")
     limit: int = Field(32, ge=1, description="Problems of a benchmark, at most.")
     max_tokens: int | None = Field(None, ge=1, description="Of a sampled response.")
-    tp: int = Field(1, ge=1, description="Ranks that share both models.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Of both models.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where.")
     seed: int = Field(0, ge=0, description="Of the responses that are sampled.")

@@ -1,144 +1,127 @@
-"""summary.json of a diagnosis: D_t by kind of token and by position, and where it is large.
-
-tokens.jsonl is read twice, a response at a time: once for what counts as large, once for the rest.
-"""
+"""summary.json of a diagnosis: D_t by kind of token and by position, and where it is large."""
 
 import heapq
-from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron_opsft.diagnose.kinds import KINDS, kinds_of
-from megatron_opsft.report.diagnosis import DiagnosedResponse, read_responses
+from megatron_opsft.report.diagnosis import (
+    Alternative,
+    DiagnosedResponse,
+    labels_of,
+    read_responses,
+)
 
 HIGH_QUANTILE = 0.95  # of all tokens, those above it have a large D_t
 NUM_LARGEST, NUM_WORDS = 50, 200
 _RELATIVE_BINS = 20
 _FIRST_BORDER = 16  # absolute positions: up to here, then up to twice as many each
 _CONTEXT = 60  # characters before a token of the table
+_LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 
 
-class _Mean:
-    """Tokens, the sum of their D_t, and how many have a large one."""
-
-    def __init__(self) -> None:
-        self.tokens, self.kl, self.num_high = 0, 0.0, 0
-
-    def add(self, kl: np.ndarray, high: np.ndarray) -> None:
-        self.tokens += len(kl)
-        self.kl += float(kl.sum())
-        self.num_high += int(high.sum())
-
-    @property
-    def mean(self) -> float:
-        return self.kl / max(self.tokens, 1)
-
-
-class _Largest:
-    """The tokens of largest D_t, with what the efficient model prefers there."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, dict[str, Any]]] = []
-        self._count = 0
-
-    def add(self, response: DiagnosedResponse) -> None:
-        for each in response.alternatives:
-            kl = response.kl[each.position]
-            if len(self._heap) == NUM_LARGEST and kl <= self._heap[0][0]:
-                continue
-            row = {
-                "problem_id": response.problem_id,
-                "sample_index": response.sample_index,
-                "before": "".join(response.tokens[: each.position])[-_CONTEXT:],
-                "text": response.tokens[each.position],
-                "kl": kl,
-                **asdict(each),
-            }
-            self._count += 1
-            heapq.heappush(self._heap, (kl, -self._count, row))
-            del self._heap[: len(self._heap) - NUM_LARGEST]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for _, _, row in sorted(self._heap, key=lambda item: item[:2], reverse=True)]
-
-
-def summarize(directory: Path, *, original: str, efficient: str) -> dict[str, Any]:
-    """See docs/diagnose.md. original, efficient: labels. Errors: as of `read_responses`."""
-    every = np.concatenate([np.asarray(each.kl) for each in read_responses(directory)])
-    high_kl = float(np.quantile(every, HIGH_QUANTILE))
-    kinds = {kind: _Mean() for kind in KINDS}
-    relative = [_Mean() for _ in range(_RELATIVE_BINS)]
-    absolute: dict[int, _Mean] = defaultdict(_Mean)
-    words: dict[str, _Mean] = defaultdict(_Mean)
-    largest, num_responses = _Largest(), 0
-    for response in read_responses(directory):
-        num_responses += 1
-        kl = np.asarray(response.kl)
-        high = (kl >= high_kl) & (kl > 0)
-        for keys, means in (
-            (np.asarray(kinds_of(response.tokens)), kinds),
-            (np.arange(len(kl)) * _RELATIVE_BINS // len(kl), relative),
-            (_doublings(len(kl)), absolute),
-        ):
-            for key in np.unique(keys):
-                means[key].add(kl[keys == key], high[keys == key])  # type: ignore[index]
-        for place in high.nonzero()[0]:
-            words[_word(response.tokens[place])].add(kl[place : place + 1], np.ones(1))
-        largest.add(response)
-    total = float(every.sum())
-    by_kl = sorted(words.items(), key=lambda item: (-item[1].kl, item[0]))
+def summarize(directory: Path) -> dict[str, Any]:
+    """See docs/diagnose.md. Errors: as of `read_responses`."""
+    responses = list(read_responses(directory))
+    original, efficient = labels_of(directory)
+    lengths = [len(each.tokens) for each in responses]
+    kl = np.concatenate([each.kl for each in responses])
+    high_kl = float(np.quantile(kl, HIGH_QUANTILE))
+    high = (kl >= high_kl) & (kl > 0)
+    total = float(kl.sum())
+    kinds = _means([kind for each in responses for kind in kinds_of(each.tokens)], kl, high)
+    relative = _means(np.concatenate([np.arange(n) * _RELATIVE_BINS // n for n in lengths]), kl)
+    absolute = _means(np.concatenate([_bin_of(np.arange(n)) for n in lengths]), kl)
+    at_high = zip((token for each in responses for token in each.tokens), high, strict=True)
+    words = _means([_word(token) for token, is_high in at_high if is_high], kl[high])
+    by_kl = sorted(words, key=lambda row: (-row["kl"], row["key"]))
     return {
         "original": original,
         "efficient": efficient,
-        "num_responses": num_responses,
-        "num_tokens": len(every),
-        "mean_kl": float(every.mean()),
-        "max_kl": float(every.max()),
-        "quantiles": {str(q): float(np.quantile(every, q)) for q in (0.5, 0.9, 0.99)},
+        "num_responses": len(responses),
+        "num_tokens": len(kl),
+        "mean_kl": float(kl.mean()),
+        "max_kl": float(kl.max()),
+        "quantiles": {str(q): float(np.quantile(kl, q)) for q in (0.5, 0.9, 0.99)},
         "high_kl": high_kl,
-        "num_high": sum(mean.num_high for mean in kinds.values()),
+        "num_high": int(high.sum()),
         "kinds": [
             {
-                "kind": kind,
-                "tokens": mean.tokens,
-                "mean_kl": mean.mean,
-                "share": mean.kl / total if total else 0.0,
-                "num_high": mean.num_high,
+                "kind": row["key"],
+                "tokens": row["tokens"],
+                "mean_kl": row["mean_kl"],
+                "share": row["kl"] / total if total else 0.0,
+                "num_high": row["num_high"],
             }
-            for kind, mean in kinds.items()
-            if mean.tokens
+            for row in sorted(kinds, key=lambda row: KINDS.index(row["key"]))
         ],
         "by_relative_position": [
-            {**_bin(n / _RELATIVE_BINS, (n + 1) / _RELATIVE_BINS, mean)}
-            for n, mean in enumerate(relative)
-            if mean.tokens
+            _bin(row, row["key"] / _RELATIVE_BINS, (row["key"] + 1) / _RELATIVE_BINS)
+            for row in relative
         ],
-        "by_position": [_bin(*_span(n), absolute[n]) for n in sorted(absolute)],
+        "by_position": [
+            _bin(
+                row,
+                _FIRST_BORDER << row["key"] >> 1 if row["key"] else 0,
+                _FIRST_BORDER << row["key"],
+            )
+            for row in absolute
+        ],
         "words": [
-            {"text": text, "count": mean.tokens, "kl": mean.kl} for text, mean in by_kl[:NUM_WORDS]
+            {"text": row["key"], "count": row["tokens"], "kl": row["kl"]}
+            for row in by_kl[:NUM_WORDS]
         ],
-        "largest": largest.rows(),
+        "largest": _largest(responses),
     }
 
 
-def _bin(start: float, stop: float, mean: _Mean) -> dict[str, Any]:
-    return {"start": start, "stop": stop, "tokens": mean.tokens, "mean_kl": mean.mean}
+def _means(
+    keys: Sequence[Any] | np.ndarray, kl: np.ndarray, high: np.ndarray | None = None
+) -> list[dict[str, Any]]:
+    """By key, in its order: tokens, sum and mean of their D_t, how many have a large one."""
+    names, index = np.unique(np.asarray(keys), return_inverse=True)
+    tokens, sums = np.bincount(index), np.bincount(index, kl)
+    num_high = np.bincount(index, high)
+    columns = (names, tokens, sums, sums / tokens, num_high.astype(int))
+    found = zip(*(column.tolist() for column in columns), strict=True)
+    return [
+        dict(zip(("key", "tokens", "kl", "mean_kl", "num_high"), row, strict=True)) for row in found
+    ]
 
 
-def _doublings(length: int) -> np.ndarray:
-    """The number of the bin of each position."""
-    return np.floor(np.log2(np.maximum(np.arange(length) / _FIRST_BORDER, 0.5))).astype(int) + 1
+def _bin(row: dict[str, Any], start: float, stop: float) -> dict[str, Any]:
+    return {"start": start, "stop": stop, "tokens": row["tokens"], "mean_kl": row["mean_kl"]}
 
 
-def _span(number: int) -> tuple[int, int]:
-    borders = [0, *(_FIRST_BORDER << n for n in range(number + 1))]
-    return list(pairwise(borders))[number]
+def _bin_of(positions: np.ndarray) -> np.ndarray:
+    """The index of the doubling that each position is in."""
+    return np.floor(np.log2(np.maximum(positions / _FIRST_BORDER, 0.5))).astype(int) + 1
+
+
+def _largest(responses: Sequence[DiagnosedResponse]) -> list[dict[str, Any]]:
+    """The tokens of largest D_t, with what the efficient model prefers there."""
+
+    def kl_of(found: tuple[DiagnosedResponse, Alternative]) -> float:
+        return found[0].kl[found[1].position]
+
+    every = ((each, other) for each in responses for other in each.alternatives)
+    return [
+        {
+            "problem_id": each.problem_id,
+            "sample_index": each.sample_index,
+            "before": "".join(each.tokens[: other.position])[-_CONTEXT:],
+            "text": each.tokens[other.position],
+            "kl": each.kl[other.position],
+            **asdict(other),
+        }
+        for each, other in heapq.nlargest(NUM_LARGEST, every, key=kl_of)
+    ]
 
 
 def _word(token: str) -> str:
     """What the cloud shows of a token: without the space around it, line breaks as a sign."""
-    return token.strip() + "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}" * token.count("\n") or " "
+    return token.strip() + _LINE_BREAK * token.count("\n") or " "

@@ -40,11 +40,9 @@ class ProgressLine:
     """
 
     def __init__(
-        self, label: str, tally: Tally, *, shown: bool, total: int, done: int, correct: int | None
+        self, label: str, tally: Tally, *, shown: bool, total: int, done: int, correct: int
     ) -> None:
-        """shown: on this rank. total: samples in all; done, correct: those of earlier starts;
-        correct is None where nobody judges.
-        """
+        """shown: on this rank. total: samples in all; done, correct: those of earlier starts."""
         self._label, self._tally, self._shown = label, tally, shown
         self._total, self._done, self._correct = total, done, correct
         self._start = self._last_look = self._last_line = time.monotonic()
@@ -83,7 +81,7 @@ class ProgressLine:
         elapsed = time.monotonic() - self._start
         done = self._done + new
         parts = [f"{self._label}: {done:,} of {self._total:,} samples"]
-        if done and self._correct is not None:
+        if done:
             parts.append(f"accuracy {100 * (self._correct + correct) / done:.1f} %")
         if new:
             parts.append(f"{tokens / elapsed:,.0f} tokens/s")

@@ -36,17 +36,13 @@ log = logging.getLogger("megatron_opsft")
 _Done = dict[str, set[tuple[str, int]]]
 
 
-def evaluate(settings: EvalSettings, *, overwrite: bool = False, within: Job | None = None) -> str:
+def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     """Sample what is missing, then write every output. Returns the table for a terminal; ""
-    elsewhere than on rank 0.
-
-    within: a job that goes on afterwards. Errors: `UserError` before anything is sampled.
+    elsewhere than on rank 0. Errors: `UserError` before anything is sampled.
     """
     device = select_device(settings.device)
     inputs = read_inputs(settings, device)
-    job = within or join_job(
-        device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS)
-    )
+    job = join_job(device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS))
     with ExitStack() as held:
         if job.is_main:
             if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
@@ -66,8 +62,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False, within: Job | N
             engine = sample(inputs, subject, job, f"model{number}", verifier, engine)
         if engine is not None:
             engine.close()
-        if within is None:
-            leave_job()
+        leave_job()
         return write_outputs(inputs) if job.is_main else ""
 
 

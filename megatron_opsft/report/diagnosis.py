@@ -36,7 +36,7 @@ class Alternative:
 class DiagnosedResponse:
     """A line of tokens.jsonl.
 
-    gold: the problem's answer; outcome: a value of `records.Outcome`, None without a verdict.
+    gold: the problem's answer; outcome: a value of `records.Outcome`.
     tokens: as pieces of text that make up the response, its end token included; a character of
     several tokens is with the last of them. kl: of each, >= 0. alternatives: by position.
     """
@@ -45,7 +45,7 @@ class DiagnosedResponse:
     sample_index: int
     problem: str
     gold: str
-    outcome: str | None
+    outcome: str
     tokens: tuple[str, ...]
     kl: tuple[float, ...]
     alternatives: tuple[Alternative, ...]
@@ -53,42 +53,22 @@ class DiagnosedResponse:
 
 def is_diagnosis(directory: Path) -> bool:
     """Whether a diagnosis is there, finished or not."""
-    return (directory / TOKENS).is_file() or _manifest(directory).get("kind") == KIND
+    return (directory / TOKENS).is_file() or read_manifest(directory).get("kind") == KIND
 
 
 def labels_of(directory: Path) -> tuple[str, str]:
-    """What the original and the efficient model are called: as summary.json says; where it cannot
-    be read as manifest.json does; else by what they are.
-    """
-    try:
-        found = read_summary(directory)
-        return str(found["original"]), str(found["efficient"])
-    except (UserError, KeyError):
-        manifest = _manifest(directory)
-        original, efficient = (
-            Path(str(manifest.get(each, each))).name for each in ("original", "efficient")
-        )
-        return original, efficient
+    """What the original and the efficient model are called; without a manifest by what they are."""
+    original, efficient = read_manifest(directory).get("labels", ("original", "efficient"))
+    return str(original), str(efficient)
 
 
-def _manifest(directory: Path) -> dict[str, Any]:
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """manifest.json; empty where there is none that can be read."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
-
-
-def read_summary(directory: Path) -> dict[str, Any]:
-    """Errors: `UserError` where there is none."""
-    path = directory / SUMMARY
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {_FIX}") from None
-    if not isinstance(summary, dict) or "mean_kl" not in summary:
-        raise UserError(f"{path} is not of a diagnosis; {_FIX}")
-    return summary
 
 
 def read_responses(directory: Path) -> Iterator[DiagnosedResponse]:

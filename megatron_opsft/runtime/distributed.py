@@ -223,13 +223,6 @@ def broadcast_over(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) 
     return tensor
 
 
-def gather_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """The tensors of the group's ranks, all of one shape, in its order. Collective over it."""
-    parts = [torch.empty_like(tensor) for _ in range(group.size())]
-    dist.all_gather(parts, tensor, group=group)
-    return parts
-
-
 def broadcast_in_replica(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
     is overwritten. Collective over the ranks of a data-parallel replica.

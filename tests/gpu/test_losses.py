@@ -11,7 +11,6 @@ from objective_cases import OBJECTIVES, losses_with_past
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.diagnose.vocabulary import kl_divergence
 from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, token_statistics
@@ -156,21 +155,16 @@ def check_objective(method: Method, objective: Objective, dtype: torch.dtype, de
         assert error(own.cpu(), want) < limit
 
 
-def test_statistics_and_kl_equal_float64() -> None:
+def test_statistics_equal_float64() -> None:
     hidden, weight, labels, _ = given(torch.float32, 64, 5003, 256)
-    other = given(torch.float32, 64, 5003, 256)[0] * 1.1
     positions, head = torch.arange(64, device="cuda"), head_of(weight, 5003)
     found = token_statistics(hidden, head, positions, labels, entropy=True)
     log_p = (hidden.double() @ weight[:5003].double().T).log_softmax(-1)
-    log_q = (other.double() @ weight[:5003].double().T).log_softmax(-1)
     expected = log_p.gather(1, labels[:, None])[:, 0]
     torch.testing.assert_close(found.log_probs_R.double(), expected, rtol=1e-5, atol=1e-5)
     assert found.entropy_R is not None
     entropy = -(log_p.exp() * log_p).sum(1)
     torch.testing.assert_close(found.entropy_R.double(), entropy, rtol=1e-5, atol=1e-5)
-    kl = (log_p.exp() * (log_p - log_q)).sum(1)
-    ours = kl_divergence(hidden, head, other, head, positions)
-    torch.testing.assert_close(ours.double(), kl, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [4096, 16_384])

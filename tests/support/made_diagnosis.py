@@ -39,8 +39,8 @@ def make_diagnosis(directory: Path) -> Path:
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "tokens.jsonl").write_text(lines)
-    manifest = {"kind": "diagnosis", "original": "models/long", "efficient": "runs/short"}
+    manifest = {"kind": "diagnosis", "labels": ["long", "short"]}
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    summary = summarize(directory, original="long", efficient="short")
+    summary = summarize(directory)
     (directory / "summary.json").write_text(json.dumps(summary))
     return directory

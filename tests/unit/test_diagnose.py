@@ -10,28 +10,29 @@ import torch
 from forked_cli import ROOT, Finished, ForkedCli
 from safetensors.torch import load_file, save_file
 
+from megatron_opsft.diagnose.summary import NUM_LARGEST
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.diagnosis import read_responses, read_summary
+from megatron_opsft.report.diagnosis import read_responses
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 NUM_RESPONSES = 12
 SMALL = ["--limit", "6", "--samples", "2", "--max-tokens", "250", "--device", "cpu"]
-# Packs of a response or two, so that a kill leaves some of them to do.
-SMALL_PACKS = "import megatron_opsft.diagnose.run as run; run.PACK_TOKENS = 300\n"
-KILLED = (
-    SMALL_PACKS
-    + """
+KILLED = """
 import os, signal
-from megatron_opsft.diagnose.directory import Parts
-append, left = Parts.append, [{left}]
-def counted(self, row):
-    append(self, row)
+from megatron_opsft.diagnose import run
+append, left = run.append_line, [{left}]
+def counted(path, line):
+    append(path, line)
     left[0] -= 1
     if left[0] <= 0:
         os.kill(os.getpid(), signal.SIGKILL)
-Parts.append = counted
+run.append_line = counted
 """
-)
+KILLED_WHILE_SAMPLING = """
+import os, signal
+from megatron_opsft.diagnose import run
+run.sampled_responses = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def efficient(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def diagnose(
-    cli: ForkedCli, efficient: object, out: Path, *more: object, prelude: str = SMALL_PACKS
+    cli: ForkedCli, efficient: object, out: Path, *more: object, prelude: str = ""
 ) -> Finished:
     words = ["diagnose", "--original", "tiny_reasoner", "--efficient", efficient, "--out", out]
     return cli.run([*words, *SMALL, *more], prelude)
@@ -62,6 +63,11 @@ def whole(cli: ForkedCli, efficient: Path, tmp_path_factory: pytest.TempPathFact
     assert ended.exit_code == 0, ended.stderr
     assert "tiny_reasoner against efficient: " in ended.stdout
     return out
+
+
+def read_summary(out: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
 
 
 def outputs(out: Path) -> dict[str, bytes]:
@@ -109,6 +115,8 @@ def test_the_summary_is_of_those_tokens(whole: Path) -> None:
     assert summary["num_high"] == len(high)
     assert sum(row["count"] for row in summary["words"]) == len(high)
     assert sum(row["kl"] for row in summary["words"]) == pytest.approx(sum(high))
+    found = sorted(each.kl[at.position] for each in responses for at in each.alternatives)
+    assert [row["kl"] for row in summary["largest"]] == found[::-1][:NUM_LARGEST]
     by_key = {(each.problem_id, each.sample_index): each for each in responses}
     for row in summary["largest"]:
         response = by_key[row["problem_id"], row["sample_index"]]
@@ -119,22 +127,21 @@ def test_the_summary_is_of_those_tokens(whole: Path) -> None:
 def test_killed_and_continued_is_the_same(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
-    for left in (1, 4):
-        prelude = KILLED.format(left=left)
-        assert diagnose(cli, efficient, tmp_path / "out", prelude=prelude).exit_code == -9
-        assert not (tmp_path / "out/summary.json").exists()
-    for part in (tmp_path / "out/parts").glob("*"):  # as a failing machine leaves it
-        with open(part, "ab") as torn:
-            torn.write(b'{"problem_id": "p')
-    stored = b"".join(path.read_bytes() for path in (tmp_path / "out/parts").glob("*"))
-    assert stored.count(b"\n") == 5
-    ended = diagnose(cli, efficient, tmp_path / "out")
+    out = tmp_path / "out"
+    for prelude in (KILLED_WHILE_SAMPLING, KILLED.format(left=1), KILLED.format(left=4)):
+        assert diagnose(cli, efficient, out, prelude=prelude).exit_code == -9
+        assert not (out / "summary.json").exists()
+    with open(out / "tokens.jsonl", "ab") as torn:  # as a failing machine leaves it
+        torn.write(b'{"problem_id": "p')
+    assert (out / "tokens.jsonl").read_bytes().count(b"\n") == 5
+    ended = diagnose(cli, efficient, out, prelude=KILLED.format(left=NUM_RESPONSES - 5))
+    assert ended.exit_code == -9  # at the last one: those that were there were not read again
+    ended = diagnose(cli, efficient, out)
     assert ended.exit_code == 0, ended.stderr
-    assert f"{NUM_RESPONSES} of {NUM_RESPONSES}" in ended.stderr
-    assert outputs(tmp_path / "out") == outputs(whole)
+    assert outputs(out) == outputs(whole)
 
 
-def test_a_model_and_itself_from_stored_responses_at_tp_1(
+def test_a_model_and_itself_from_stored_responses(
     cli: ForkedCli, whole: Path, tmp_path: Path
 ) -> None:
     more = ["--responses", whole / "responses"]
@@ -152,20 +159,26 @@ def test_a_model_and_itself_from_stored_responses_at_tp_1(
     [
         (["--original", "/nowhere"], "--original=/nowhere"),
         (["--efficient", "/nowhere"], "--efficient=/nowhere"),
-        (["--responses", "/nowhere"], "--responses /nowhere: neither an evaluation"),
+        (["--responses", "/nowhere"], "--responses /nowhere: not an evaluation"),
         (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
-        (["--data", "mine"], "BENCHMARK=FILE"),
+        (["--data", "mine"], "NAME=FILE"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--max-tokens", "5000"], "set max_tokens="),
-        (["--tp", "2"], "2"),
-        (["--tp", "3"], "3"),
+        (["--tp", "2"], "tp"),
     ],
 )
 def test_bad_options_are_one_line(
     cli: ForkedCli, tmp_path: Path, efficient: Path, options: list[str], words: str
 ) -> None:
     assert words in error_of(diagnose(cli, efficient, tmp_path / "out", *options))
-    assert not (tmp_path / "out/parts").exists()
+    assert not (tmp_path / "out/tokens.jsonl").exists()
+
+
+def test_several_ranks_are_one_line(cli: ForkedCli, efficient: Path, tmp_path: Path) -> None:
+    prelude = "import os; os.environ['WORLD_SIZE'] = '2'"
+    ended = diagnose(cli, efficient, tmp_path / "out", prelude=prelude)
+    assert "diagnose is one process, and 2 were started" in error_of(ended)
+    assert not (tmp_path / "out").exists()
 
 
 def test_directories_are_not_mixed(

@@ -1,25 +1,101 @@
-"""Kinds of tokens, their text, and the memory that D_t takes."""
+"""D_t against float64 softmax, the memory that it takes, kinds of tokens, and their text."""
 
-from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from forked_cli import ROOT
+from hf_reference import hf_model
 from live_memory import LiveMemory
-from tiny_models import samples
+from safetensors.torch import save_file
+from tiny_models import SHAPES, samples, weights
+from torch import Tensor
 from transformers import AutoTokenizer
 
-from megatron_opsft.diagnose.divergence import diverge
+from megatron_opsft.convert.run import convert_model
+from megatron_opsft.diagnose import divergence
+from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.diagnose.kinds import kinds_of
-from megatron_opsft.diagnose.vocabulary import kl_divergence
-from megatron_opsft.loss.loss_memory import Chunks
-from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.records import Sample
 from megatron_opsft.rollout.pieces import pieces_of
+from megatron_opsft.runtime.device import select_device
+from megatron_opsft.weights.rules import WeightTable
 
+NAMES = ("qwen2", "qwen2_tied", "llama3", "mistral", "qwen3_moe")
 HIDDEN = 8
+IDS = SimpleNamespace(decode=lambda ids: str(ids[0]))  # of a tokenizer
+
+
+def other_weights(name: str) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {
+        key: value + 0.02 * torch.randn(value.shape, generator=draw)
+        for key, value in weights(name).items()
+    }
+
+
+def written(directory: Path, name: str, values: dict[str, Tensor]) -> EvalModel:
+    hf_model(name).config.save_pretrained(directory)
+    save_file(values, directory / "model.safetensors", metadata={"format": "pt"})
+    return opened(directory, name)
+
+
+def opened(directory: Path, name: str) -> EvalModel:
+    table = WeightTable(SHAPES[name], "te")
+    return EvalModel(name=name, directory=directory, tokenizer=IDS, end_tokens=(), table=table)
+
+
+def loaded(model: EvalModel) -> Any:
+    return load_model(model, dtype=torch.float32, device=select_device("cpu"))
+
+
+@torch.no_grad()
+def log_probs(sample: Sample, model: Any) -> Tensor:
+    """float64 [response tokens, vocabulary]: of the next token where each was sampled."""
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids])
+    logits = model(input_ids=ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+    return logits.double().log_softmax(-1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    models = {"p": weights(name), "q": other_weights(name)}
+    p, q = (loaded(written(tmp_path / key, name, values)) for key, values in models.items())
+    monkeypatch.setattr(divergence, "CHUNK_LOGITS", 7 * 301)  # divides no response's tokens
+    for sample in samples(5, seed=3):
+        log_p, log_q = log_probs(sample, p), log_probs(sample, q)
+        expected = (log_p.exp() * (log_p - log_q)).sum(-1)
+        assert expected.min() > 1e-4  # far above what is compared
+        kl, alternatives = diverge(p, q, IDS, sample)
+        assert kl == pytest.approx(expected.tolist(), abs=1e-5)
+        assert [each.position for each in alternatives] == sorted(
+            expected.topk(min(32, len(expected))).indices.tolist()
+        )
+        for each in alternatives:
+            token, place = sample.response_ids[each.position], each.position
+            assert each.p_original == pytest.approx(float(log_p[place, token].exp()), abs=1e-5)
+            assert each.p_efficient == pytest.approx(float(log_q[place, token].exp()), abs=1e-5)
+            likeliest = log_q[place].exp().topk(NUM_PREFERRED)
+            assert [text for text, _ in each.preferred] == [*map(str, likeliest.indices.tolist())]
+            assert [p for _, p in each.preferred] == pytest.approx(
+                likeliest.values.tolist(), abs=1e-5
+            )
+        kl, alternatives = diverge(p, p, IDS, sample)
+        assert set(kl) == {0.0} and alternatives == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path, name: str) -> None:
+    expected = loaded(written(tmp_path / "hf", name, weights(name))).state_dict()
+    convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")
+    found = loaded(opened(tmp_path / "megatron", name)).state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 @pytest.mark.parametrize(
@@ -51,55 +127,38 @@ def test_pieces_make_up_the_text(text: str) -> None:
     assert "".join(pieces) == tokenizer.decode(ids)
 
 
-@pytest.fixture
-def _one_rank() -> Iterator[None]:
-    from megatron.core import parallel_state
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-    yield
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
-
-
-def stand_in(vocab_size: int, seed: int) -> Any:
+class StandIn:
     """A model that has an output layer and nothing before it."""
-    draw = torch.Generator().manual_seed(seed)
-    layer = torch.nn.Linear(HIDDEN, vocab_size, bias=False)
-    layer.weight.data.normal_(generator=draw)
-    head = OutputHead(weight_VH=layer.weight, vocab_size=vocab_size, group=dist.group.WORLD)
 
-    @torch.no_grad()
-    def hidden_states(batch: Any) -> Any:
-        return torch.randn(len(batch.tokens_T), HIDDEN, generator=draw), head
+    device = torch.device("cpu")
 
-    return SimpleNamespace(model=layer, hidden_states=hidden_states)
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self._draw = torch.Generator().manual_seed(seed)
+        self._head = torch.nn.Linear(HIDDEN, vocab_size, bias=False)
+        self._head.weight.data.normal_(generator=self._draw)
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        return self._head
+
+    def base_model(self, input_ids: Tensor, use_cache: bool) -> Any:
+        hidden = torch.randn(1, input_ids.shape[1], HIDDEN, generator=self._draw)
+        return SimpleNamespace(last_hidden_state=hidden)
 
 
-def peak_bytes(vocab_size: int, num_samples: int) -> int:
-    p, q = (stand_in(vocab_size, seed) for seed in (0, 1))
+def peak_bytes(vocab_size: int, num_tokens: int) -> int:
+    p, q = (StandIn(vocab_size, seed) for seed in (0, 1))
+    ids = (1,) * num_tokens
+    sample = Sample(problem_id="a", sample_index=0, prompt_ids=(1,), response_ids=ids)
     with LiveMemory() as memory:
-        diverge(p, q, samples(num_samples), align=1, chunks=Chunks(tokens=16, rows=512))
+        diverge(p, q, IDS, sample)  # type: ignore[arg-type]
     return memory.peak_bytes
 
 
-@pytest.mark.usefixtures("_one_rank")
-def test_memory_does_not_grow_with_the_vocabulary_and_by_no_logits_with_tokens() -> None:
-    small, wide = peak_bytes(4096, 15), peak_bytes(16384, 15)
+def test_memory_does_not_grow_with_the_vocabulary_and_by_no_logits_with_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(divergence, "CHUNK_LOGITS", 2**18)
+    small, wide = peak_bytes(4096, 1000), peak_bytes(16384, 1000)
+    assert small < 6 * 4 * 2**18 + 2**18
     assert wide < 1.05 * small
-    more_tokens = sum(len(s.response_ids) for s in samples(60)) - sum(
-        len(s.response_ids) for s in samples(15)
-    )
-    grown = peak_bytes(4096, 60) - small
-    assert more_tokens > 1000
-    assert grown < 4 * 256 * more_tokens  # a sixteenth of their logits
-
-
-@pytest.mark.usefixtures("_one_rank")
-def test_divergence_holds_two_chunks_of_logits_at_a_time() -> None:
-    weight = torch.randn(30_000, 8)
-    head = OutputHead(weight_VH=weight, vocab_size=30_000, group=dist.group.WORLD)
-    hidden, positions = torch.randn(900, 8), torch.arange(900)
-    with LiveMemory() as memory:
-        kl_divergence(hidden, head, hidden, head, positions, chunks=Chunks(tokens=400, rows=7000))
-    assert memory.peak_bytes < 2 * 400 * 7000 * 4 + 5 * 2**20
+    assert peak_bytes(4096, 3000) - small < 4 * 256 * 2000  # a sixteenth of their logits

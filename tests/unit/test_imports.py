@@ -219,7 +219,6 @@ def test_records_and_config_do_not_load_torch() -> None:
 
 # Functions that are one list of options.
 OPTION_LISTS = {
-    "diagnose/commands.py": "diagnose",
     "launch/commands.py": "slurm",
     "model/transformer_config.py": "transformer_config",
     "study/commands.py": "study",

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from forked_cli import ROOT
@@ -29,7 +30,9 @@ def words_of(out: Path, *more: str) -> list[str]:
 
 def evaluate_here(words: list[str]) -> None:
     """On every rank of the process group that this process is in."""
-    evaluate(load(EvalSettings, None, words), within=current_job())
+    module = "megatron_opsft.evaluate.run"
+    with patch(f"{module}.join_job", lambda *_: current_job()), patch(f"{module}.leave_job"):
+        evaluate(load(EvalSettings, None, words))
 
 
 def samples_of(out: Path) -> Samples:
