@@ -41,7 +41,6 @@ setup(
             "launch/scripts/*.sh",
             "plan/hardware.yaml",
             "py.typed",
-            "report/diagnosis.html.j2",
             "report/page/assets/*",
             "study/page.html",
         ]

@@ -49,10 +49,10 @@ def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTr
         loaded = AutoModelForCausalLM.from_pretrained(model.directory, **options)
     if not several:
         return loaded.to(device.torch_device)
-    if offloaded := {"cpu", "disk"} & {str(place) for place in loaded.hf_device_map.values()}:
+    if any(each.device.type != device.torch_device.type for each in loaded.parameters()):
         raise UserError(
-            f"{model.directory} does not fit on the GPUs: part of it would be on "
-            f"{' and '.join(sorted(offloaded))}; start diagnose where it sees more GPUs"
+            f"{model.directory} does not fit on the GPUs that diagnose sees; start it where it "
+            "sees more"
         )
     return loaded
 

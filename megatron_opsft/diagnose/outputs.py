@@ -1,7 +1,6 @@
 """What a finished diagnosis leaves: summary, pictures, page; and its table for a terminal."""
 
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from megatron_opsft.report.diagnosis import (
     SUMMARY,
     TOKENS,
     DiagnosedResponse,
+    labels_of,
     read_responses,
 )
 from megatron_opsft.report.diagnosis_figures import (
@@ -34,8 +34,8 @@ _PAGE_RESPONSES = 20
 
 def write_outputs(directory: Path) -> str:
     """All files of a finished diagnosis; returns the table for a terminal."""
-    summary = summarize(directory)
-    shown = _first_responses(directory)
+    responses, summary = _read(directory)
+    shown = responses[:_PAGE_RESPONSES]
     plot_kinds(summary, directory / "kinds.png")
     plot_positions(summary, directory / "positions.png")
     longest = max(shown, key=lambda response: len(response.tokens))
@@ -51,26 +51,26 @@ def write_report(directory: Path, page: Path, *, max_mb: float) -> str:
     """The page of a diagnosis again, from its tokens.jsonl alone; returns the table for a terminal.
 
     max_mb: how large the file may be, in 10^6 bytes. Errors: `UserError` for a diagnosis that is
-    not finished, or that cannot be read.
+    not begun, or that cannot be read.
     """
     if page.is_dir():
         raise UserError(f"page {page}: is a directory; name a file")
-    if not max_mb > 0:
-        raise UserError(f"--max-mb {max_mb:g}: must be above 0")
     if not (directory / TOKENS).is_file():
         raise UserError(f"{directory}: diagnosis not finished; give its command again")
-    if not any(each.tokens for each in read_responses(directory)):
-        raise UserError(f"{directory / TOKENS}: holds no response; diagnose again with --overwrite")
-    summary = summarize(directory)
+    responses, summary = _read(directory)
     page.parent.mkdir(parents=True, exist_ok=True)
-    shown = _first_responses(directory)
+    shown = responses[:_PAGE_RESPONSES]
     write_bytes(page, render_page(summary, shown, max_bytes=1e6 * max_mb))
     return table_of(summary)
 
 
-def _first_responses(directory: Path) -> list[DiagnosedResponse]:
-    """As many as a page shows."""
-    return list(islice(read_responses(directory), _PAGE_RESPONSES))
+def _read(directory: Path) -> tuple[list[DiagnosedResponse], dict[str, Any]]:
+    """What tokens.jsonl holds, and its summary. Errors: `UserError`."""
+    responses = list(read_responses(directory))
+    if not any(each.tokens for each in responses):
+        raise UserError(f"{directory / TOKENS}: holds no response; diagnose again with --overwrite")
+    original, efficient = labels_of(directory)
+    return responses, summarize(responses, original=original, efficient=efficient)
 
 
 def table_of(summary: Mapping[str, Any]) -> str:

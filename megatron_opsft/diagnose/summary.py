@@ -3,31 +3,25 @@
 import heapq
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from megatron_opsft.diagnose.kinds import KINDS, kinds_of
-from megatron_opsft.report.diagnosis import (
-    Alternative,
-    DiagnosedResponse,
-    labels_of,
-    read_responses,
-)
+from megatron_opsft.report.diagnosis import Alternative, DiagnosedResponse
 
 HIGH_QUANTILE = 0.95  # of all tokens, those above it have a large D_t
 NUM_LARGEST, NUM_WORDS = 50, 200
 _RELATIVE_BINS = 20
-_FIRST_BORDER = 16  # absolute positions: up to here, then up to twice as many each
+_EDGES = (0, *(16 << n for n in range(32)))  # of the bins of absolute positions
 _CONTEXT = 60  # characters before a token of the table
 _LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 
 
-def summarize(directory: Path) -> dict[str, Any]:
-    """See docs/diagnose.md. Errors: as of `read_responses`."""
-    responses = list(read_responses(directory))
-    original, efficient = labels_of(directory)
+def summarize(
+    responses: Sequence[DiagnosedResponse], *, original: str, efficient: str
+) -> dict[str, Any]:
+    """See docs/diagnose.md. original, efficient: labels."""
     lengths = [len(each.tokens) for each in responses]
     kl = np.concatenate([each.kl for each in responses])
     high_kl = float(np.quantile(kl, HIGH_QUANTILE))
@@ -35,9 +29,11 @@ def summarize(directory: Path) -> dict[str, Any]:
     total = float(kl.sum())
     kinds = _means([kind for each in responses for kind in kinds_of(each.tokens)], kl, high)
     relative = _means(np.concatenate([np.arange(n) * _RELATIVE_BINS // n for n in lengths]), kl)
-    absolute = _means(np.concatenate([_bin_of(np.arange(n)) for n in lengths]), kl)
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    absolute = _means(np.searchsorted(_EDGES, positions, side="right") - 1, kl)
     at_high = zip((token for each in responses for token in each.tokens), high, strict=True)
-    words = _means([_word(token) for token, is_high in at_high if is_high], kl[high])
+    found = [_word(token) for token, is_high in at_high if is_high]
+    words = _means(np.array(found, dtype=object), kl[high])
     by_kl = sorted(words, key=lambda row: (-row["kl"], row["key"]))
     return {
         "original": original,
@@ -63,14 +59,7 @@ def summarize(directory: Path) -> dict[str, Any]:
             _bin(row, row["key"] / _RELATIVE_BINS, (row["key"] + 1) / _RELATIVE_BINS)
             for row in relative
         ],
-        "by_position": [
-            _bin(
-                row,
-                _FIRST_BORDER << row["key"] >> 1 if row["key"] else 0,
-                _FIRST_BORDER << row["key"],
-            )
-            for row in absolute
-        ],
+        "by_position": [_bin(row, _EDGES[row["key"]], _EDGES[row["key"] + 1]) for row in absolute],
         "words": [
             {"text": row["key"], "count": row["tokens"], "kl": row["kl"]}
             for row in by_kl[:NUM_WORDS]
@@ -95,11 +84,6 @@ def _means(
 
 def _bin(row: dict[str, Any], start: float, stop: float) -> dict[str, Any]:
     return {"start": start, "stop": stop, "tokens": row["tokens"], "mean_kl": row["mean_kl"]}
-
-
-def _bin_of(positions: np.ndarray) -> np.ndarray:
-    """The index of the doubling that each position is in."""
-    return np.floor(np.log2(np.maximum(positions / _FIRST_BORDER, 0.5))).astype(int) + 1
 
 
 def _largest(responses: Sequence[DiagnosedResponse]) -> list[dict[str, Any]]:

@@ -1,13 +1,9 @@
-"""A finished diagnosis as it is left on disk, made up, without pictures: small, and with texts that
-mean harm.
-"""
+"""A diagnosis as it is left on disk, made up: small, and with texts that mean harm."""
 
 import json
 from pathlib import Path
 
 from made_runs import HARM
-
-from megatron_opsft.diagnose.summary import summarize
 
 NUM_RESPONSES = 4
 TOKENS = ("7", "-", "6", "=", "1", ".", "\n", "Wait", ",", " so", " 1", "\n", "</think>", "</s>")
@@ -41,6 +37,4 @@ def make_diagnosis(directory: Path) -> Path:
     (directory / "tokens.jsonl").write_text(lines)
     manifest = {"kind": "diagnosis", "labels": ["long", "short"]}
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    summary = summarize(directory)
-    (directory / "summary.json").write_text(json.dumps(summary))
     return directory
