@@ -17,7 +17,6 @@ from megatron_opsft.runtime.durable import write_bytes
 # In the order in which they build on each other.
 _SCRIPTS = (
     "elements.js",
-    "reload.js",
     "table.js",
     "plot.js",
     "curves.js",
@@ -38,15 +37,12 @@ def write_page(
     *,
     max_mb: float = MAX_MB,
     title: str = "",
-    reload_seconds: float | None = None,
-) -> list[str]:
+) -> None:
     """Write the page of run directories, finished or not, and of evaluation directories.
 
     max_mb: about how large the file may be, in 10^6 bytes; curves are thinned and responses sampled
-    to fit.
-    reload_seconds: after so many an open page reads its file again; None: never. Returns the state
-    of each run. Errors: `UserError` for a directory that holds neither, or where there is nothing
-    to show.
+    to fit. Errors: `UserError` for a directory that holds neither, or where there is nothing to
+    show.
     """
     if not runs and not evaluations:
         raise UserError("page: there is no run and no evaluation to show")
@@ -68,7 +64,6 @@ def write_page(
     data = {
         "title": title or ", ".join(shown["name"] for shown in shown_runs or shown_evaluations),
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "reload_seconds": reload_seconds,
         "runs": shown_runs,
         "settings": differing([shown["settings"] for shown in shown_runs]),
         "evaluations": shown_evaluations,
@@ -90,7 +85,6 @@ def write_page(
         data=script_json(data),
     )
     write_bytes(out, page)
-    return [shown["state"] for shown in shown_runs]
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:

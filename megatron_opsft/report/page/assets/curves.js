@@ -21,7 +21,6 @@ function curvesTab() {
   const plots = [...[...QUANTITIES, ...moreSets()].map((one) => quantityPlot(zoom, one)), ...page.runs.map((run) => phasePlot(zoom, run))];
   const found = plots.filter((plot) => plot !== null);
   if (!found.length) return null;
-  keep("zoom", () => zoom.range, (range) => zoom.set(range));
   return {
     name: "Curves",
     element: h("div", {}, page.runs.filter(isThinned).map((run) => h("p", { class: "faint" }, `${run.name}: ${stepsShown(run)} steps are shown.`)),
@@ -85,7 +84,6 @@ function stepTables() {
       const rows = run.metrics.step.map((_, n) => keys.map((key) => run.metrics[key][n]));
       holder.append(sortableTable(keys, rows, `steps of ${run.name}`));
     });
-    keepOpen(holder, `steps of ${run.name}`);
     return holder;
   });
 }

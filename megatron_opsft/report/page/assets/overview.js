@@ -34,7 +34,6 @@ function settingsTab() {
   const all = [...new Set(page.runs.flatMap((run) => Object.keys(run.settings)))];
   const several = page.runs.length > 1;
   const whole = h("details", { open: !several }, h("summary", {}, "All settings"), table(all, "all settings"));
-  keepOpen(whole, "all settings");
   return {
     name: "Settings",
     element: h("div", {},

@@ -11,7 +11,6 @@ function readerTab() {
     run.responses = run.rollouts.rows.map((row) => Object.fromEntries(run.rollouts.fields.map((name, n) => [name, row[n]])));
   }
   const reader = new Reader(runs);
-  keep("reader", () => reader.state(), (state) => reader.restore(state));
   return { name: "Responses", element: reader.element, show: () => reader.update() };
 }
 
@@ -50,22 +49,6 @@ class Reader {
         h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Clear filters")),
       this.count, this.lengths, h("div", { class: "reader" }, this.list, this.detail));
     this.fillChoices();
-  }
-
-  /** What is filtered and chosen, for a page that is loaded again. */
-  state() {
-    const controls = ["step", "verdict", "problem", "from", "to", "search", "order"];
-    return { run: this.data.name, values: controls.map((name) => [name, this[name].value]),
-      chosen: this.chosen && placeOf(this.chosen), view: this.view };
-  }
-
-  restore({ run, values, chosen, view }) {
-    this.run.value = String(Math.max(0, this.runs.findIndex((one) => one.name === run)));
-    this.fillChoices();
-    for (const [name, value] of values) this[name].value = value;
-    this.chosen = this.data.responses.find((row) => placeOf(row) === chosen) ?? null;
-    this.view = view;
-    this.update();
   }
 
   get data() {

@@ -28,11 +28,7 @@ function start() {
   });
   window.addEventListener("resize", () => start.shown.show?.());
   choose(Math.max(0, tabs.findIndex((tab) => `#${tab.name.toLowerCase()}` === location.hash)));
-  keep("tab", () => start.shown.name, (name) => choose(Math.max(0, tabs.findIndex((tab) => tab.name === name))));
 }
 
-keep("theme", ...themes());
+themes();
 start();
-keep("scroll", () => scrollY, (y) => scrollTo(0, y));
-restoreKept();
-reloadOften();

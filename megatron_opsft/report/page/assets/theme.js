@@ -1,6 +1,6 @@
 "use strict";
 
-/** Dark or light: the system's until the button is pressed. Returns how to read and to set what was chosen. */
+/** Dark or light: the system's until the button is pressed. */
 function themes() {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let own = null; // chosen by hand; otherwise the system's
@@ -11,5 +11,4 @@ function themes() {
     set();
   });
   set();
-  return [() => own, (chosen) => { own = chosen; set(); }];
 }
