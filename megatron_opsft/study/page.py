@@ -1,7 +1,7 @@
 """The page of a study: one HTML file that needs no network, with every table and figure."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ from megatron_opsft.report.canvas import figure_saved_as
 from megatron_opsft.report.evaluation import plot_accuracy_length, plot_budgets
 from megatron_opsft.report.labels import shown
 from megatron_opsft.runtime.durable import write_text
-from megatron_opsft.study.claims import judge
 from megatron_opsft.study.jobs import files_of
 from megatron_opsft.study.study_file import StudyPlan
 from megatron_opsft.study.table import PHASES, Row, over_seeds
@@ -59,7 +58,6 @@ def write_page(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
                 "figures": _figures(out, plan, key),
                 "lengths": _length_figure(lines),
                 "trains": any(row.training for row in own),
-                "judgements": [judge(claim, list(map(asdict, own))) for claim in section.claims],
             }
         )
     environment = Environment(

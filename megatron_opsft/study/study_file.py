@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import load, load_config, read_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
-from megatron_opsft.study.claims import Claim
 
 Keys = dict[str, Any]
 
@@ -50,15 +49,6 @@ class StudySection(Section):
     title: str = Field(..., description="Its heading.")
     text: str = Field("", description="What it asks, in a sentence or two.")
     runs: dict[str, RunEntry | None] = Field(..., min_length=1, description="Name -> what differs.")
-    claims: tuple[Claim, ...] = Field((), description="What it is expected to show.")
-
-    @model_validator(mode="after")
-    def _claims_are_about_runs(self) -> Self:
-        for claim in self.claims:
-            for run in claim.runs():
-                if run not in self.runs:
-                    raise ValueError(f"claims: {claim.what}: {run!r} is no run of the section")
-        return self
 
 
 class Study(Section):

@@ -35,8 +35,8 @@ def rows_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def shortened(directory: Path) -> Path:
-    """The study of which a claim's runs train as they do, the others less, and all are evaluated on
-    a quarter as many samples.
+    """The study of which CoT, CoD and on-policy SFT train as they do, the others less, and all
+    are evaluated on a quarter as many samples.
     """
     tree = yaml.safe_load(QUICK.read_text())
     tree["eval"] |= {"limit": 48, "samples": 2}
@@ -53,8 +53,8 @@ def shortened(directory: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
-    """Its claims hold; runs that were finished are not made again, and the one that was not goes on
-    (that it is then an undisturbed run's equal: test_end_to_end).
+    """Runs that were finished are not made again, and the one that was not goes on (that it is then
+    an undisturbed run's equal: test_end_to_end). Answers become short and stay correct.
     """
     study, out = shortened(tmp_path), tmp_path / "out"
     killed = start(study, out)
@@ -68,11 +68,12 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     assert "report.html" in ended.communicate(timeout=500)[0] and ended.returncode == 0
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
     page = (out / "report.html").read_text()
-    assert page.count("<td>yes</td>") == 2 and "<td>no</td>" not in page
+    assert "On-policy SFT" in page
     rows = rows_of(out)
     assert all(row["error"] is None and 0 <= row["accuracy"] <= 1 for row in rows.values())
     base, ours, shared = rows["CoT"], rows["On-policy SFT"], rows["M, the longest accepted"]
     assert base["compression_ratio"] == 1.0 and ours["compression_ratio"] < 0.5
+    assert ours["accuracy"] > base["accuracy"] - 0.02
     assert rows["CoD"]["tokens"] > ours["tokens"] and rows["GRPO"]["method"] == "grpo"
     assert ours["training"]["steps"] == 12 and ours["seconds"] > 0
     assert ours["training"]["peak_memory_bytes"] > 10**8  # PyTorch alone is more

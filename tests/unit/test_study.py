@@ -11,7 +11,6 @@ import yaml
 from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.study.claims import Claim, judge
 from megatron_opsft.study.jobs import check_run, commands_of, files_of, trainings_of
 from megatron_opsft.study.page import write_page
 from megatron_opsft.study.study_file import StudyPlan, read_study
@@ -42,11 +41,6 @@ STUDY: dict[str, Any] = {
 }
 
 SAME_DIRECTORY = {"base": {}, "base!": {"set": {"run.steps": 3}}}
-
-
-def claiming(holds: str) -> dict[str, Any]:
-    claims = [{"what": "it", "holds": holds}]
-    return {"a": {"title": "", "runs": {"base": {"train": False}, "b": {}}, "claims": claims}}
 
 
 def plan_of(tmp_path: Path, **changes: Any) -> StudyPlan:
@@ -120,14 +114,6 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
         ({"seeds": [1, 1]}, "a seed is named twice"),
         ({"colour": 1}, "colour"),
         ({"sections": {"a": {"title": "", "runs": {"b": {"seeds": [2, 2]}}}}}, "named twice"),
-        ({"sections": claiming("tokens['x'] < 1")}, "claims: it: 'x' is no run of the section"),
-        ({"sections": claiming("words['b'] < 1")}, "words is no measure"),
-        ({"sections": claiming("tokens['b']")}, "a claim compares measures"),
-        ({"sections": claiming("tokens.b < 1")}, "no Attribute in a claim"),
-        ({"sections": claiming("tokens[0] < 1")}, "write a run as tokens"),
-        ({"sections": claiming("open(tokens) < 1")}, r"write max\(tokens\) or min"),
-        ({"sections": claiming("tokens < 1")}, "tokens is no measure"),
-        ({"sections": claiming("tokens['b'] <")}, "invalid syntax"),
         (
             {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
             "would share the directory base-s0; rename one",
@@ -225,44 +211,8 @@ def test_without_the_baseline_s_results_a_page_has_no_ratio(tmp_path: Path) -> N
     assert cells[-6:] == ["50.0", "75.0", "40.0", "", "1.25", "0.250"]
 
 
-@pytest.mark.parametrize(
-    ("holds", "found", "verdict"),
-    [
-        ("tokens['ours'] < 0.5 * tokens['base']", "ours: 20.0 tokens; base: 80.0 tokens", True),
-        (
-            "accuracy['ours'] < accuracy['base'] and tokens['ours'] < 10",
-            "ours: 75.0 %, 20.0 tokens; base: 50.0 %",
-            False,
-        ),
-        ("tokens['ours'] == min(tokens)", "ours: 20.0 tokens; first of 2: ours", True),
-        ("step_seconds['ours'] < 1", "ours: 0.50 s a step", True),
-        ("step_seconds['base'] < 1", "not made: base", None),
-        ("best_budgets['ours'] == 1", "ours: best at 50 % of the budgets", False),
-        ("tokens['torn'] < 1", "not made: torn", None),
-    ],
-)  # fmt: skip
-def test_claims_are_judged_by_means_over_seeds(holds: str, found: str, verdict: Any) -> None:
-    def row(name: str, tokens: float, accuracy: float, **more: Any) -> dict[str, Any]:
-        budgets = [{"budget": 8, "accuracy": 0.25}, {"budget": 16, "accuracy": accuracy / 2}]
-        of_run = {"tokens": tokens, "accuracy": accuracy, "budgets": budgets, "training": None}
-        return {"name": name, "error": None, **of_run, **more}
-
-    better = [{"budget": 8, "accuracy": 0.5}, {"budget": 16, "accuracy": 0.25}]
-    trained = {"training": {"seconds": 2.0, "steps": 4}}
-    rows = [
-        row("base", 80, 0.5, budgets=better),
-        *(row("ours", tokens, accuracy, **trained) for tokens, accuracy in ((10, 1.0), (30, 0.5))),
-        {"name": "torn", "error": "loss is nan", "training": None},
-    ]
-    judgement = judge(Claim(what="it", holds=holds), rows)
-    assert judgement.found.startswith(found) and judgement.holds is verdict
-
-
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
-    methods = {**STUDY["sections"]["methods"]}
-    methods["claims"] = [{"what": "short <it>", "paper": "so", "holds": "tokens['ours'] < 9"}]
-    claimed = {**STUDY["sections"], "methods": methods}
-    plan = plan_of(tmp_path, sections=claimed)
+    plan = plan_of(tmp_path)
     files = files_of(tmp_path, plan.runs[1])
     files.train.mkdir(parents=True)
     files.log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
@@ -282,4 +232,3 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
     assert "http" not in page.replace("http://www.w3.org", "")
-    assert "<td>short &lt;it&gt;</td><td>so</td><td>not made: ours</td><td>-</td>" in page

@@ -1,1 +1,0 @@
-"""docs/paper.md from the table.json of a study."""
