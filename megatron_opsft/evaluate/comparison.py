@@ -18,16 +18,10 @@ from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
 from megatron_opsft.evaluate.budgets import cut_is_exact
 from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
-from megatron_opsft.evaluate.results import OVERALL, BudgetPoint, Results, ordered
-from megatron_opsft.evaluate.table_formats import (
-    TableRow,
-    latex_table,
-    markdown_table,
-    text_table,
-    title_of,
-)
+from megatron_opsft.evaluate.results import Results, ordered
 from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.evaluation import BudgetCurve, ScatterPoint
+from megatron_opsft.report.table import OVERALL, TableRow, markdown_table, text_table, title_of
 
 NOT_SET = "(not set)"
 _RATIO = "compression_ratio"
@@ -90,11 +84,6 @@ class Comparison:
         lines += [f"differs: {line}\n" for line in self.describe_differences()]
         return "".join(lines)
 
-    def latex(self, *, intervals: bool = False) -> str:
-        """The table as a LaTeX `table*`."""
-        caption = self._legend(intervals)
-        return latex_table(self.rows, self.blocks, intervals=intervals, caption=caption)
-
     def _legend(self, intervals: bool) -> str:
         overall = " Overall: plain mean over benchmarks." if OVERALL in self.blocks else ""
         bootstrap = f" In brackets: {100 * self.level:g} % intervals, bootstrap over problems."
@@ -139,10 +128,10 @@ class Comparison:
         return tuple(
             BudgetCurve(
                 label=row.label,
-                budgets=[point.budget for point in points],
-                accuracy=[point.metrics["accuracy"] for point in points],
-                tokens=[point.metrics["mean_tokens"] for point in points],
-                norm_std=[point.metrics.get("norm_std") for point in points],
+                budgets=[budget for budget, _ in points],
+                accuracy=[metrics["accuracy"] for _, metrics in points],
+                tokens=[metrics["mean_tokens"] for _, metrics in points],
+                norm_std=[metrics.get("norm_std") for _, metrics in points],
             )
             for row in self.rows
             if (points := row.budgets[block])
@@ -203,22 +192,28 @@ def _metrics(result: Results, shared: Sequence[str]) -> _Blocks:
     return blocks | {OVERALL: result.overall.metrics if whole else _mean(list(blocks.values()))}
 
 
-def _budgets(result: Results, shared: Sequence[str]) -> dict[str, tuple[BudgetPoint, ...]]:
+def _budgets(
+    result: Results, shared: Sequence[str]
+) -> dict[str, list[tuple[int, Mapping[str, Estimate]]]]:
     if not cut_is_exact(result.settings.get("method")):  # an earlier version stored some
-        return {name: () for name in (*shared, OVERALL)}
-    blocks = {name: result.benchmarks[name].budgets for name in shared}
+        return {name: [] for name in (*shared, OVERALL)}
+    blocks = {name: result.benchmarks[name] for name in shared} | {OVERALL: result.overall}
+    found: dict[str, list[tuple[int, Mapping[str, Estimate]]]] = {
+        name: [(point.budget, point.metrics) for point in block.budgets]
+        for name, block in blocks.items()
+    }
     if len(shared) == len(result.benchmarks):
-        return blocks | {OVERALL: result.overall.budgets}
+        return found
     by_budget: dict[int, list[Mapping[str, Estimate]]] = {}
-    for points in blocks.values():
-        for point in points:
-            by_budget.setdefault(point.budget, []).append(point.metrics)
-    overall = tuple(
-        BudgetPoint(budget=budget, metrics=_mean(metrics))
+    for name in shared:
+        for budget, metrics in found[name]:
+            by_budget.setdefault(budget, []).append(metrics)
+    found[OVERALL] = [
+        (budget, _mean(metrics))
         for budget, metrics in sorted(by_budget.items())
         if len(metrics) == len(shared)
-    )
-    return blocks | {OVERALL: overall}
+    ]
+    return found
 
 
 def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:

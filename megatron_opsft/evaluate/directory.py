@@ -20,7 +20,6 @@ _WRITTEN = (
     "samples",
     "results.json",
     "table.md",
-    "table.tex",
     "accuracy_length.png",
     "accuracy_length.svg",
     "budgets.png",

@@ -87,12 +87,11 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
 
 
 def write_comparison(comparison: Comparison, out: Path) -> str:
-    """table.md, table.tex, accuracy_length.* and, where some row has a curve, budgets.* in `out`;
+    """table.md, accuracy_length.* and, where some row has a curve, budgets.* in `out`;
     returns the table as text.
     """
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.md", comparison.markdown(intervals=True))
-    write_text(out / "table.tex", comparison.latex())
     block = comparison.blocks[-1]
     plot_accuracy_length(comparison.points(block), _figures(out, "accuracy_length"), title=block)
     if curves := comparison.curves(block):

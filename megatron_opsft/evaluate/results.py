@@ -25,9 +25,9 @@ from megatron_opsft.evaluate.metrics import (
     measure,
 )
 from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import OVERALL
 from megatron_opsft.runtime.durable import write_text
 
-OVERALL = "overall"  # beside the names of benchmarks in tables and figures
 SCHEMA_VERSION = 1  # as in Results
 PAPER_ORDER = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 _NEEDED = (

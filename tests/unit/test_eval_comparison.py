@@ -10,8 +10,9 @@ from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
 from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.evaluate.outputs import write_comparison
-from megatron_opsft.evaluate.results import OVERALL, ModelSamples, Results, build_results
+from megatron_opsft.evaluate.results import ModelSamples, Results, build_results
 from megatron_opsft.report.evaluation import pareto_front
+from megatron_opsft.report.table import OVERALL
 
 FAST = Bootstrap(num_resamples=100)
 BUDGETS = (64, 4096)
@@ -73,7 +74,7 @@ def test_rows_hold_the_stored_estimates() -> None:
     assert row.blocks[OVERALL]["compression_ratio"].low is not None
     assert comparison.differences == ()
     assert "In brackets: 95 % intervals" in comparison.markdown(intervals=True)
-    assert "In brackets" not in comparison.latex()
+    assert "In brackets" not in comparison.markdown()
 
 
 def test_compression_ratio_is_against_the_right_baseline() -> None:
@@ -188,7 +189,6 @@ def test_the_table_says_where_intervals_are_too_narrow() -> None:
     few = compare([build(OLD)])
     note = "too narrow for so few problems as 10: at a nominal 95 %, about 84 % hold"
     assert note in few.markdown(intervals=True)
-    assert note.replace("%", "\\%") in few.latex(intervals=True)
     assert "too narrow" not in few.markdown()
     assert "too narrow" not in replace(few, fewest_problems=60).markdown(intervals=True)
 

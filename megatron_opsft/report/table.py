@@ -1,0 +1,180 @@
+"""One table of rows, blocks and metrics with intervals: terminal, Markdown and page draw from it.
+
+A row is a model or a run, a block a benchmark or all of them (OVERALL). In Markdown the best value
+of a column is bold; values that print alike are equally good, and nothing is bold where all do.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from megatron_opsft.report.estimate import Estimate
+
+OVERALL = "overall"  # beside the names of benchmarks
+_TITLES = {
+    "gsm8k": "GSM8K",
+    "math500": "MATH-500",
+    "amc23": "AMC23",
+    "aime24": "AIME24",
+    "aime25": "AIME25",
+    OVERALL: "Overall",
+}
+Metrics = Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """blocks: block -> metric -> estimate; a metric that is absent prints as -. budgets: block ->
+    (token budget, metrics) ascending, empty without a curve. deviations: block -> metric -> that of
+    several seeds, printed in place of the interval. reference: the model whose tokens are 100 % of
+    CR, if there is one.
+    """
+
+    label: str
+    blocks: Mapping[str, Metrics]
+    budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
+    deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reference: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """unit: printed behind the value; scale: from the stored to the printed unit."""
+
+    metric: str
+    heading: str
+    higher_is_better: bool
+    scale: float = 100.0
+    digits: int = 1
+    unit: str = ""
+
+    def text(self, value: float) -> str:
+        """A value as it is printed."""
+        scaled = value * self.scale
+        # Tokens are whole numbers but where these would hide a difference: small models are brief.
+        digits = 1 if self.metric == "mean_tokens" and scaled < 100 else self.digits
+        return f"{scaled:,.{digits}f}{self.unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """value: as printed; around: its interval or deviation, "" without one."""
+
+    value: str
+    around: str = ""
+    is_best: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value} {self.around}".rstrip()
+
+
+COLUMNS = (
+    Column(metric="accuracy", heading="Acc", higher_is_better=True),
+    Column(metric="pass_at_n", heading="P@N", higher_is_better=True),
+    Column(metric="mean_tokens", heading="Tok", higher_is_better=False, scale=1, digits=0),
+    Column(metric="compression_ratio", heading="CR", higher_is_better=False, unit="%"),
+    Column(metric="efficiency", heading="Eff", higher_is_better=True, scale=1, digits=2),
+)
+MORE_COLUMNS = (
+    Column(metric="norm_std", heading="NormStd", higher_is_better=False, scale=1, digits=3),
+    Column(metric="truncated_share", heading="cut off", higher_is_better=False, unit="%"),
+    Column(metric="no_answer_share", heading="no answer", higher_is_better=False, unit="%"),
+)
+
+
+def title_of(block: str) -> str:
+    """A benchmark's name as it is printed."""
+    return _TITLES.get(block, block)
+
+
+def used_columns(rows: Sequence[TableRow], columns: Iterable[Column]) -> list[Column]:
+    """The columns that some row has a value for: no CR where there is no baseline."""
+    present = {metric for row in rows for metrics in row.blocks.values() for metric in metrics}
+    return [column for column in columns if column.metric in present]
+
+
+def cells(rows: Sequence[TableRow], block: str, columns: Sequence[Column]) -> list[list[Cell]]:
+    """Those of every row, with intervals; a row without the block has none but -."""
+    found = []
+    for row in rows:
+        metrics, deviations = row.blocks.get(block, {}), row.deviations.get(block, {})
+        found.append([_cell(metrics.get(c.metric), c, deviations.get(c.metric)) for c in columns])
+    for place, column in enumerate(columns):
+        values = {
+            found[n][place].value: row.blocks[block][column.metric].value
+            for n, row in enumerate(rows)
+            if column.metric in row.blocks.get(block, {})
+        }
+        if len(values) > 1:
+            choose = max if column.higher_is_better else min
+            best = choose(values, key=values.__getitem__)
+            for line in found:
+                if line[place].value == best:
+                    line[place] = Cell(value=best, around=line[place].around, is_best=True)
+    return found
+
+
+def _cell(estimate: Estimate | None, column: Column, deviation: float | None) -> Cell:
+    if estimate is None:
+        return Cell(value="-")
+    around = ""
+    if deviation is not None:
+        around = f"± {column.text(deviation)}"
+    elif estimate.low is not None and estimate.high is not None:
+        around = f"[{column.text(estimate.low)}, {column.text(estimate.high)}]"
+    return Cell(value=column.text(estimate.value), around=around)
+
+
+def markdown_table(rows: Sequence[TableRow], blocks: Sequence[str], *, intervals: bool) -> str:
+    """A GitHub-flavoured table: a line a row, `blocks` side by side; ends with a line feed."""
+    columns = used_columns(rows, COLUMNS)
+    headings = [
+        f"{escape_markdown(title_of(block))} {column.heading}"
+        f"{'↑' if column.higher_is_better else '↓'}"
+        for block in blocks
+        for column in columns
+    ]
+    lines = [[escape_markdown(row.label)] for row in rows]
+    for block in blocks:
+        for line, found in zip(lines, cells(rows, block, columns), strict=True):
+            for cell in found:
+                text = str(cell) if intervals else cell.value
+                line.append(f"**{text}**" if cell.is_best else text)
+    return markdown(["Method", *headings], lines)
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table of texts, numbers to the right but for the first column; ends with a line feed."""
+    from tabulate import tabulate
+
+    align = ("left", *["right"] * (len(headings) - 1))
+    text = tabulate(lines, headings, tablefmt="pipe", disable_numparse=True, colalign=align)
+    return f"{text}\n"
+
+
+def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
+    """For a terminal: a line a benchmark and model, intervals of accuracy and tokens alone."""
+    from tabulate import tabulate
+
+    columns = [*used_columns(rows, COLUMNS), *MORE_COLUMNS]
+    lines = []
+    for block in blocks:
+        for place, found in enumerate(cells(rows, block, columns)):
+            shown = [
+                str(cell) if column.metric in ("accuracy", "mean_tokens") else cell.value
+                for cell, column in zip(found, columns, strict=True)
+            ]
+            lines.append([title_of(block) if place == 0 else "", rows[place].label, *shown])
+    text = tabulate(
+        lines,
+        ["", "", *(column.heading for column in columns)],
+        tablefmt="plain",
+        disable_numparse=True,
+        colalign=("left", "left", *["right"] * len(columns)),
+    )
+    return f"{text}\n"
+
+
+def escape_markdown(text: str) -> str:
+    """The text without what Markdown would read as its own."""
+    return re.sub(r"([\\|*_`<])", r"\\\1", text)
