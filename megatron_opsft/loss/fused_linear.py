@@ -217,7 +217,5 @@ def _scan(
     for first, stop in head.blocks(size):
         del logits_CV  # before the next ones
         logits_CV = head.logits(hidden_CH, first, stop)
-        found = join_columns(
-            found, ops.row_statistics(logits_CV, labels_C - first, logits_CV if mean else None)
-        )
+        found = join_columns(found, ops.row_statistics(logits_CV, labels_C - first, mean=mean))
     return join_ranks(found, head.group), logits_CV if size >= head.num_rows else None

@@ -39,18 +39,16 @@ def operations(device: torch.device) -> ModuleType:
     return sys.modules[__name__]
 
 
-def row_statistics(
-    logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
-) -> RowStatistics:
-    """For each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and the mean of
-    the values under the row's softmax.
+def row_statistics(logits_CV: Tensor, labels_C: Tensor, *, mean: bool = False) -> RowStatistics:
+    """For each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and if asked for
+    the mean of the logits under the row's softmax.
 
-    logits_CV, values_CV: float32, left unchanged; they may be the same tensor. Of no columns: -inf,
-    0 and 0. What is not finite shows as in torch.logsumexp and softmax.
+    logits_CV: float32, left unchanged. Of no columns: -inf, 0 and 0. What is not finite shows as in
+    torch.logsumexp and softmax.
     """
     lse_C = logits_CV.new_full(labels_C.shape, -torch.inf)
     target_C = torch.zeros_like(lse_C)
-    mean_C = None if values_CV is None else torch.zeros_like(lse_C)
+    mean_C = torch.zeros_like(lse_C) if mean else None
     if not logits_CV.numel():
         return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
     inside_C, columns_C = _locate(labels_C, logits_CV.shape[1])
@@ -63,8 +61,8 @@ def row_statistics(
         exp_GV = torch.sub(logits_GV, max_G[:, None], out=scratch[: len(logits_GV)]).exp_()
         sum_G = exp_GV.sum(1)
         lse_C[rows] = sum_G.log() + max_G
-        if mean_C is not None and values_CV is not None:
-            mean_C[rows] = exp_GV.mul_(values_CV[rows]).sum(1) / sum_G
+        if mean_C is not None:
+            mean_C[rows] = exp_GV.mul_(logits_GV).sum(1) / sum_G
     return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)
 
 

@@ -19,28 +19,22 @@ _GRADIENT_BLOCK, _GRADIENT_WARPS = 2048, 8
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
-def row_statistics(
-    logits_CV: Tensor, labels_C: Tensor, values_CV: Tensor | None = None
-) -> RowStatistics:
+def row_statistics(logits_CV: Tensor, labels_C: Tensor, *, mean: bool = False) -> RowStatistics:
     """See `logit_chunks.row_statistics`."""
     num_rows, num_columns = logits_CV.shape
     lse_C = logits_CV.new_full((num_rows,), -torch.inf)
     target_C = torch.zeros_like(lse_C)
-    mean_C = None if values_CV is None else torch.zeros_like(lse_C)
+    mean_C = torch.zeros_like(lse_C) if mean else None
     if logits_CV.numel():
-        values = logits_CV if values_CV is None else values_CV
         _row_statistics_kernel[(num_rows,)](
             logits_CV,
             _rows_of(logits_CV),
             labels_C.contiguous(),
-            values,
-            _rows_of(values),
             lse_C,
             target_C,
             lse_C if mean_C is None else mean_C,
             num_columns,
-            HAS_VALUES=values_CV is not None,
-            VALUES_ARE_LOGITS=_same(values, logits_CV),
+            WITH_MEAN=mean,
             BLOCK=_STATISTICS_BLOCK,
             num_warps=_STATISTICS_WARPS,
         )
@@ -80,23 +74,16 @@ def _rows_of(matrix: Tensor) -> int:
     return matrix.stride(0)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-
-
 @triton.jit
 def _row_statistics_kernel(
     logits_ptr: tl.tensor,
     logits_stride: tl.tensor,
     labels_ptr: tl.tensor,
-    values_ptr: tl.tensor,
-    values_stride: tl.tensor,
     lse_ptr: tl.tensor,
     target_ptr: tl.tensor,
     mean_ptr: tl.tensor,
     num_columns: tl.tensor,
-    HAS_VALUES: tl.constexpr,
-    VALUES_ARE_LOGITS: tl.constexpr,
+    WITH_MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One program a row. Each of BLOCK lanes keeps the maximum, sum and weighted sum of its own
@@ -106,7 +93,6 @@ def _row_statistics_kernel(
     """
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
-    values_ptr += row * values_stride
     lanes = tl.arange(0, BLOCK)
     lane_max = tl.full((BLOCK,), -_LARGEST, tl.float32)
     lane_sum = tl.zeros((BLOCK,), tl.float32)
@@ -119,18 +105,14 @@ def _row_statistics_kernel(
         kept = tl.exp(lane_max - new_max)
         added = tl.exp(logits - new_max)
         lane_sum = lane_sum * kept + added
-        if HAS_VALUES:
-            if VALUES_ARE_LOGITS:
-                values = tl.where(valid, logits, 0.0)
-            else:
-                values = tl.load(values_ptr + columns, mask=valid, other=0.0)
-            lane_weighted = lane_weighted * kept + added * values
+        if WITH_MEAN:
+            lane_weighted = lane_weighted * kept + added * tl.where(valid, logits, 0.0)
         lane_max = new_max
     row_max = tl.max(lane_max, axis=0)
     scale = tl.exp(lane_max - row_max)
     row_sum = tl.sum(lane_sum * scale, axis=0)
     tl.store(lse_ptr + row, row_max + tl.log(row_sum))
-    if HAS_VALUES:
+    if WITH_MEAN:
         tl.store(mean_ptr + row, tl.sum(lane_weighted * scale, axis=0) / row_sum)
     label = tl.load(labels_ptr + row)
     inside = (label >= 0) & (label < num_columns)

@@ -12,7 +12,7 @@ from megatron_opsft.runtime.distributed import max_over, sum_over
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
     """For each row, float32 [C]: log-sum-exp, the label's logit (0 if it lies elsewhere), and the
-    mean of the given values under the row's softmax; mean_C: None where none were given.
+    mean of the logits under the row's softmax; mean_C: None where it was not asked for.
     """
 
     lse_C: Tensor
