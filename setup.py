@@ -43,7 +43,6 @@ setup(
             "plan/hardware.yaml",
             "py.typed",
             "report/page/assets/*",
-            "study/page.html",
         ]
     },
     install_requires=COMMON,

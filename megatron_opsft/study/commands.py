@@ -94,10 +94,8 @@ class Study(Command):
 
 def _show(out: Path, plan: "StudyPlan") -> None:
     """Write tables and page of the runs that are there."""
-    from megatron_opsft.study.page import write_page
-    from megatron_opsft.study.table import read_rows, write_table
+    from megatron_opsft.study.outputs import write_outputs
+    from megatron_opsft.study.table import read_rows
 
-    rows = read_rows(out, plan)
-    write_table(out / "table.json", rows)
-    write_page(out, plan, rows)
-    print(f"page: {out / 'report.html'}; table: {out / 'table.json'}")
+    write_outputs(out, plan, read_rows(out, plan))
+    print(f"page: {out / 'report.html'}; tables: {out / 'table.json'}, {out / 'table.md'}")

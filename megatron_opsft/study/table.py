@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Any
 
-from megatron_opsft.evaluate.results import BudgetPoint, read_results
+from megatron_opsft.evaluate.results import BlockResults, read_results
 from megatron_opsft.report.curves import read_summary
 from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.report.table import Metrics
 from megatron_opsft.study.jobs import RunFiles, files_of, trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
@@ -25,7 +25,7 @@ class Training:
     """Of a run that trains. seconds: of all steps; phases: median seconds a step by phase, in the
     order of a step; tokens: response tokens learned from; peak_memory_bytes: of the rank that had
     most, None until the run has ended; converged: (step, seconds) of the first evaluation from
-    which on the mean length stays within 10 % of the last one's.
+    which on the mean length stays within 10 % of the last one's; lengths: (step, mean tokens).
     """
 
     steps: int
@@ -40,20 +40,10 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AtBudget:
-    """What an evaluation would have been with so many tokens for a response."""
-
-    budget: int
-    accuracy: float
-    tokens: float
-    norm_std: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run of one section. accuracy, pass_at_n, compression_ratio: shares; tokens: mean of a
-    response; the intervals are of 95 % over problems; seconds: of all training steps; error: why
-    it has no results, in the words of its log.
+    """One run of one section. metrics: overall ones as in results.json, with CR to the study's
+    baseline, empty without results; budgets: (token budget, metrics); error: why there are no
+    results, in the words of its log.
     """
 
     section: str
@@ -62,95 +52,54 @@ class Row:
     settings: dict[str, Any]
     seed: int
     directory: str
-    accuracy: float | None = None
-    accuracy_interval: tuple[float, float] | None = None
-    pass_at_n: float | None = None
-    tokens: float | None = None
-    tokens_interval: tuple[float, float] | None = None
-    compression_ratio: float | None = None
-    efficiency: float | None = None
-    norm_std: float | None = None
-    norm_std_interval: tuple[float, float] | None = None
-    budgets: tuple[AtBudget, ...] = ()
-    seconds: float = 0.0
+    metrics: Metrics = field(default_factory=dict)
+    budgets: Sequence[tuple[int, Metrics]] = ()
     training: Training | None = None
     error: str | None = None
 
 
 def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
     """Rows of the study in `out`, section by section; those of shared runs stand in each."""
-    base = _mean_tokens(out, [r for r in plan.runs if r.name == plan.study.baseline])
+    base = [r for r in plan.runs if r.name == plan.study.baseline]
+    found = [results for run in base if (results := _results(files_of(out, run)))]
+    tokens = fmean(r.metrics["mean_tokens"].value for r in found) if found else None
     return [
-        _read_row(out, section, name, run, base)
+        _read_row(out, section, name, run, tokens)
         for section, rows in plan.rows.items()
         for name, runs in rows.items()
         for run in runs
     ]
 
 
-def write_table(path: Path, rows: Sequence[Row]) -> None:
-    """table.json"""
-    write_text(path, json.dumps([asdict(row) for row in rows], indent=1, allow_nan=False) + "\n")
-
-
-def _mean_tokens(out: Path, runs: Sequence[StudyRun]) -> float | None:
-    done = [files for run in runs if (files := files_of(out, run)).is_finished]
-    values = [read_results(f.evaluation).overall.metrics["mean_tokens"].value for f in done]
-    return fmean(values) if values else None
+def _results(files: RunFiles) -> BlockResults | None:
+    return read_results(files.evaluation).overall if files.is_finished else None
 
 
 def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | None) -> Row:
     files = files_of(out, run)
-    facts: dict[str, Any] = {
-        "section": section,
-        "name": name,
-        "method": run.method,
-        "settings": {
+    results = _results(files)
+    metrics = dict(results.metrics) if results else {}
+    metrics.pop("compression_ratio", None)  # to another baseline
+    if metrics and base:
+        ratio = metrics["mean_tokens"].value / base
+        metrics["compression_ratio"] = Estimate(value=ratio)
+    return Row(
+        section=section,
+        name=name,
+        method=run.method,
+        settings={
             "train": run.settings,
             "eval": run.eval_settings,
             "data_problems": run.data_problems,
             "rounds": run.rounds,
         },
-        "seed": run.seed,
-        "directory": str(files.directory.relative_to(out)),
-        "training": _read_training(trainings_of(run, files)),
-    }
-    if facts["training"] is not None:
-        facts["seconds"] = facts["training"].seconds
-    if not files.is_finished:
-        return Row(**facts, error=_last_words(files))
-    overall = read_results(files.evaluation).overall
-    found = overall.metrics
-    accuracy, tokens, norm_std = found["accuracy"], found["mean_tokens"], found.get("norm_std")
-    return Row(
-        **facts,
-        accuracy=accuracy.value,
-        accuracy_interval=_interval(accuracy),
-        pass_at_n=found["pass_at_n"].value,
-        tokens=tokens.value,
-        tokens_interval=_interval(tokens),
-        compression_ratio=tokens.value / base if base else None,
-        efficiency=found["efficiency"].value,
-        norm_std=None if norm_std is None else norm_std.value,
-        norm_std_interval=None if norm_std is None else _interval(norm_std),
-        budgets=tuple(map(_at_budget, overall.budgets)),
+        seed=run.seed,
+        directory=str(files.directory.relative_to(out)),
+        metrics=metrics,
+        budgets=[(at.budget, at.metrics) for at in results.budgets] if results else (),
+        training=_read_training(trainings_of(run, files)),
+        error=None if results else _last_words(files),
     )
-
-
-def _at_budget(point: BudgetPoint) -> AtBudget:
-    values = {name: estimate.value for name, estimate in point.metrics.items()}
-    return AtBudget(
-        budget=point.budget,
-        accuracy=values["accuracy"],
-        tokens=values["mean_tokens"],
-        norm_std=values.get("norm_std"),
-    )
-
-
-def _interval(estimate: Estimate) -> tuple[float, float] | None:
-    if estimate.low is None or estimate.high is None:
-        return None
-    return estimate.low, estimate.high
 
 
 def _read_training(directories: Sequence[Path]) -> Training | None:
@@ -197,8 +146,7 @@ def converged_at(lengths: Sequence[tuple[int, float]]) -> int | None:
     """
     if len(lengths) < 2:
         return None
-    last = lengths[-1][1]
-    first = lengths[-1][0]
+    first, last = lengths[-1]
     for step, tokens in reversed(lengths):
         if abs(tokens - last) > CONVERGED_WITHIN * last:
             break
@@ -215,6 +163,12 @@ def _last_words(files: RunFiles) -> str:
     return said[-1][:300] if said else "it said nothing"
 
 
-def over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, standard deviation of the seeds)"""
-    return fmean(values), pstdev(values)
+def to_json(rows: Sequence[Row]) -> str:
+    """The text of table.json."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Estimate):
+            return value.model_dump()
+        return {name: getattr(value, name) for name in value.__slots__}
+
+    return json.dumps(rows, indent=1, allow_nan=False, default=plain) + "\n"

@@ -1,12 +1,10 @@
 """The page in a real browser: it shows what it holds, and fetches nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from chromium import Chromium
 from made_runs import make_run, response, write_responses
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -32,19 +30,14 @@ return [...document.querySelectorAll(".probabilities span")].map((one) => {
 """
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-TABS = ["Summary", "Curves", "Settings", "Responses", "Evaluations"]
+PARTS = ["Result", "Tables", "Responses", "Curves", "Settings"]
 
 
 @pytest.fixture
-def tab(chromium: Chromium, page: Path) -> Callable[[str], Chromium]:
-    """The page, newly opened at a tab."""
-
-    def at(name: str) -> Chromium:
-        chromium.open(page)
-        chromium.one("[role=tab]", name).click()
-        return chromium
-
-    return at
+def opened(chromium: Chromium, page: Path) -> Chromium:
+    """The page, newly opened."""
+    chromium.open(page)
+    return chromium
 
 
 def texts(chromium: Chromium, selector: str) -> list[str]:
@@ -57,21 +50,47 @@ def wait_for_count(chromium: Chromium, text: str) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_every_tab_without_an_error_or_a_request(
+def test_every_part_without_an_error_or_a_request(
     chromium: Chromium, page: Path, width: int, dark: bool
 ) -> None:
     chromium.open(page, width=width, dark=dark)
-    assert texts(chromium, "[role=tab]") == TABS
-    for name in TABS:
-        chromium.one("[role=tab]", name).click()
-        (panel,) = chromium.all("[role=tabpanel]")
-        assert panel.get_attribute("id") == name.lower() and len(panel.text) > 50
-        # Nothing is wider than the screen.
-        assert chromium.run("return document.documentElement.scrollWidth") == width
+    assert texts(chromium, "nav a") == PARTS
+    for link in chromium.all("nav a"):
+        link.send_keys(Keys.ENTER)
+        part = link.get_attribute("href").split("#")[1]
+        assert len(chromium.one(f"#{part}").text) > 50
+        top = chromium.run(f"return document.getElementById('{part}').getBoundingClientRect().top")
+        assert -1 < top < 900
+    # Nothing is wider than the screen, and no table is wider than what it is in.
+    assert chromium.run("return document.documentElement.scrollWidth") == width
+    edges = chromium.run(
+        "return [...document.querySelectorAll('table')]"
+        ".map((one) => one.getBoundingClientRect().right)"
+    )
+    assert edges and max(edges) <= width
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
     assert chromium.messages() == []
-    assert chromium.requests() == [page.resolve().as_uri()]
+    assert {url.split("#")[0] for url in chromium.requests()} == {page.resolve().as_uri()}
+
+
+def test_the_first_screen_is_the_answer(chromium: Chromium, tmp_path: Path) -> None:
+    """Of a run: length and accuracy before and after, both curves, and a problem twice."""
+    write_page(tmp_path / "page.html", [make_run(tmp_path / "run")])
+    chromium.open(tmp_path / "page.html")
+    assert texts(chromium, ".big")[:2] == [
+        "80.0\n→\n77.0\n-3.7 %",
+        "50.0 %\n→\n75.0 %\n+25.0 points",
+    ]
+    places = [chromium.one(".big"), *chromium.all("#result figure")[:3], *chromium.all(".pair h3")]
+    assert len(places) == 6 and max(place.rect["y"] for place in places) < 850
+    before, after = chromium.all(".pair article")
+    assert before.rect["y"] == after.rect["y"] and before.rect["x"] < after.rect["x"]
+    assert "</script><script>console.error('ran')</script>" in before.text
+    chromium.open(tmp_path / "page.html", width=390)
+    before, after = chromium.all(".pair article")
+    assert before.rect["y"] < after.rect["y"]  # below each other
+    assert chromium.messages() == []
 
 
 def test_the_theme_is_toggled(chromium: Chromium, page: Path) -> None:
@@ -83,59 +102,32 @@ def test_the_theme_is_toggled(chromium: Chromium, page: Path) -> None:
     assert themes == ["light", "dark", "light"]
 
 
-def test_tabs_by_keyboard(chromium: Chromium, page: Path) -> None:
-    chromium.open(page)
-    chromium.one("[role=tab]", "Summary").send_keys(Keys.ARROW_RIGHT)
-    assert chromium.driver.switch_to.active_element.text == "Curves"
-    chromium.driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT, Keys.NULL)
-    assert chromium.all("[role=tabpanel]")[0].get_attribute("id") == "summary"
+def test_several_runs_are_a_table(opened: Chromium) -> None:
+    row = opened.one("#result tbody tr", "first").text
+    assert row.replace("\n", " ").startswith("first finished: 3 steps 80.0 to 77.0 (-3.7 %) 50.0 %")
 
 
-def test_the_summary_sorts(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Summary")
-    names = lambda: [t.split()[0] for t in texts(chromium, "[aria-label=runs] tbody tr")]  # noqa: E731
-    assert names() == ["first", "crashed"]
-    chromium.one("th button", "steps").click()
-    assert names() == ["crashed", "first"]
-    chromium.one("th button", "steps").click()
-    assert names() == ["first", "crashed"]
-    row = chromium.one("[aria-label=runs] tbody tr", "first").text
-    assert "50.0 % 75.0 % 80 77 -3.7 % 25.0 %" in row
-
-
-def test_curves_are_read_and_zoomed(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Curves")
-    figure = chromium.one("figure", "Accuracy")  # the first of that name
-    plot = figure.find_element("css selector", "svg")
-    values = figure.find_element("css selector", ".values")
+def test_curves_are_drawn_and_said(opened: Chromium) -> None:
+    figure = opened.one("#result figure", "Accuracy")
     assert len(figure.find_elements("css selector", "path.curve")) == 4
-    plot.send_keys(Keys.ARROW_RIGHT)
-    assert values.text == "step 0: first, held-out 50.0 %, crashed, held-out 50.0 %"
-    plot.send_keys(Keys.ARROW_RIGHT)
-    assert values.text == "step 1: first 40.0 %, crashed 40.0 %"
-    ticks = lambda: [e.text for e in plot.find_elements("css selector", "text[text-anchor=middle]")]  # noqa: E731
-    whole = ticks()
-    plot.send_keys("+")
-    near = ticks()
-    assert near != whole and "3" not in near
-    plot.send_keys("0")
-    assert ticks() == whole
-    actions = ActionChains(chromium.driver)
-    actions.move_to_element_with_offset(plot, -100, 0).click_and_hold().move_by_offset(120, 0)
-    actions.release().perform()
-    assert ticks() != whole
-    chromium.one("button", "whole").click()
-    assert ticks() == whole
+    said = figure.find_element("css selector", "svg").get_attribute("aria-label")
+    assert "first 40.0 % at step 1 to 60.0 % at step 3; first, held-out 50.0 % at step 0" in said
+    colours = opened.run(
+        "return ['.c0 .curve', '.c1 .curve'].map((one) =>"
+        " getComputedStyle(document.querySelector('figure ' + one)).stroke)"
+    )
+    assert len(set(colours)) == 2
+    dots = figure.find_elements("css selector", "circle title")
+    assert dots[0].get_attribute("textContent") == "first, held-out, step 0: 50.0 %"
 
 
-def test_settings_that_differ(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Settings")
-    rows = texts(chromium, "[aria-label='settings that differ'] tbody tr")
+def test_settings_that_differ(opened: Chromium) -> None:
+    rows = texts(opened, "#settings details[open] tbody tr")
     assert rows == ["optimizer.lr 0.0001 0.0002", "run.steps 3 2"]
 
 
-def test_filters_and_search(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_filters_and_search(opened: Chromium) -> None:
+    chromium = opened
     assert chromium.one("#count").text == "36 of 36 responses"
     Select(chromium.one("#verdict")).select_by_visible_text("wrong")
     assert chromium.one("#count").text.startswith("12 of 36")
@@ -158,15 +150,15 @@ def test_filters_and_search(tab: Callable[[str], Chromium]) -> None:
     assert "No response passes" in chromium.one("#detail").text
 
 
-def test_harmful_texts_are_texts(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_harmful_texts_are_texts(opened: Chromium) -> None:
+    chromium = opened
     assert "</script><script>console.error('ran')</script>" in chromium.one("pre.response").text
     assert chromium.run("return document.images.length") == 0
     assert chromium.messages() == []
 
 
-def test_group_before_and_after_and_other_runs(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_group_before_and_after_and_other_runs(opened: Chromium) -> None:
+    chromium = opened
     heads = lambda: texts(chromium, "#detail h3")  # noqa: E731
     assert heads() == ["step 1, p-0 #0"]
     chromium.one("#detail button", "Its group").click()
@@ -179,8 +171,8 @@ def test_group_before_and_after_and_other_runs(tab: Callable[[str], Chromium]) -
     assert places[0]["y"] == places[1]["y"] and places[0]["x"] < places[1]["x"]
 
 
-def test_shortest_longest_random(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_shortest_longest_random(opened: Chromium) -> None:
+    chromium = opened
     chromium.one("button", "Shortest").click()
     assert "33 tokens" in chromium.one("#detail").text
     chromium.one("button", "Longest").click()
@@ -192,9 +184,9 @@ def test_shortest_longest_random(tab: Callable[[str], Chromium]) -> None:
     assert len(seen) > 5
 
 
-def test_bins_of_lengths_filter(tab: Callable[[str], Chromium]) -> None:
+def test_bins_of_lengths_filter(opened: Chromium) -> None:
     """Lengths are 33 to 35, 50 to 52 and 100 to 102."""
-    chromium = tab("Responses")
+    chromium = opened
     bins = [
         b for b in chromium.all(".bin") if ": 0 correct, 0 not" not in b.get_attribute("aria-label")
     ]
@@ -207,16 +199,16 @@ def test_bins_of_lengths_filter(tab: Callable[[str], Chromium]) -> None:
     assert chromium.one("#count").text == "36 of 36 responses"
 
 
-def test_another_run_is_read(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_another_run_is_read(opened: Chromium) -> None:
+    chromium = opened
     Select(chromium.all("#responses select")[0]).select_by_visible_text("crashed")
     assert chromium.one("#count").text == "24 of 24 responses"
     steps = [option.text for option in Select(chromium.one("#step")).options]
     assert steps == ["all", "1", "2"]
 
 
-def test_responses_of_two_models_beside_each_other(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Responses")
+def test_responses_of_two_models_beside_each_other(opened: Chromium) -> None:
+    chromium = opened
     Select(chromium.all("#responses select")[0]).select_by_visible_text("evaluation of model 1")
     Select(chromium.one("#verdict")).select_by_visible_text("wrong")
     assert chromium.one("#count").text == "6 of 20 responses"
@@ -227,22 +219,18 @@ def test_responses_of_two_models_beside_each_other(tab: Callable[[str], Chromium
     assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
 
 
-def test_curves_of_more_sets(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Curves")
-    figure = chromium.one("figure", "Accuracy on hard")
-    figure.find_element("css selector", "svg").send_keys(Keys.ARROW_RIGHT)
-    values = figure.find_element("css selector", ".values").text
-    assert values == "step 0: first, held-out 25.0 %, crashed, held-out 25.0 %"
+def test_curves_of_more_sets(opened: Chromium) -> None:
+    said = opened.one("figure", "Accuracy, hard").find_element("css selector", "svg")
+    assert "first, held-out 25.0 % at step 0 to 37.5 %" in said.get_attribute("aria-label")
 
 
-def test_evaluations(tab: Callable[[str], Chromium]) -> None:
-    chromium = tab("Evaluations")
-    rows = texts(chromium, "[aria-label=gsm8k] tbody tr")
-    assert rows[0].startswith("model 0 60.0 % [") and rows[1].startswith("model 1 70.0 % [")
-    scatter = chromium.one("figure", "Pareto front")
+def test_evaluations(opened: Chromium) -> None:
+    rows = [row.replace("\n", " ") for row in texts(opened, "#tables tbody tr")]
+    assert rows[0].startswith("model 0 60.0 [") and rows[1].startswith("model 1 70.0 [")
+    scatter = opened.one("figure", "Pareto front")
     assert len(scatter.find_elements("css selector", "circle")) == 2
     assert len(scatter.find_elements("css selector", "path.front")) == 1
-    assert len(chromium.all("figure")) == 2 * 4  # gsm8k and overall: points and three curves
+    assert len(opened.all("#tables figure")) == 1 + 1 + 3  # lengths, points and three curves
 
 
 def test_tokens_are_coloured_by_probability_where_it_was_saved(
@@ -258,7 +246,6 @@ def test_tokens_are_coloured_by_probability_where_it_was_saved(
     contrasts = []
     for dark in (False, True):
         chromium.open(tmp_path / "page.html", dark=dark)
-        chromium.one("[role=tab]", "Responses").click()
         tokens = chromium.run(
             "return [...document.querySelectorAll('pre.response span')]"
             ".map((one) => [one.className, one.textContent, one.title])"

@@ -1,6 +1,7 @@
 """The page of runs and evaluations: what is in it; tests/browser looks at it."""
 
 import gzip
+import html
 import json
 import re
 from pathlib import Path
@@ -12,8 +13,10 @@ from made_runs import HARM, made_samples, make_evaluation, make_run, response, w
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenScores, Verdict
+from megatron_opsft.report.page.evaluation_data import blocks_of
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.write import distinct, write_page
+from megatron_opsft.report.table import OVERALL, TableRow
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
 
 
@@ -30,28 +33,52 @@ def readable(text: str) -> str:
     return text.replace("\udc9f", "?")
 
 
+def texts_of(page: Path) -> str:
+    """What is seen without JavaScript, one space between texts."""
+    text = page.read_text(encoding="utf-8").split("<main>")[1].split("</main>")[0]
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", text)).split())
+
+
 def test_everything_of_two_runs_and_an_evaluation(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, lr=lr) for name, lr in (("a", 1e-4), ("b", 2e-4))]
     evaluation = make_evaluation(tmp_path / "eval", "short", 100, 7)
     write_page(tmp_path / "new/page.html", runs, [evaluation])
+    text = texts_of(tmp_path / "new/page.html")
+    both = "finished: 3 steps 80.0 to 77.0 (-3.7 %) 50.0 % to 75.0 % (+25.0 points) 25.0 % 3.5"
+    assert f"a {both} b {both}" in text
+    assert "Settings that differ setting a b optimizer.lr 0.0001 0.0002 All settings" in text
+    assert "torch 2.13.0" in text and "10 problems, 2 samples each" in text
+    assert re.search(r"short 70\.0 \[\S+, \S+\] 70\.0 \[\S+, \S+\] 104 \[", text)
     data = data_of(tmp_path / "new/page.html")
-    assert [run["name"] for run in data["runs"]] == ["a", "b"]
-    assert data["settings"] == ["optimizer.lr"]
-    assert [run["settings"]["optimizer.lr"] for run in data["runs"]] == [1e-4, 2e-4]
-    one = data["runs"][0]
-    assert one["state"] == "finished: 3 steps"
-    assert one["metrics"]["loss"] == [1.0, None, pytest.approx(1 / 3)]  # NaN is none
-    assert one["evals"]["eval_accuracy"] == [0.5, 0.75]
-    rollouts = one["rollouts"]
+    assert [run["name"] for run in data["runs"]] == ["a", "b", "evaluation of short"]
+    rollouts = data["runs"][0]["rollouts"]
     assert len(rollouts["rows"]) == rollouts["total"] == 3 * 4 * 3
     assert rollouts["problems"]["p-2"] == [readable(f"What is p-2? {HARM}"), "7"]
     row = dict(zip(rollouts["fields"], rollouts["rows"][-1], strict=True))
     wanted = {"step": 3} | response(3, "p-3", 2)
     wanted["text"] = readable(wanted["text"])
     assert row == {name: wanted[name] for name in rollouts["fields"]}
-    metrics = data["evaluations"][0]["blocks"]["gsm8k"]["metrics"]
-    assert metrics["accuracy"][0] == pytest.approx(0.7)
-    assert metrics["mean_tokens"][0] == pytest.approx(104.5)
+
+
+def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
+    """Of a run its evaluations, and a problem of the first and the last step; without evaluations
+    its rollouts; of an evaluation its baseline's and its own.
+    """
+    run = make_run(tmp_path / "run")
+    write_page(tmp_path / "page.html", [run])
+    text = texts_of(tmp_path / "page.html")
+    told = "Mean response tokens 80.0 → 77.0 -3.7 % Accuracy 50.0 % → 75.0 % +25.0 points"
+    assert text.startswith(f"finished: 3 steps {told} Mean response tokens, hard")
+    assert "A problem, before and after Before: correct , 100 tokens What is p-2?" in text
+    assert "After: correct , 33 tokens" in text
+    (run / "evals.jsonl").unlink()
+    write_page(tmp_path / "page.html", [run])
+    assert "Mean response tokens in training 100 → 33.3 -66.7 %" in texts_of(tmp_path / "page.html")
+    models = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("long", 300), ("short", 100))]
+    write_page(tmp_path / "page.html", [], models)
+    text = texts_of(tmp_path / "page.html")
+    assert text.startswith("Mean response tokens, long to short 304 → 104 -65.7 %")
+    assert "Before: correct , 30" in text and "After: correct , 10" in text
 
 
 def test_texts_cannot_leave_their_place(tmp_path: Path) -> None:
@@ -63,6 +90,7 @@ def test_texts_cannot_leave_their_place(tmp_path: Path) -> None:
     assert set(re.findall(r"\w+://[^\s\"'\\]*", page)) == {
         "http://www.w3.org/2000/svg",
         "http://example.invalid/a",
+        "http://example.invalid/a&#39;",  # the same, escaped
     }
 
 
@@ -83,27 +111,21 @@ def test_the_page_keeps_its_size_and_its_groups_whole(tmp_path: Path) -> None:
     assert len({problem for _, problem in groups}) <= 2
 
 
-def test_curves_are_thinned_to_the_size_of_the_page(tmp_path: Path) -> None:
-    """First and last step and evaluation stay, and sums are those of all steps."""
+def test_curves_are_thinned_to_what_is_seen(tmp_path: Path) -> None:
+    """First and last step stay, and what is small stays whole."""
     run = make_run(tmp_path / "run", steps=2)
     line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     lines = [line | {"step": n, "loss": n / 7} for n in range(1, 20_001)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    evals = [{"step": n, "eval_accuracy": n / 30_000} for n in range(20_001)]
-    (run / "evals.jsonl").write_text("".join(json.dumps(one) + "\n" for one in evals))
     other = make_run(tmp_path / "other")
     write_page(tmp_path / "page.html", [run, other], max_mb=0.5)
     assert (tmp_path / "page.html").stat().st_size < 0.55e6
-    shown, small = data_of(tmp_path / "page.html")["runs"]
-    steps = shown["metrics"]["step"]
-    assert 500 < len(steps) < 2_000 and (steps[0], steps[-1]) == (1, 20_000)
-    assert {b - a for a, b in zip(steps[:-2], steps[1:-1], strict=True)} == {steps[1] - steps[0]}
-    assert shown["metrics"]["loss"][1] == pytest.approx(steps[1] / 7)
-    assert (shown["num_steps"], shown["seconds"]) == (20_000, 70_000)
-    assert (shown["evals"]["step"][0], shown["evals"]["step"][-1]) == (0, 20_000)
-    assert len(shown["evals"]["step"]) < 3_000
-    assert small["metrics"]["step"] == [1, 2, 3]  # what is small stays whole
-    assert small["num_steps"] == 3 and len(small["rollouts"]["rows"]) > 0
+    text = (tmp_path / "page.html").read_text()
+    (loss,) = re.findall("<figcaption>Loss</figcaption>.*?</svg>", text)
+    assert 'aria-label="Loss: run 0.143 at step 1 to 2,857 at step 20,000; other 1 at' in loss
+    long, short = re.findall(' d="([^"]*)"', loss)
+    assert 300 < long.count("L") <= 400 and short.count("L") == 1  # NaN is none
+    assert all(len(run["rollouts"]["rows"]) > 0 for run in data_of(tmp_path / "page.html")["runs"])
 
 
 def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> None:
@@ -164,9 +186,8 @@ def test_a_crashed_run_opens(tmp_path: Path) -> None:
     whole = (run / "rollouts/step_000004.jsonl.gz").read_bytes()
     (run / "rollouts/step_000004.jsonl.gz").write_bytes(whole[: len(whole) // 2])
     write_page(tmp_path / "page.html", [run])
+    assert texts_of(tmp_path / "page.html").startswith("not finished: 3 of 3 steps")
     shown = data_of(tmp_path / "page.html")["runs"][0]
-    assert shown["state"] == "not finished: 3 of 3 steps"
-    assert shown["evals"] == {}
     steps = [row[0] for row in shown["rollouts"]["rows"]]
     assert steps.count(3) == 12 and 0 < steps.count(4) < 9
 
@@ -175,16 +196,16 @@ def test_the_last_failed_step_is_said(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
     (run / "failed_step_000004.json").write_text("{}")
     write_page(tmp_path / "page.html", [run])
-    state = data_of(tmp_path / "page.html")["runs"][0]["state"]
-    assert state == "failed: the loss of step 4 was not finite"
+    said = "failed: the loss of step 4 was not finite"
+    assert texts_of(tmp_path / "page.html").startswith(said)
 
 
 def test_a_run_that_has_only_begun_opens(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {steps: 9, start: 2026-01-01}\n")
     write_page(tmp_path / "page.html", [tmp_path])
-    (shown,) = data_of(tmp_path / "page.html")["runs"]
-    assert shown["state"].startswith("not finished: 0 of 9 steps")
-    assert shown["settings"] == {"run.steps": 9, "run.start": "2026-01-01"}
+    text = texts_of(tmp_path / "page.html")
+    assert text.startswith("not finished: 0 of 9 steps")
+    assert "run.steps 9 run.start 2026-01-01" in text
 
 
 @pytest.mark.parametrize(
@@ -210,10 +231,10 @@ def test_report_writes_the_page(cli: ForkedCli, tmp_path: Path) -> None:
     assert alone.exit_code == 0 and f"page: {run}/report.html" in alone.stdout
     assert [shown["name"] for shown in data_of(run / "report.html")["runs"]] == ["run"]
     page = tmp_path / "new/both.html"
-    both = cli.run(["report", run, evaluation, "--html", page, "--max-mb", "0.02"])
+    both = cli.run(["report", run, evaluation, "--html", page, "--max-mb", "0.055"])
     assert both.exit_code == 0 and "model  70.0 [" in both.stdout
     data = data_of(page)
-    assert [shown["name"] for shown in data["evaluations"]] == ["model"]
+    assert [shown["name"] for shown in data["runs"]] == ["run", "evaluation of model"]
     assert 0 < len(data["runs"][0]["rollouts"]["rows"]) < 36
 
 
@@ -227,26 +248,33 @@ def test_an_evaluation_is_reported_with_its_baseline(cli: ForkedCli, tmp_path: P
         ["GSM8K", "old"],
         ["new", "70.0"],
     ]
-    assert [one["name"] for one in data_of(out / "report.html")["evaluations"]] == ["old", "new"]
+    assert [one["name"] for one in data_of(out / "report.html")["runs"]] == [
+        "evaluation of old",
+        "evaluation of new",
+    ]
     assert "which has no row" not in said
     make_evaluation(out / "baseline", "old", 300, 6)  # evaluated again
     said = cli.run(["report", out]).stdout
     assert "CR: to the tokens of old, which has no row" in said
-    (only,) = data_of(out / "report.html")["evaluations"]
-    assert (only["name"], only["baseline"]) == ("new", "old")
+    (only,) = data_of(out / "report.html")["runs"]
+    assert only["name"] == "evaluation of new"
+    assert "CR of new: to the tokens of old" in texts_of(out / "report.html")
 
 
 def test_overall_values_of_other_benchmarks_are_not_drawn_together(tmp_path: Path) -> None:
-    evaluations = [
-        make_evaluation(tmp_path / name, name, 100, 7, benchmark=name)
-        for name in ("gsm8k", "amc23")
+    def row(label: str, *blocks: str) -> TableRow:
+        return TableRow(label=label, blocks={name: {} for name in (*blocks, OVERALL)})
+
+    def tables(*rows: TableRow) -> list[tuple[str, list[str]]]:
+        return [(heading, [r.label for r in own]) for _, heading, own in blocks_of(rows)]
+
+    one, other = row("one", "x", "y"), row("other", "x", "z")
+    assert tables(one, one) == [(name, ["one", "one"]) for name in ("x", "y", "overall")]
+    assert tables(one, other) == [
+        *(("x", ["one", "other"]), ("y", ["one"]), ("overall of x, y", ["one"])),
+        *(("z", ["other"]), ("overall of x, z", ["other"])),
     ]
-    write_page(tmp_path / "p", [], evaluations)
-    blocks = [list(one["blocks"]) for one in data_of(tmp_path / "p")["evaluations"]]
-    assert blocks == [["gsm8k", "overall of gsm8k"], ["amc23", "overall of amc23"]]
-    write_page(tmp_path / "p", [], evaluations[:1] * 2)
-    blocks = [list(one["blocks"]) for one in data_of(tmp_path / "p")["evaluations"]]
-    assert blocks == [["gsm8k", "overall"]] * 2
+    assert tables(row("single", "x")) == [("x", ["single"])]
 
 
 def test_no_file_is_replaced_without_overwrite(cli: ForkedCli, tmp_path: Path) -> None:
@@ -279,15 +307,15 @@ def test_names_tell_directories_apart(tmp_path: Path) -> None:
     assert distinct([paths[0], paths[0]]) == ["run", "run"]
     evaluations = [make_evaluation(path, "model", 100, 7) for path in paths[:2]]
     write_page(tmp_path / "p", [], evaluations)
-    data = data_of(tmp_path / "p")
     names = ["model (seed_0/run)", "model (seed_1/run)"]
-    assert [shown["name"] for shown in data["evaluations"]] == names
-    assert data["title"] == ", ".join(names)
+    shown = [f"evaluation of {name}" for name in names]
+    assert [one["name"] for one in data_of(tmp_path / "p")["runs"]] == shown
+    assert f"<title>{', '.join(names)}</title>" in (tmp_path / "p").read_text()
 
 
 def test_samples_of_an_evaluation_are_read(tmp_path: Path) -> None:
     write_page(tmp_path / "p", [], [make_evaluation(tmp_path / "eval", "model", 100, 7)])
-    rollouts = data_of(tmp_path / "p")["evaluations"][0]["rollouts"]
+    rollouts = data_of(tmp_path / "p")["runs"][0]["rollouts"]
     wanted = ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "model says 7"]
     assert wanted in rollouts["rows"]
     assert len(rollouts["rows"]) == rollouts["total"] == 20

@@ -11,8 +11,9 @@ import yaml
 from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.study.jobs import check_run, commands_of, files_of, trainings_of
-from megatron_opsft.study.page import write_page
+from megatron_opsft.study.outputs import write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 from megatron_opsft.study.table import Row, converged_at, read_rows
 
@@ -200,15 +201,43 @@ def test_without_the_baseline_s_results_a_page_has_no_ratio(tmp_path: Path) -> N
     plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
     settings = {"train": {}, "eval": {}}
     facts = {"section": "methods", "method": "m", "settings": settings, "seed": 0, "directory": ""}
-    measures = {"accuracy": 0.5, "pass_at_n": 0.75, "tokens": 40.0}
+    measures = {"accuracy": 0.5, "pass_at_n": 0.75, "mean_tokens": 40.0, "efficiency": 1.25}
+    metrics = {name: Estimate(value=value) for name, value in measures.items()}
     rows = [
         Row(**facts, name="base", error="not made yet"),
-        Row(**facts, name="ours", **measures, efficiency=1.25, norm_std=0.25),
+        Row(**facts, name="ours", metrics=metrics | {"norm_std": Estimate(value=0.25)}),
     ]
-    write_page(tmp_path, plan, rows)
+    write_outputs(tmp_path, plan, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    cells = [cell.strip() for cell in re.findall(r"<td>([^<]*)</td>", page)]
-    assert cells[-6:] == ["50.0", "75.0", "40.0", "", "1.25", "0.250"]
+    assert re.findall(r'<td data-label="([^"]*)">([^<]*)</td>', page)[-5:] == [
+        *(("Acc", "50.0"), ("P@N", "75.0"), ("Tok", "40.0"), ("Eff", "1.25")),
+        ("NormStd", "0.250"),
+    ]
+    last = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[-1]
+    cells = [cell.strip() for cell in last.strip("|").split(" | ")]
+    assert cells == ["", "ours", "50.0", "75.0", "40.0", "-", "1.25", "0.250", "", "1"]
+
+
+def test_seeds_are_a_mean_with_their_deviation(tmp_path: Path) -> None:
+    runs = {"base": {"train": False}, "ours": {}}
+    plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
+    facts = {"section": "methods", "method": "m", "settings": {}, "directory": ""}
+    measures = {"accuracy": 0.5, "efficiency": 1.0}
+
+    def row(name: str, seed: int, tokens: float) -> Row:
+        metrics = {key: Estimate(value=value, low=0, high=1) for key, value in measures.items()}
+        metrics |= {"mean_tokens": Estimate(value=tokens, low=1, high=99)}
+        return Row(**facts, name=name, seed=seed, metrics=metrics)
+
+    rows = [row("base", 0, 80), row("ours", 0, 30), row("ours", 1, 20)]
+    write_outputs(tmp_path, plan, rows)
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "80.0 [1.0, 99.0]" in table and "25.0 ± 5.0" in table
+    assert json.loads((tmp_path / "table.json").read_text())[2]["metrics"]["mean_tokens"] == {
+        **{"value": 20, "low": 1, "high": 99}
+    }
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Mean response tokens, base to ours" in page and "-68.8 %" in page
 
 
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
@@ -227,8 +256,8 @@ def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) 
     ]
     training = rows[1].training
     assert training is not None and (training.tokens, training.skipped_steps) == (30, 1)
-    write_page(tmp_path, plan, rows)
+    write_outputs(tmp_path, plan, rows)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "A &lt;study&gt;" in page and "0 of 7 runs are finished" in page
     assert "error: loss is nan &amp; no &lt;number&gt;" in page
-    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http-equiv", "")

@@ -1,19 +1,50 @@
 """What the page shows of a run, but for its responses; of one that is under way or crashed too."""
 
 import json
-from collections.abc import Sequence
-from math import ceil
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.config_yaml import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.page.embed import encoded_size
-from megatron_opsft.report.page.settings import read_settings
+from megatron_opsft.report.page.plot import Point
 from megatron_opsft.runtime.step_names import in_step_order
 
 _SIGNS = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "rollouts")
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """name: that it is shown under. state: one line on how it ended, or how far it is. facts:
+    (name, value). settings: by dotted key. steps, evaluations: lines by step.
+    """
+
+    name: str
+    state: str
+    facts: Sequence[tuple[str, str]]
+    settings: Mapping[str, Any]
+    steps: Sequence[Line]
+    evaluations: Sequence[Line]
+
+    def points(self, key: str) -> list[Point]:
+        """(step, number) of a key of metrics or, for eval_..., of evaluations, where it has one."""
+        lines = self.evaluations if key.startswith("eval_") else self.steps
+        found = []
+        for line in lines:
+            value = line.get(key)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.append((line["step"], value))
+        return found
+
+    def last(self, key: str) -> float | None:
+        """The last number of a key; None where there is none."""
+        points = self.points(key)
+        return points[-1][1] if points else None
 
 
 def holds_run(path: Path) -> bool:
@@ -21,82 +52,71 @@ def holds_run(path: Path) -> bool:
     return any((path / name).exists() for name in _SIGNS)
 
 
-def run_data(run: Path, name: str, max_bytes: float) -> dict[str, Any]:
-    """name: that it is shown under. max_bytes: of the curves, about; steps are left out to fit.
-
-    Errors: `UserError` for a directory that holds no run, or damaged lines of metrics.
-    """
+def run_data(run: Path, name: str) -> RunData:
+    """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
     if not holds_run(run):
         raise UserError(f"{run}: neither a run nor an evaluation is there")
-    steps = _by_step(run / "metrics.jsonl")
-    evaluations = _by_step(run / "evals.jsonl")
-    settings = read_settings(run / "config.yaml")
-    return {
-        "name": name,
-        "directory": str(run),
-        "state": _state(run, steps, settings),
-        "facts": _facts(run, steps),
-        "settings": settings,
-        "num_steps": len(steps),
-        "seconds": sum(line.get("step_seconds") or 0 for line in steps),
-        "metrics": _columns(_thinned(steps, 0.8 * max_bytes)),
-        "evals": _columns(_thinned(evaluations, 0.2 * max_bytes)),
-    }
+    steps, evaluations = (
+        sorted(read_json_lines(run / f"{kind}.jsonl"), key=lambda line: line["step"])
+        for kind in ("metrics", "evals")
+    )
+    settings = _settings(run / "config.yaml")
+    return RunData(
+        name=name,
+        state=_state(run, steps, settings),
+        facts=_facts(run, steps),
+        settings=settings,
+        steps=steps,
+        evaluations=evaluations,
+    )
 
 
-def _thinned(lines: Sequence[dict[str, Any]], max_bytes: float) -> Sequence[dict[str, Any]]:
-    """The first, every so many and the last, to take at most about `max_bytes`."""
-    some = lines[:: len(lines) // 100 + 1]  # enough to know what a line takes
-    size = encoded_size([list(line.values()) for line in some]) * len(lines) / max(1, len(some))
-    every = max(1, ceil(size / max_bytes))
-    return [*lines[:-1:every], *lines[-1:]]
+def differing(runs: Sequence[RunData]) -> list[str]:
+    """Settings that do not have the same value in all runs; where a run lives is none."""
+    keys = {key for run in runs for key in run.settings} - {"run.dir"}
+    first = runs[0].settings if runs else {}
+    return sorted(k for k in keys if any(r.settings.get(k) != first.get(k) for r in runs))
 
 
-def _by_step(path: Path) -> list[dict[str, Any]]:
-    return sorted(read_json_lines(path), key=lambda line: line["step"])
-
-
-def _state(run: Path, steps: Sequence[dict[str, Any]], settings: dict[str, Any]) -> str:
-    """One line on how the run ended, or how far it is."""
+def _state(run: Path, steps: Sequence[Line], settings: Mapping[str, Any]) -> str:
     reached = steps[-1]["step"] if steps else 0
     if (run / "summary.json").is_file():
         return f"finished: {reached} steps"
     failed = in_step_order(run.glob("failed_step_*.json"), "failed_step_", ".json")
     if failed and failed[-1][0] > reached:
         return f"failed: the loss of step {failed[-1][0]} was not finite"
-    wanted = settings.get("run.steps", "?")
-    return f"not finished: {reached} of {wanted} steps"
+    return f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
 
 
-def _facts(run: Path, steps: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """(name, value) for the summary."""
-    facts = []
-    manifest = _read_object(run / "manifest.json")
-    if "config_hash" in manifest:
+def _facts(run: Path, steps: Sequence[Line]) -> list[tuple[str, str]]:
+    facts = [("directory", str(run))]
+    try:
+        manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
         facts.append(("config", str(manifest["config_hash"])))
-    versions = manifest.get("versions")
-    if isinstance(versions, dict):
-        facts.append(("versions", ", ".join(f"{name} {v}" for name, v in versions.items() if v)))
+        versions = manifest["versions"].items()
+        facts.append(("versions", ", ".join(f"{name} {v}" for name, v in versions if v)))
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        pass  # of a run that has only begun, or damaged
     skipped = sum(line.get("num_accepted") == 0 for line in steps)
     if learned := describe_skipped(skipped, len(steps)):
         facts.append(("note", learned))
     return facts
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, Any]:
+    """config.yaml with dotted keys; empty where there is none, or it is damaged."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return _flat(tree) if isinstance(tree, dict) else {}
 
 
-def _columns(lines: Sequence[dict[str, Any]]) -> dict[str, list[float | int | None]]:
-    """Key -> its number in every line, None where a line has none; keys without numbers are out."""
-    columns = {}
-    for key in dict.fromkeys(key for line in lines for key in line):
-        values = [line.get(key) for line in lines]
-        numbers = [value if type(value) in (int, float) else None for value in values]
-        if any(number is not None for number in numbers):
-            columns[key] = numbers
-    return columns
+def _flat(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{before}{key}.")
+        else:
+            flat[f"{before}{key}"] = value
+    return flat

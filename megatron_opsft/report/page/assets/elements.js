@@ -39,11 +39,6 @@ function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`;
 }
 
-/** The class that gives an element the colour of a run, a model or a phase. */
-function colour(place) {
-  return `c${place % 7}`;
-}
-
 function last(values) {
   return values && values.length ? values[values.length - 1] : null;
 }

@@ -1,18 +1,7 @@
 "use strict";
-// The tab of responses: filters, a list, one response, its group, its problem before and after.
+// The reader of responses: filters, a list, one response, its group, its problem before and after.
 
 const PAGE = 100; // rows of the list at a time
-
-function readerTab() {
-  const evaluations = page.evaluations.map((one) => ({ ...one, name: `evaluation of ${one.name}` }));
-  const runs = [...page.runs, ...evaluations].filter((run) => run.rollouts.rows.length);
-  if (!runs.length) return null;
-  for (const run of runs) {
-    run.responses = run.rollouts.rows.map((row) => Object.fromEntries(run.rollouts.fields.map((name, n) => [name, row[n]])));
-  }
-  const reader = new Reader(runs);
-  return { name: "Responses", element: reader.element, show: () => reader.update() };
-}
 
 class Reader {
   constructor(runs) {
@@ -188,3 +177,19 @@ function placeOf(row) {
 function closest(rows, row) {
   return rows.find((one) => one.sample_index === row.sample_index) ?? rows[0];
 }
+
+/** Fill the part of responses, where the page has one. */
+function showReader() {
+  const { runs } = page;
+  if (!runs.length) return;
+  for (const run of runs) {
+    run.responses = run.rollouts.rows.map((row) => Object.fromEntries(run.rollouts.fields.map((name, n) => [name, row[n]])));
+  }
+  const reader = new Reader(runs);
+  document.getElementById("responses").append(reader.element);
+  window.addEventListener("resize", () => reader.drawLengths());
+  reader.update();
+}
+
+themes();
+showReader();
