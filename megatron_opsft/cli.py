@@ -153,6 +153,8 @@ def run(program: click.Command) -> None:
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")
+    # A store that has gone with its rank: PyTorch would print a stack beside our line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(message)s", handlers=[_ToStderr()]
     )

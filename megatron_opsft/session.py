@@ -49,9 +49,10 @@ from megatron_opsft.runtime.distributed import (
     stop_distributed,
 )
 from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.job_watchdog import start_watchdog
+from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.first_weights import load_first_weights
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -161,21 +162,18 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     announce("reading tokenizer and problems")
     given = read_input(config, model_dir, shape)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
-    watchdog = start_watchdog(
-        Limits(
-            hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
-        ),
-        config.run.dir,
+    limits = Limits(
+        hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
     )
-    for note in given.notes if layout.is_main else ():
-        log.warning(note)
-    with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
-        session = _build(config, given, device, layout, verifier, resume=resume)
-        yield session
-        session.sampler.engine.close()
-    # Only after success: a rank that fails must not wait in a collective for the others.
-    stop_distributed()
-    watchdog.leave()
+    with watched(current_job(), limits):
+        for note in given.notes if layout.is_main else ():
+            log.warning(note)
+        with Verifier(config.verify, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) as verifier:
+            session = _build(config, given, device, layout, verifier, resume=resume)
+            yield session
+            session.sampler.engine.close()
+        # Only after success: a rank that fails must not wait in a collective for the others.
+        stop_distributed()
 
 
 def _choose_device(config: Config) -> Device:

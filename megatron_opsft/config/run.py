@@ -60,7 +60,7 @@ class RunConfig(Section):
     silence_seconds: Annotated[float, FREE] = Field(
         60,
         gt=0,
-        description="A rank whose process gives no sign of life for longer than this ends the run too.",
+        description="A rank whose process gives no sign of life for longer than this ends the run too; one that dies is noticed within 2 s by the others of its machine.",
     )
     deterministic: bool = Field(
         False,

@@ -28,7 +28,9 @@ from megatron_opsft.evaluate.work import WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
+from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.verifier import Verifier
 
@@ -44,6 +46,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     inputs = read_inputs(settings, device)
     job = join_job(device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS))
     with ExitStack() as held:
+        held.enter_context(watched(job, Limits()))  # ranks go at their own pace: no limit on phases
         if job.is_main:
             if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
                 log.info(

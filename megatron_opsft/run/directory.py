@@ -18,7 +18,6 @@ from megatron_opsft.runtime.step_names import (
     rollout_files,
     step_name,
 )
-from megatron_opsft.runtime.watchdog import CLAIM
 from megatron_opsft.storage.replacing import check_out, remove_entry
 
 EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step
@@ -42,8 +41,6 @@ class RunDir:
         if entries and overwrite:
             self._delete(entries, needed)
         check_out(self.path / "hf", needed, overwrite=True)  # now, not when it is trained
-        for claim in self.path.glob(f"{CLAIM}*"):
-            claim.unlink()
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
 
     def _delete(self, entries: Sequence[Path], needed: Sequence[Path]) -> None:

@@ -1,6 +1,5 @@
 """How many files and sockets this process may have open, and how many a rank of a job needs."""
 
-import os
 import resource
 
 from megatron_opsft.errors import UserError
@@ -17,7 +16,7 @@ def allow_open_files(rank: int, world_size: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = needed_files(rank, world_size, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    needed = needed_files(rank, world_size)
     if world_size > 1 and hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
             f"rank {rank} of {world_size} needs {needed} open files and may have {hard}: raise the "
@@ -26,9 +25,9 @@ def allow_open_files(rank: int, world_size: int) -> None:
         )
 
 
-def needed_files(rank: int, world_size: int, ranks_on_node: int) -> int:
-    """At most so many are open at once. Rank 0 holds the store, with a connection of each rank, and
-    hears from each node's watchdog.
+def needed_files(rank: int, world_size: int) -> int:
+    """At most so many are open at once. Rank 0 holds the store, with a connection of each rank and
+    one of its watchdog.
     """
     own = _OWN + _PER_DOUBLING * (world_size - 1).bit_length()
-    return own if rank else own + world_size + -(-world_size // ranks_on_node)
+    return own if rank else own + 2 * world_size

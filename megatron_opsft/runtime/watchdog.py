@@ -1,16 +1,13 @@
 """Ends a job within a bounded time, with one message, when a rank dies, hangs, or fails.
 
-Every rank has a thread that tells rank 0 what it does and hears from rank 0: those of rank 0's node
-directly, those of another node through that node's first rank. A rank that dies closes its
-connection; one that is stopped falls silent; one that is stuck stays in a phase for too long. Rank
-0 makes the diagnosis, says it, and tells all to end. When the rank that hears others is not heard
-itself, they say so. What a process says last is said through `report_failure`, so that of many
-errors that come from one only that one is shown.
+Every rank has a thread that puts what it does into the job's store every few seconds: its phase,
+and which processes of its machine's ranks have ended. Rank 0 reads all of it, judges, and puts the
+end into the store, where all ranks read it; the others judge rank 0. What a process says last is
+said through `report_failure`, so that of many errors that come from one only that one is shown.
 
 Imports no torch: the command line asks it for its last words before anything is loaded.
 """
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -19,27 +16,44 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from megatron_opsft.runtime.diagnosis import (
     PEER_LOST_EXIT_CODE,
     Diagnosis,
     Limits,
-    Process,
-    listeners,
+    Peer,
+    describe_silence,
+    diagnose,
 )
 from megatron_opsft.runtime.phase import current_phase
 from megatron_opsft.runtime.process_start import started_at
-from megatron_opsft.runtime.watch_relay import WatchRelay
-from megatron_opsft.runtime.watch_server import WatchServer
 
-CLAIM = ".failure_"  # + a job's token: whoever creates it in the run's directory speaks
-_DIAGNOSIS_SECONDS = 5.0
+if TYPE_CHECKING:
+    from megatron_opsft.runtime.job import Job
+
+_URGENT_SECONDS = 0.1  # between two looks at the store while this rank leaves, or one has failed
 _LEAVE_SECONDS = 30.0
 
 _watchdog: "Watchdog | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A rank's process; `started`, as of `started_at`, tells it from a later one of its id."""
+
+    rank: int
+    host: str
+    pid: int
+    started: float | None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this machine has it; on another machine this means nothing."""
+        return started_at(self.pid) == self.started
 
 
 def this_process(rank: int) -> Process:
@@ -49,176 +63,191 @@ def this_process(rank: int) -> Process:
 
 
 class Watchdog:
-    """This rank's end; on a rank that hears others that end too. One at a time in a process."""
+    """The watch of one rank over the others; of rank 0 over all."""
 
-    def __init__(
-        self,
-        processes: Sequence[Process],
-        me: Process,
-        address: tuple[str, int],
-        token: str,
-        limits: Limits,
-        directory: Path,
-        listener: socket.socket | None,
-    ) -> None:
-        """processes: of all ranks. address: where the rank listens that hears this one. listener:
-        the socket at which this rank hears others, if it does.
-
-        directory: where all ranks can create files, for one of them to speak.
-        """
-        global _watchdog
-        self._processes = {process.rank: process for process in processes}
-        self._me = me
-        above = listeners(processes)
-        self._above = self._processes[above[me.rank]]
+    def __init__(self, job: "Job", processes: Sequence[Process], limits: Limits) -> None:
+        """processes: of all ranks, in their order."""
+        self._job = job  # rank 0's may be the only holder of the store itself
+        self._store: Any = job.store.clone()  # a connection of the watching thread alone
+        self._prefix = f"watch_{job.add(f'watches_{job.rank}', 1)}"
         self._limits = limits
-        self._claim = directory / f"{CLAIM}{token}"
-        self._above_where = "phase start"
+        me = processes[job.rank]
+        # A process of a container of its own is not in this one's table.
+        self._mates = [p for p in processes if p.host == me.host and p != me and p.is_running]
+        now = time.monotonic()
+        self._peers = [
+            Peer(rank=p.rank, name=f"rank {p.rank} on {p.host}", heard=now, entered=now)
+            for p in (processes if job.is_main else processes[:1])
+        ]
+        self._words = [b""] * len(self._peers)
+        elsewhere = (p.rank for p in processes if p.host != processes[0].host)
+        self._deputy = next(elsewhere, min(1, job.world_size - 1))
+        self._failed: tuple[int, str] | None = None
+        self._place = 0  # among the job's failures, from 1
         self._diagnosis: Diagnosis | None = None
-        self._diagnosed = threading.Event()
-        self._reporting = self._leaving = False
-        self._server: WatchServer | None = None
-        self._relay: WatchRelay | None = None
-        if me.rank == 0:
-            assert listener is not None
-            self._server = WatchServer(processes, token, listener, limits, self._announce)
-        self._socket = socket.create_connection(address, timeout=60)
-        self._socket.settimeout(min(0.2, limits.beat_seconds))
-        self._lock = threading.Lock()
-        self._send({"token": token, "rank": me.rank})
-        if me.rank and listener is not None:
-            below = [rank for rank, other in above.items() if other == me.rank]
-            self._relay = WatchRelay(below, token, listener, limits, self._send)
+        self._rounds = self._quiet_beats = 0
+        self._leaving, self._urgent = threading.Event(), threading.Event()
+        self._told, self._over = threading.Event(), threading.Event()
+        self._ending = threading.Lock()
+        self._say(leaving=False)
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
-        _watchdog = self
+        if not job.is_main:
+            threading.Thread(target=self._guard, name="watchdog-guard", daemon=True).start()
 
     def report(self, code: int, message: str) -> Diagnosis | None:
         """Tell the others that this rank fails, and hear whose fault it is; None: nobody says."""
-        self._reporting = True
-        with contextlib.suppress(OSError):
-            self._send({"failed": [code, message]})
-        self._diagnosed.wait(_DIAGNOSIS_SECONDS)
-        self._wait_for_others()
+        self._failed = (code, message)
+        self._urgent.set()
+        self._told.wait(2 * self._limits.silence_seconds + 5)
         return self._diagnosis
 
     def leave(self) -> None:
-        """Say farewell; a rank that hears others waits for theirs."""
-        global _watchdog
-        if self._relay is not None:
-            self._relay.join()
-        self._leaving = True
-        self._send({"bye": True})
-        self._thread.join(_LEAVE_SECONDS)
-        if self._server is not None:
-            self._server.join()
-            if self._server.diagnosis is not None:
-                os._exit(self._server.diagnosis.code)
-        self._socket.close()
-        _watchdog = None
-
-    def _wait_for_others(self) -> None:
-        """Until those that this rank hears know the end as well."""
-        for hearing in (self._server, self._relay):
-            if hearing is not None:
-                hearing.done.wait(_DIAGNOSIS_SECONDS)
-
-    def _send(self, message: dict[str, Any]) -> None:
-        with self._lock:
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        """Say farewell; rank 0 waits for the others, which may need its store."""
+        self._leaving.set()
+        self._urgent.set()
+        self._thread.join(None if self._job.is_main else _LEAVE_SECONDS)
 
     def _watch(self) -> None:
-        next_beat = 0.0
-        reported = -1
-        heard = last = time.monotonic()
-        rest = b""
-        while not self._leaving:
-            now = time.monotonic()
-            if now - last > self._limits.silence_seconds / 2:  # this process itself stood still
-                heard = now
-            last = now
+        leaving = False
+        while not (leaving and all(peer.left for peer in self._peers)):
+            leaving = self._leaving.is_set()
             try:
-                here = current_phase()
-                if now >= next_beat or here.number != reported:
-                    next_beat = now + self._limits.beat_seconds
-                    reported = here.number
-                    self._send({"beat": [str(here), here.number, now - here.entered]})
-                data = self._socket.recv(65536)
-            except TimeoutError:
-                if now - heard > self._limits.silence_seconds:
-                    seconds = f"{self._limits.silence_seconds:.0f} s (run.silence_seconds)"
-                    self._lose_above(f"has given no sign of life for {seconds}; it was")
-                continue
-            except OSError:
-                data = b""
-            if not data:
-                self._lose_above("died")
-                return
-            heard = time.monotonic()
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self._hear(json.loads(line))
+                self._say(leaving=leaving)
+                if leaving and not self._job.is_main:
+                    break
+                end = self._hear()
+            except Exception:  # the store does not answer any more
+                if not leaving:
+                    self._lose_store()
+                break
+            if end is not None:
+                self._end(end)
+                break
+            self._rounds += 1
+            if self._urgent.is_set() or any(peer.failed for peer in self._peers):
+                time.sleep(_URGENT_SECONDS)
+            else:
+                self._urgent.wait(self._limits.beat_seconds)
+        self._over.set()
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if "beat" in message:
-            self._above_where = message["beat"]
-        if "end" in message:
-            self._end(Diagnosis(**message["end"]))
+    def _key(self, name: object) -> str:
+        return f"{self._prefix}/{name}"
 
-    def _lose_above(self, how: str) -> None:
-        """The rank above cannot be heard: nobody but those below it can say so of rank 0, and
-        nobody but they can be told so where it is another.
-        """
-        if self._leaving or self._diagnosed.is_set():
-            return
-        name = f"rank {self._above.rank} on {self._above.host}"
-        diagnosis = Diagnosis(
-            rank=self._above.rank,
-            code=PEER_LOST_EXIT_CODE,
-            kind="died" if how == "died" else "silent",
-            message=f"{name} {how} in {self._above_where}",
-        )
-        self._say(diagnosis)
-        self._end(diagnosis)
+    def _say(self, *, leaving: bool) -> None:
+        if self._failed and not self._place:
+            self._place = self._store.add(self._key("failures"), 1)
+        failed = (self._place, *self._failed) if self._place and self._failed else None
+        here = current_phase()
+        age = time.monotonic() - here.entered
+        dead = [mate.rank for mate in self._mates if not mate.is_running]
+        word = [str(here), here.number, age, failed, leaving, dead]
+        self._store.set(self._key(self._job.rank), json.dumps(word))
 
-    def _say(self, diagnosis: Diagnosis) -> None:
-        """Print the diagnosis, unless another rank has already."""
-        try:
-            os.close(os.open(self._claim, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        except OSError:
-            pass  # no file can be created: better said twice than never
-        sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: other ranks write there too
-        sys.stderr.flush()
+    def _hear(self) -> Diagnosis | None:
+        """Read what those have said whom this rank judges; the end, if the job is to end."""
+        words = self._store.multi_get([self._key(peer.rank) for peer in self._peers])
+        now = time.monotonic()
+        for index, (peer, word) in enumerate(zip(self._peers, words, strict=True)):
+            if word != self._words[index]:
+                self._words[index] = word
+                _understand(peer, word, now)
+        if not self._job.is_main:  # its failure is judged by itself, when it has heard all
+            self._peers[0].failed = None
+            self._peers[0].dead = [mate.rank for mate in self._mates if not mate.is_running]
+        if found := diagnose(self._peers, now, self._limits):
+            self._store.compare_set(self._key("end"), "", json.dumps(asdict(found)))
+        if not self._store.check([self._key("end")]):
+            return None
+        end = Diagnosis(**json.loads(self._store.get(self._key("end"))))
+        self._store.add(self._key("ending"), 1)  # this rank needs the store no more
+        return end
+
+    def _guard(self) -> None:
+        """A call of a store whose process is stopped does not return: count beats without one."""
+        rounds = -1
+        while not self._over.wait(self._limits.beat_seconds):
+            self._quiet_beats = self._quiet_beats + 1 if rounds == self._rounds else 0
+            rounds = self._rounds
+            if self._quiet_beats * self._limits.beat_seconds > self._limits.silence_seconds:
+                self._lose_store()
+
+    def _lose_store(self) -> None:
+        """Rank 0 cannot be heard, and nobody can be told so: every other rank finds it itself."""
+        first = self._peers[0]
+        kind, message = "silent", describe_silence(first, self._limits)
+        if self._quiet_beats < 2:
+            is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            who = f"{first.name}, or its launcher," if is_launchers else first.name
+            kind, message = "died", f"{who} died in {first.where}"
+        self._end(Diagnosis(rank=0, code=PEER_LOST_EXIT_CODE, kind=kind, message=message))
 
     def _end(self, diagnosis: Diagnosis) -> None:
         """End this process as the diagnosis says, or let whoever reports a failure do it."""
-        if diagnosis.kind == "stuck" and diagnosis.rank == self._me.rank:
-            faulthandler.dump_traceback()  # where it is stuck, of all threads
-        self._kill(diagnosis)
-        self._diagnosis = diagnosis
-        self._diagnosed.set()
-        if self._relay is not None:
-            self._relay.end(diagnosis)
-        if self._reporting:
+        if not self._ending.acquire(blocking=False):
             return
-        self._wait_for_others()
-        os._exit(diagnosis.code)
+        if diagnosis.kind == "stuck" and diagnosis.rank == self._job.rank:
+            faulthandler.dump_traceback()  # where it is stuck, of all threads
+        self._speak(diagnosis)
+        self._kill(diagnosis)
+        if self._job.is_main:
+            self._wait_for_others(diagnosis)
+        self._diagnosis = diagnosis
+        self._told.set()
+        if self._failed is None:
+            os._exit(diagnosis.code)
 
-    def _announce(self, diagnosis: Diagnosis) -> None:
-        """Who fails by itself says so itself; for the others rank 0 does."""
-        if diagnosis.kind != "failed":
-            self._say(diagnosis)
+    def _speak(self, diagnosis: Diagnosis) -> None:
+        """Who fails by itself says so itself; for the others rank 0 does; for rank 0 one rank that
+        does not go with its machine, if there is one.
+        """
+        is_gone = diagnosis.rank == 0 and diagnosis.kind != "stuck"
+        if diagnosis.kind != "failed" and self._job.rank == (self._deputy if is_gone else 0):
+            sys.stderr.write(f"error: {diagnosis.message}\n")  # at once: others write there too
+            sys.stderr.flush()
 
     def _kill(self, diagnosis: Diagnosis) -> None:
         """A process that is stopped ends neither by itself nor on SIGTERM."""
-        culprit = self._processes[diagnosis.rank]
-        if diagnosis.kind != "silent" or culprit.host != self._me.host:
-            return
-        if started_at(culprit.pid) == culprit.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(culprit.pid, signal.SIGKILL)
+        for mate in self._mates:
+            if diagnosis.kind == "silent" and mate.rank == diagnosis.rank and mate.is_running:
+                with suppress(ProcessLookupError):
+                    os.kill(mate.pid, signal.SIGKILL)
+
+    def _wait_for_others(self, diagnosis: Diagnosis) -> None:
+        """Until they have read the end: the store may go with this process."""
+        is_lost = diagnosis.kind in ("died", "silent")
+        reading = sum(not peer.left for peer in self._peers) - is_lost
+        deadline = time.monotonic() + 2 * self._limits.beat_seconds + 1
+        with suppress(Exception):  # the store is a launcher's, which is gone
+            while self._store.add(self._key("ending"), 0) < reading:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(_URGENT_SECONDS / 2)
+
+
+def _understand(peer: Peer, word: bytes, now: float) -> None:
+    peer.where, peer.number, age, failed, peer.left, peer.dead = json.loads(word)
+    peer.heard, peer.entered = now, now - age
+    if failed and not peer.failed:
+        peer.failed, peer.failed_at = tuple(failed), now
+
+
+@contextmanager
+def watched(job: "Job", limits: Limits) -> Iterator[None]:
+    """Inside, the job's ranks watch each other; nothing new where they do already. Every rank
+    enters it, and leaves it when it is done; one that raises goes on being watched until it ends.
+    """
+    global _watchdog
+    if _watchdog is not None:
+        yield
+        return
+    from megatron_opsft.runtime.exchange import all_gather_bytes, from_bytes, to_bytes
+
+    processes = [from_bytes(part) for part in all_gather_bytes(to_bytes(this_process(job.rank)))]
+    _watchdog = Watchdog(job, processes, limits)
+    yield
+    _watchdog.leave()
+    _watchdog = None
 
 
 def report_failure(code: int, message: str) -> Diagnosis | None:

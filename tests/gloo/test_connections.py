@@ -3,7 +3,6 @@
 import math
 import os
 import socket
-from pathlib import Path
 
 import psutil
 import torch
@@ -21,8 +20,9 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
-from megatron_opsft.runtime.job_watchdog import start_watchdog
+from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.watchdog import watched
 
 NUM_RANKS = 16
 
@@ -35,7 +35,7 @@ def count_connections() -> int:
     return sum(connection.status == psutil.CONN_ESTABLISHED for connection in found)
 
 
-def start_and_talk(directory: Path) -> tuple[int, int, list[int]]:
+def start_and_talk() -> tuple[int, int, list[int]]:
     """As a launcher without torchrun starts a rank: sockets after the start and after a step
     without a model, and what rank 0 has gathered.
     """
@@ -47,32 +47,31 @@ def start_and_talk(directory: Path) -> tuple[int, int, list[int]]:
     os.environ.update({name: str(value) for name, value in names.items()})
     start_distributed(select_device("cpu"), ParallelConfig())
     enter_phase("start", 0)  # the process is as old as the one that it was forked from
-    watchdog = start_watchdog(Limits(hang_seconds=60, silence_seconds=30), directory)
-    started = count_connections()
-    assert gather_from_all([rank]) == list(range(NUM_RANKS))
-    assert not any_over_world(False)
-    assert broadcast_object(rank) == 0
-    gathered = gather_to_main([rank] * (rank % 3))
-    gradients, mine = torch.ones(NUM_RANKS), torch.empty(1)
-    dist.reduce_scatter_tensor(mine, gradients)
-    dist.all_gather_into_tensor(gradients, mine)
-    assert gradients.tolist() == [NUM_RANKS] * NUM_RANKS
-    worked = count_connections()
-    stop_distributed()
-    watchdog.leave()
+    with watched(current_job(), Limits()):
+        started = count_connections()
+        assert gather_from_all([rank]) == list(range(NUM_RANKS))
+        assert not any_over_world(False)
+        assert broadcast_object(rank) == 0
+        gathered = gather_to_main([rank] * (rank % 3))
+        gradients, mine = torch.ones(NUM_RANKS), torch.empty(1)
+        dist.reduce_scatter_tensor(mine, gradients)
+        dist.all_gather_into_tensor(gradients, mine)
+        assert gradients.tolist() == [NUM_RANKS] * NUM_RANKS
+        worked = count_connections()
+        stop_distributed()
     return started, worked, gathered
 
 
-def test_sockets_of_a_rank_grow_with_the_logarithm_of_their_number(tmp_path: Path) -> None:
+def test_sockets_of_a_rank_grow_with_the_logarithm_of_their_number() -> None:
     many = World(NUM_RANKS)
     try:
-        counts = many.run(start_and_talk, NUM_RANKS, tmp_path)
+        counts = many.run(start_and_talk, NUM_RANKS)
     finally:
         many.stop()
     assert counts[0][2] == [rank for rank in range(NUM_RANKS) for _ in range(rank % 3)]
-    # Ranks 1, 2, 4, 8 further on and back, the job's store, and the watchdog of rank 0 or a node.
+    # Ranks 1, 2, 4, 8 further on and back, the job's store, and the watchdog's of it.
     most = 2 * math.log2(NUM_RANKS) + 2
     assert max(worked for _, worked, _ in counts[1:]) <= most
     assert max(started for started, _, _ in counts[1:]) <= most
-    # Rank 0 is the other end of every rank's store and of its own node's watchdogs.
+    # Rank 0 is the other end of every rank's store, twice.
     assert counts[0][1] <= most + 2 * NUM_RANKS

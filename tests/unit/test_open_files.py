@@ -16,7 +16,6 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     current = [1024, 4096]
     monkeypatch.setattr(resource, "getrlimit", lambda kind: tuple(current))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, new: current.__setitem__(slice(2), new))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     return current
 
 
@@ -27,12 +26,12 @@ def test_the_soft_limit_becomes_the_hard_one(limits: list[int]) -> None:
 
 def test_too_few_for_rank_0_alone_is_one_line_with_the_number(limits: list[int]) -> None:
     allow_open_files(5, 4096)
-    with pytest.raises(UserError, match=r"rank 0 of 4096 needs 5024 open files and may have 4096"):
+    with pytest.raises(UserError, match=r"rank 0 of 4096 needs 8608 open files and may have 4096"):
         allow_open_files(0, 4096)
     limits[1] = resource.RLIM_INFINITY
     allow_open_files(0, 4096)
 
 
 def test_a_rank_s_need_grows_with_the_logarithm_of_their_number() -> None:
-    assert [needed_files(1, size, 8) for size in (64, 512, 4096)] == [368, 392, 416]
-    assert needed_files(0, 512, 8) == 392 + 512 + 64  # the store's, and of each node's watchdog
+    assert [needed_files(1, size) for size in (64, 512, 4096)] == [368, 392, 416]
+    assert needed_files(0, 512) == 392 + 2 * 512  # the store's, of each rank and its watchdog
