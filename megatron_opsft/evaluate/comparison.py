@@ -1,5 +1,4 @@
-"""Several results side by side: rows of one table, points and curves of the figures, and every
-setting in which the evaluations differ.
+"""Several results side by side: rows of one table, and every setting in which they differ.
 
 Results of different benchmark sets are compared on the benchmarks that all share; their overall
 values are then computed again from these, without intervals, which need the samples.
@@ -20,7 +19,6 @@ from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.references import chosen_references, own_references, row_labels
 from megatron_opsft.evaluate.results import Results, ordered
 from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.evaluation import BudgetCurve, ScatterPoint
 from megatron_opsft.report.table import OVERALL, TableRow, markdown_table, text_table, title_of
 
 NOT_SET = "(not set)"
@@ -111,31 +109,6 @@ class Comparison:
             shown = "; ".join(f"{value} ({', '.join(who)})" for value, who in groups.items())
             lines.append(f"{difference.name}: {shown}")
         return lines
-
-    def points(self, block: str = OVERALL) -> tuple[ScatterPoint, ...]:
-        """Accuracy against tokens of each row, for the scatter plot."""
-        return tuple(
-            ScatterPoint(
-                label=row.label,
-                tokens=row.blocks[block]["mean_tokens"],
-                accuracy=row.blocks[block]["accuracy"],
-            )
-            for row in self.rows
-        )
-
-    def curves(self, block: str = OVERALL) -> tuple[BudgetCurve, ...]:
-        """Accuracy, tokens and NormStd against the token budget, of each row that has budgets."""
-        return tuple(
-            BudgetCurve(
-                label=row.label,
-                budgets=[budget for budget, _ in points],
-                accuracy=[metrics["accuracy"] for _, metrics in points],
-                tokens=[metrics["mean_tokens"] for _, metrics in points],
-                norm_std=[metrics.get("norm_std") for _, metrics in points],
-            )
-            for row in self.rows
-            if (points := row.budgets[block])
-        )
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:

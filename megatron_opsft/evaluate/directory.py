@@ -20,10 +20,7 @@ _WRITTEN = (
     "samples",
     "results.json",
     "table.md",
-    "accuracy_length.png",
-    "accuracy_length.svg",
-    "budgets.png",
-    "budgets.svg",
+    "report.html",
 )
 
 

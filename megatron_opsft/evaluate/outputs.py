@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: results.json, tables, figures, samples; and of a comparison."""
+"""What an evaluation leaves behind: results.json, table, page, samples; and of a comparison."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +17,8 @@ from megatron_opsft.evaluate.results import (
     write_results,
 )
 from megatron_opsft.evaluate.samples import SampleFiles
-from megatron_opsft.report.evaluation import plot_accuracy_length, plot_budgets
+from megatron_opsft.report.page.write import sections_of, write_page
 from megatron_opsft.runtime.durable import write_text
-
-FIGURE_ENDINGS = (".png", ".svg")
 
 
 def write_outputs(inputs: Inputs) -> str:
@@ -30,17 +28,21 @@ def write_outputs(inputs: Inputs) -> str:
             SampleFiles(subject.out).combine(benchmark.name)
     base = None if inputs.baseline is None else _samples(inputs, inputs.baseline)
     results = build_results(_samples(inputs, inputs.model), baseline=base, budgets=inputs.budgets)
-    rows = [results]
+    rows, directories = [results], [inputs.settings.out]
+    if inputs.baseline is not None:
+        directories = [inputs.baseline.out, inputs.settings.out]
     if isinstance(inputs.baseline, Earlier):
         rows = [inputs.baseline.results, results]
     elif inputs.baseline is not None and base is not None:
         alone = build_results(base, budgets=inputs.budgets)
         write_results(inputs.baseline.out / "results.json", alone)
         rows = [alone, results]
-    table = write_comparison(compare(rows), inputs.settings.out)
-    # Last: whoever finds results.json finds the rest.
+    comparison = compare(rows)
+    write_text(inputs.settings.out / "table.md", comparison.markdown(intervals=True))
+    # Whoever finds results.json finds all but the page, which is made of it.
     write_results(inputs.settings.out / "results.json", results)
-    return table
+    _write_page(comparison, inputs.settings.out, directories)
+    return comparison.text()
 
 
 def table_of(directory: Path) -> str:
@@ -71,7 +73,7 @@ def with_baselines(directories: Sequence[Path]) -> list[Path]:
 
 
 def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
-    """One table and figure of several results, and the settings in which they differ.
+    """One table and page of several results, and the settings in which they differ.
 
     Errors: `UserError` for a directory without results, or when nothing can be compared.
     """
@@ -83,29 +85,19 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
             f"--out {out} holds an evaluation, whose table would be replaced; name another "
             "directory"
         )
-    return write_comparison(compare(results, baseline=baseline), out)
-
-
-def write_comparison(comparison: Comparison, out: Path) -> str:
-    """table.md, accuracy_length.* and, where some row has a curve, budgets.* in `out`;
-    returns the table as text.
-    """
+    comparison = compare(results, baseline=baseline)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.md", comparison.markdown(intervals=True))
-    block = comparison.blocks[-1]
-    plot_accuracy_length(comparison.points(block), _figures(out, "accuracy_length"), title=block)
-    if curves := comparison.curves(block):
-        without = ", ".join(comparison.without_curve)
-        title = f"{block}, without {without}" if without else block
-        plot_budgets(curves, _figures(out, "budgets"), title=title)
-    else:
-        for path in _figures(out, "budgets"):
-            path.unlink(missing_ok=True)
+    _write_page(comparison, out, [d if d.is_dir() else d.parent for d in directories])
     return comparison.text()
 
 
-def _figures(out: Path, name: str) -> list[Path]:
-    return [out / f"{name}{ending}" for ending in FIGURE_ENDINGS]
+def _write_page(comparison: Comparison, out: Path, directories: Sequence[Path]) -> None:
+    """report.html of evaluations that are there."""
+    said = [comparison.describe_curves()] if comparison.without_curve else []
+    said += [f"Differs: {line}." for line in comparison.describe_differences()]
+    sections = sections_of(comparison.rows, comparison.sizes)
+    write_page(out / "report.html", [], directories, text=" ".join(said), sections=sections)
 
 
 def _samples(inputs: Inputs, model: Subject | Earlier) -> ModelSamples:

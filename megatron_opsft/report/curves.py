@@ -1,14 +1,9 @@
 """What a run did to length and accuracy: a figure over its steps and a before/after table."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.before_after import QUANTITIES
@@ -56,38 +51,36 @@ def before_after_table(summary: _Line) -> str:
     summary: as in summary.json; a run without held-out problems has no numbers to compare and gets
     dashes.
     """
-    table = Table(box=SIMPLE_HEAD, show_edge=False)
-    for heading in ("held-out problems", "before", "after", "change"):
-        table.add_column(heading, justify="left" if heading.startswith("held") else "right")
-    _add_rows(table, "", summary)
-    for name, measured in summary.get("more", {}).items():
-        _add_rows(table, f"{name}: ", measured)
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    from tabulate import tabulate
+
+    sets = {"": summary, **{f"{name}: ": ends for name, ends in summary.get("more", {}).items()}}
+    lines = [line for name, ends in sets.items() for line in _lines(name, ends)]
+    table = tabulate(
+        lines,
+        ("held-out problems", "before", "after", "change"),
+        disable_numparse=True,
+        colalign=("left", "right", "right", "right"),
+    )
     footer = (
         f"{summary['steps']} steps in {summary['seconds']:.0f} s, config {summary['config_hash']}"
     )
     learned = describe_skipped(summary.get("skipped_steps", 0), summary["steps"])
-    said = [*lines, footer, describe_best(summary), learned]
-    return "\n".join(line for line in said if line)
+    return "\n".join(filter(None, [table, footer, describe_best(summary), learned]))
 
 
-def _add_rows(table: Table, name: str, measured: _Line) -> None:
-    base, final = measured["base"], measured["final"]
-    tokens = (base["mean_response_tokens"], final["mean_response_tokens"])
-    accuracy = (base["accuracy"], final["accuracy"])
-    cells = [("-",) * 3, ("-",) * 3]
-    if None not in tokens and None not in accuracy:
-        shorter = f"{100 * (tokens[1] / tokens[0] - 1):+.1f} %" if tokens[0] else "-"
-        points = f"{100 * (accuracy[1] - accuracy[0]):+.1f} points"
-        cells = [
-            (f"{tokens[0]:.1f}", f"{tokens[1]:.1f}", shorter),
-            (f"{100 * accuracy[0]:.1f} %", f"{100 * accuracy[1]:.1f} %", points),
-        ]
-    table.add_row(f"{name}mean response tokens", *cells[0])
-    table.add_row(f"{name}accuracy", *cells[1])
+def _lines(name: str, ends: _Line) -> list[list[str]]:
+    headings = [f"{name}mean response tokens", f"{name}accuracy"]
+    (accuracy, accuracy_now), (tokens, tokens_now) = (
+        [ends[end][key] for end in ("base", "final")] for key in QUANTITIES
+    )
+    if None in (accuracy, accuracy_now, tokens, tokens_now):
+        return [[heading, "-", "-", "-"] for heading in headings]
+    shorter = f"{100 * (tokens_now / tokens - 1):+.1f} %" if tokens else "-"
+    points = f"{100 * (accuracy_now - accuracy):+.1f} points"
+    return [
+        [headings[0], f"{tokens:.1f}", f"{tokens_now:.1f}", shorter],
+        [headings[1], f"{100 * accuracy:.1f} %", f"{100 * accuracy_now:.1f} %", points],
+    ]
 
 
 def plot_run(run_dir: Path, out_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""The JSON lines of a run (metrics.jsonl, evals.jsonl), as everything reads them."""
+"""The JSON lines of a run: metrics.jsonl and evals.jsonl whole, responses one by one."""
 
+import gzip
 import json
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,3 +56,26 @@ def _checked(
 def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def response_lines(path: Path, *, is_whole: bool = False) -> Iterator[tuple[int, bytes]]:
+    """(number, line) of a file of responses, .jsonl or .jsonl.gz, without holding more than one.
+
+    What a killed process or a full disk left at the end, a line without its line break or a torn
+    archive, is left out with a warning. Errors: `UserError` for it with is_whole, of files that
+    appear only when they are whole.
+    """
+    reason = ""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield number, line
+                else:
+                    reason = "the last line is torn"
+    except (OSError, EOFError, zlib.error) as error:
+        reason = str(error)
+    if reason and is_whole:
+        raise UserError(f"{path} cannot be read: {reason}; restore it")
+    if reason:
+        log.warning("%s: %s; its other responses are left out", path, reason)

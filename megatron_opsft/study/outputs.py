@@ -1,4 +1,4 @@
-"""What a study leaves: table.json, table.md, accuracy_length.png and its page, report.html."""
+"""What a study leaves: table.json, table.md and its page, report.html."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,6 @@ from statistics import fmean, pstdev
 from markupsafe import Markup
 
 from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.evaluation import ScatterPoint, plot_accuracy_length
 from megatron_opsft.report.page.evaluation_plots import plots_of_block
 from megatron_opsft.report.page.plot import Series, number, plot
 from megatron_opsft.report.page.result import Table, figures_of_rows
@@ -37,15 +36,6 @@ def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
     write_text(out / "table.md", _markdown(plan, rows))
     first = next(iter(plan.rows))
     done = [row for row in _lines(plan, rows, first) if row.blocks]
-    if done:
-        plot_accuracy_length(
-            [
-                ScatterPoint(label=row.label, tokens=at["mean_tokens"], accuracy=at["accuracy"])
-                for row in done
-                for at in row.blocks.values()
-            ],
-            [out / "accuracy_length.png"],
-        )
     made = [run for run in plan.runs if files_of(out, run).is_finished]
     pair = [row for row in done if row.label == plan.study.baseline]
     others = [row for row in done if row.label != plan.study.baseline]

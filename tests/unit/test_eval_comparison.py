@@ -1,7 +1,6 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -9,9 +8,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
 from megatron_opsft.evaluate.metrics import ScoredSample
-from megatron_opsft.evaluate.outputs import write_comparison
 from megatron_opsft.evaluate.results import ModelSamples, Results, build_results
-from megatron_opsft.report.evaluation import pareto_front
+from megatron_opsft.report.page.evaluation_plots import pareto_front, plots_of_block
 from megatron_opsft.report.table import OVERALL
 
 FAST = Bootstrap(num_resamples=100)
@@ -146,7 +144,7 @@ def test_shared_benchmarks_alone_are_compared() -> None:
     assert comparison.left_out == ("gsm8k", "math500")
     overall = comparison.rows[0].blocks[OVERALL]["mean_tokens"]
     assert (overall.value, overall.low) == (2001.5, None)
-    assert comparison.curves()[0].tokens[1].value == 2001.5
+    assert comparison.rows[0].budgets[OVERALL][1][1]["mean_tokens"].value == 2001.5
     assert "left out: gsm8k, math500" in comparison.markdown()
 
 
@@ -157,7 +155,7 @@ def test_overall_over_a_subset_is_a_mean_over_that_subset() -> None:
     assert overall["mean_tokens"].value == (101.5 + 201.5) / 2
     assert overall["efficiency"].value == pytest.approx(1e4 * 0.4 / 151.5)
     assert comparison.rows[1].blocks[OVERALL]["mean_tokens"].low is not None
-    (at_64, at_4096) = comparison.curves()[0].tokens
+    at_64, at_4096 = (at["mean_tokens"] for _, at in comparison.rows[0].budgets[OVERALL])
     assert (at_64.value, at_4096.value) == (64, 151.5)
 
 
@@ -202,33 +200,31 @@ def test_how_intervals_were_made_is_a_setting() -> None:
 def test_points_and_curves() -> None:
     worse = build(model("worse", 1200, 6))
     comparison = compare([build(OLD), build(NEW), worse])
-    points = comparison.points()
-    values = [(p.tokens.value, p.accuracy.value) for p in points]
-    assert [p.label for p in points] == ["old", "new", "worse"]
+    overall = [row.blocks[OVERALL] for row in comparison.rows]
+    values = [(block["mean_tokens"].value, block["accuracy"].value) for block in overall]
+    assert [row.label for row in comparison.rows] == ["old", "new", "worse"]
     assert values == [(1501.5, 0.6), (301.5, 0.7), (1801.5, 0.6)]
     assert pareto_front(values) == {1}
-    curve = comparison.curves("gsm8k")[1]
-    assert (curve.label, tuple(curve.budgets)) == ("new", BUDGETS)
-    assert [estimate.value for estimate in curve.accuracy] == [0, 0.7]
-    assert [estimate.value for estimate in curve.tokens] == [64, 201.5]
-    assert curve.norm_std[0].value == 0
+    budgets, metrics = zip(*comparison.rows[1].budgets["gsm8k"], strict=True)
+    assert budgets == BUDGETS
+    assert [at["accuracy"].value for at in metrics] == [0, 0.7]
+    assert [at["mean_tokens"].value for at in metrics] == [64, 201.5]
+    assert metrics[0]["norm_std"].value == 0
 
 
-def test_no_spread_of_lengths_is_shown_of_one_sample(tmp_path: Path) -> None:
+def test_no_spread_of_lengths_is_shown_of_one_sample() -> None:
     one = build(model("one", 300, 6, samples=1))
     comparison = compare([build(OLD), one])
-    (of_old, *_), (of_one, *_) = comparison.curves()[0].norm_std, comparison.curves()[1].norm_std
-    assert of_old is not None and of_one is None
+    of_old, of_one = (row.budgets[OVERALL][0][1] for row in comparison.rows)
+    assert "norm_std" in of_old and "norm_std" not in of_one
     _, *lines = compare([one]).text().splitlines()
     assert [line.split()[-3:] for line in lines] == [["-", "0.0%", "0.0%"]] * 3
-    write_comparison(comparison, tmp_path / "both")
-    assert "<!-- NormStd of lengths -->" in (tmp_path / "both/budgets.svg").read_text()
-    write_comparison(compare([one]), tmp_path / "one")
-    assert "<!-- NormStd of lengths -->" not in (tmp_path / "one/budgets.svg").read_text()
+    assert any("NormStd" in plot for plot in plots_of_block(comparison.rows, OVERALL))
+    assert not any("NormStd" in plot for plot in plots_of_block(compare([one]).rows, OVERALL))
 
 
 @pytest.mark.parametrize("stored_by_an_earlier_version", [False, True])
-def test_early_exit_has_no_budget_curve(tmp_path: Path, stored_by_an_earlier_version: bool) -> None:
+def test_early_exit_has_no_budget_curve(stored_by_an_earlier_version: bool) -> None:
     """It tries answers by the room left: its samples, cut, are not those of a smaller limit."""
     early = build(model("early", 300, 6, method="deer"))
     assert early.overall.budgets == () == early.benchmarks["gsm8k"].budgets
@@ -238,11 +234,8 @@ def test_early_exit_has_no_budget_curve(tmp_path: Path, stored_by_an_earlier_ver
         assert early.overall.budgets
     comparison = compare([build(OLD), early])
     for block in comparison.blocks:
-        assert [curve.label for curve in comparison.curves(block)] == ["old"]
+        assert [row.label for row in comparison.rows if row.budgets[block]] == ["old"]
     for text in (comparison.markdown(), comparison.text()):
         assert "No budget curve: early (early exit tries answers by the room left" in text
-    write_comparison(comparison, tmp_path)
-    assert "<!-- overall, without early -->" in (tmp_path / "budgets.svg").read_text()
-    write_comparison(compare([early]), tmp_path)
-    assert not list(tmp_path.glob("budgets.*"))
+    assert not any("budget" in plot for plot in plots_of_block(compare([early]).rows, OVERALL))
     assert "No budget curve" not in compare([build(OLD)]).markdown()

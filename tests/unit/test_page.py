@@ -14,6 +14,7 @@ from made_runs import HARM, made_samples, make_evaluation, make_run, response, w
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.report.page.evaluation_data import blocks_of
+from megatron_opsft.report.page.evaluation_plots import pareto_front
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.write import distinct, write_page
 from megatron_opsft.report.table import OVERALL, TableRow
@@ -336,3 +337,9 @@ def test_the_same_run_gives_the_same_responses(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"".join(lines[::-1])))
     assert sample_responses(rollouts_of(run), 60_000) == first
     assert 0 < len(first["rows"]) < first["total"] == 6 * 8 * 3
+
+
+def test_pareto_front_matches_its_definition() -> None:
+    points = [(100, 0.5), (200, 0.6), (150, 0.5), (200, 0.6), (300, 0.6), (50, 0.1), (90, 0.05)]
+    assert pareto_front(points) == {0, 1, 3, 5}
+    assert pareto_front([(1, 1)]) == {0}

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.evaluation import pareto_front
 from megatron_opsft.report.page.plot import Series, bars, number, percent, plot
 from megatron_opsft.report.table import TableRow
 
@@ -77,3 +76,15 @@ def _at_budgets(rows: Sequence[TableRow], block: str, metric: str) -> list[Serie
 
 def _whiskers(at: Sequence[tuple[float, Estimate]]) -> list[tuple[float, float, float]]:
     return [(x, e.low, e.high) for x, e in at if e.low is not None and e.high is not None]
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of the (tokens, accuracy) points that none beats: fewer tokens, higher accuracy."""
+    return {
+        place
+        for place, (tokens, accuracy) in enumerate(points)
+        if not any(
+            other[0] <= tokens and other[1] >= accuracy and other != (tokens, accuracy)
+            for other in points
+        )
+    }

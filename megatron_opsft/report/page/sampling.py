@@ -4,21 +4,18 @@ Whole groups are taken, of the same problems in every step where they can be: by
 problem, so that a problem is seen before and after, and the same run gives the same page.
 """
 
-import gzip
 import hashlib
 import json
-import logging
 import re
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.report.lines import response_lines
 from megatron_opsft.report.page.embed import encoded_size
 from megatron_opsft.runtime.step_names import rollout_files
-
-log = logging.getLogger("megatron_opsft")
 
 FIELDS = (
     "step",
@@ -89,9 +86,9 @@ def _sample_step(
     groups: dict[int, tuple[str, _Group]] = {}
     used = total = 0
     closed = 1 << 64  # no problem from here on: one before it did not fit
-    for problem_id, line in _lines(paths):
+    for _, line in chain.from_iterable(map(response_lines, paths)):
         total += 1
-        place = _hash(problem_id)
+        place = _hash(_problem_of(line))
         if place >= closed:
             continue
         row = _parse(line, step)
@@ -120,17 +117,6 @@ def _add(group: _Group, fields: dict[str, Any]) -> int:
     group.rows.append(row)
     group.num_bytes += size
     return size
-
-
-def _lines(paths: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """(problem, line) of every response; what a damaged file still holds, with a warning."""
-    for path in paths:
-        try:
-            with gzip.open(path) as file:
-                for line in file:
-                    yield _problem_of(line), line
-        except (OSError, EOFError, zlib.error) as error:
-            log.warning("%s: %s; its other responses are left out", path, error)
 
 
 def _problem_of(line: bytes) -> str:

@@ -87,7 +87,8 @@ def write_page(
     names = [run.name for run in shown_runs] or [row.label for row in rows]
     top, others = curves_of(shown_runs)
     if sections is None:
-        sections = _benchmarks(shown_evaluations)
+        sizes = {name: size for one in shown_evaluations for name, size in one.sizes.items()}
+        sections = sections_of(rows, sizes)
     values: dict[str, Any] = {
         "title": title or ", ".join(names),
         "text": text,
@@ -156,20 +157,20 @@ def _figures(runs: Sequence[RunData], rows: Sequence[TableRow]) -> list[BigFigur
     return figures_of_rows(rows[0], rows[-1], OVERALL) if shared else []
 
 
-def _benchmarks(evaluations: Sequence[EvaluationData]) -> list[Section]:
+def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
+    """A section a block. sizes: benchmark -> its problems and samples, as text."""
     found = []
-    for block, heading, rows in blocks_of([one.row for one in evaluations]):
-        sizes = [one.sizes[block] for one in evaluations if block in one.sizes]
-        told = [" / ".join(dict.fromkeys(sizes))] if sizes else []
+    for block, heading, own in blocks_of(rows):
+        told = [sizes[block]] if block in sizes else []
         told += [
-            f"CR of {row.label}: to the tokens of {row.reference}" for row in rows if row.reference
+            f"CR of {row.label}: to the tokens of {row.reference}" for row in own if row.reference
         ]
         found.append(
             Section(
                 title=title_of(heading),
                 text=". ".join([*told, "In brackets: intervals by bootstrap over problems."]),
-                table=table_of(rows, block, title_of(heading)),
-                plots=plots_of_block(rows, block),
+                table=table_of(own, block, title_of(heading)),
+                plots=plots_of_block(own, block),
             )
         )
     return found
