@@ -28,6 +28,7 @@ _CURVES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("Trained tokens", "trained_tokens", "", {"from_zero": True}),
 )
 _AT_TOP = 3
+_TOKENS = next(column for column in COLUMNS if column.metric == "mean_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +61,7 @@ def figures_of_run(run: RunData) -> list[BigFigure]:
     return [
         figure
         for name, ends in sets.items()
-        for figure in (
-            _tokens(f"Mean response tokens{name}", ends, "mean_response_tokens"),
-            _share(f"Accuracy{name}", ends, "accuracy"),
-        )
-        if figure is not None
+        for figure in _figures(name, ends, "mean_response_tokens")
     ]
 
 
@@ -74,38 +71,27 @@ def figures_of_rows(before: TableRow, after: TableRow, block: str) -> list[BigFi
         end: {name: estimate.value for name, estimate in row.blocks[block].items()}
         for end, row in (("base", before), ("final", after))
     }
-    names = f"{before.label} to {after.label}"
-    tokens = _tokens(f"Mean response tokens, {names}", ends, "mean_tokens")
-    accuracy = _share(f"Accuracy, {names}", ends, "accuracy")
-    return [figure for figure in (tokens, accuracy) if figure is not None]
+    return _figures(f", {before.label} to {after.label}", ends, "mean_tokens")
 
 
-def _tokens(title: str, ends: Mapping[str, Any], key: str) -> BigFigure | None:
-    before, after = (ends[end].get(key) for end in ("base", "final"))
-    if before is None or after is None or not before:
-        return None
-    column = next(column for column in COLUMNS if column.metric == "mean_tokens")
-    change = after / before - 1
-    return BigFigure(
-        title=title,
-        before=column.text(before),
-        after=column.text(after),
-        change=f"{100 * change:+.1f} %",
-        is_better=change <= 0,
-    )
-
-
-def _share(title: str, ends: Mapping[str, Any], key: str) -> BigFigure | None:
-    before, after = (ends[end].get(key) for end in ("base", "final"))
-    if before is None or after is None:
-        return None
-    return BigFigure(
-        title=title,
-        before=percent(before),
-        after=percent(after),
-        change=f"{100 * (after - before):+.1f} points",
-        is_better=after >= before,
-    )
+def _figures(name: str, ends: Mapping[str, Any], length: str) -> list[BigFigure]:
+    """Tokens and accuracy; none of what was not measured at both ends. length: its key."""
+    found = []
+    for title, key in (("Mean response tokens", length), ("Accuracy", "accuracy")):
+        before, after = (ends[end].get(key) for end in ("base", "final"))
+        if before is None or after is None or (key == length and not before):
+            continue
+        change = f"{100 * (after / before - 1):+.1f} %" if key == length else ""
+        found.append(
+            BigFigure(
+                title=f"{title}{name}",
+                before=_TOKENS.text(before) if change else percent(before),
+                after=_TOKENS.text(after) if change else percent(after),
+                change=change or f"{100 * (after - before):+.1f} points",
+                is_better=after <= before if change else after >= before,
+            )
+        )
+    return found
 
 
 def table_of_runs(runs: Sequence[RunData]) -> Table:

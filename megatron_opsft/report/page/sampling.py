@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.report.lines import response_lines
-from megatron_opsft.report.page.embed import encoded_size
+from megatron_opsft.report.page.html import encoded_size
 from megatron_opsft.runtime.step_names import rollout_files
 
 FIELDS = (

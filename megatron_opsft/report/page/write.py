@@ -9,7 +9,6 @@ from typing import Any
 from markupsafe import Markup
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.page.embed import MAX_MB, encoded_size, script_json
 from megatron_opsft.report.page.evaluation_data import (
     EvaluationData,
     blocks_of,
@@ -17,7 +16,7 @@ from megatron_opsft.report.page.evaluation_data import (
     samples_of,
 )
 from megatron_opsft.report.page.evaluation_plots import plots_of_block
-from megatron_opsft.report.page.html import render
+from megatron_opsft.report.page.html import MAX_MB, encoded_size, render, script_json
 from megatron_opsft.report.page.result import (
     BigFigure,
     Table,
