@@ -252,7 +252,13 @@ STAGES = (
     Stage(
         name="evaluation",
         proves="evaluation on the GPU: the same responses in any batch, as accurate in bfloat16",
-        on_gpu=tests("tests/gpu/test_eval_gpu.py", modules=SESSION, seconds=90, limit=300, gpus=1),
+        on_gpu=tests(
+            "tests/gpu/test_eval_gpu.py",
+            modules=(*SESSION, "tabulate"),
+            seconds=90,
+            limit=300,
+            gpus=1,
+        ),
     ),
     Stage(
         name="convert_speed",
