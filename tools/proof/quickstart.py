@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proof.stage import publish
 from vllm_jobs import opened
 
 from megatron_opsft.records import Sample, SyncResult
@@ -20,7 +21,6 @@ from megatron_opsft.runtime.machine import free_gpu_bytes
 from megatron_opsft.runtime.memory import peak_memory_bytes
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
-from proof.report import publish
 
 # Enough that what sleeps can be told from what the driver keeps.
 KV_CACHE_BYTES = 4_000_000_000

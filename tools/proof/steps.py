@@ -9,19 +9,19 @@ norms of three updates (relative). Also run by torchrun, for layouts of its numb
 import argparse
 import os
 import statistics
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
 from hf_reference import hf_gradient, hf_training
 from jobs import NUM_ROLLOUTS, OPTIMIZER, Case, build, gradient, train_steps
 from megatron.core import parallel_state
+from proof.stage import publish
 
 from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import stop_distributed
-from proof.report import publish
 
 NUM_STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -34,64 +34,27 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2dp2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "pp2dp2": {"pp": 2, "dp": 2},
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Largest relative errors: of losses, of gradient norms, of the worst tensor, of the median."""
-
-    loss: float
-    norm: float
-    tensor: float
-    median: float
-
-
+# Largest relative errors: of losses, of gradient norms, of the worst tensor, of the median one.
 BOUNDS = {
-    "float32": Bounds(loss=1e-5, norm=1e-4, tensor=1e-4, median=1e-4),
-    "bfloat16": Bounds(loss=1e-2, norm=3e-2, tensor=0.1, median=0.03),
+    "float32": {"loss": 1e-5, "norm": 1e-4, "worst tensor": 1e-4, "median tensor": 1e-4},
+    "bfloat16": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.1, "median tensor": 0.03},
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """What `Bounds` bounds; losses, norms and every tensor's error for the record."""
-
-    loss: float
-    norm: float
-    tensors: dict[str, float]
-    losses: list[float]
-    norms: list[float]
-
-    def problems(self, bounds: Bounds) -> list[str]:
-        """One line for each bound that is exceeded; an error that is no number exceeds any."""
-        worst = max(self.tensors, key=lambda name: _size(self.tensors[name]))
-        found = {
-            "loss": (self.loss, bounds.loss),
-            "gradient norm": (self.norm, bounds.norm),
-            worst: (self.tensors[worst], bounds.tensor),
-            "median of the tensors": (statistics.median(self.tensors.values()), bounds.median),
-        }
-        return [
-            f"{name}: relative error {error:.2e}, bound {bound:g}"
-            for name, (error, bound) in found.items()
-            if not error <= bound
-        ]
+def largest(errors: list[float]) -> float:
+    """An error that is no number is larger than any."""
+    return max(errors, key=lambda error: error if error == error else float("inf"))
 
 
-def _size(error: float) -> float:
-    return error if error == error else float("inf")
+def relative(found: list[float], expected: list[float]) -> float:
+    return largest([abs(f - e) / abs(e) for f, e in zip(found, expected, strict=True)])
 
 
-def _relative(found: float, expected: float) -> float:
-    return abs(found - expected) / abs(expected)
+def compare(case: Case) -> dict[str, Any] | None:
+    """The errors that `BOUNDS` bounds, and what they are of; None on ranks other than the first.
 
-
-def _largest(errors: list[float]) -> float:
-    return max(errors, key=_size)
-
-
-def errors_of(case: Case) -> Errors | None:
-    """Called by every rank; None on those other than rank 0."""
+    Called by every rank.
+    """
     loss, _, found = gradient(case)
     parallel_state.destroy_model_parallel()
     built = build(case)
@@ -102,56 +65,44 @@ def errors_of(case: Case) -> Errors | None:
     if not is_main:
         return None
     expected_loss, expected = hf_gradient(case.model, case.num_samples, NUM_ROLLOUTS)
-    losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, NUM_STEPS)
-    assert found.keys() == expected.keys()
-    loss_errors = [_relative(r.loss, want) for r, want in zip(results, losses, strict=True)]
-    norm_errors = [_relative(r.grad_norm, want) for r, want in zip(results, norms, strict=True)]
-    return Errors(
-        loss=_largest([_relative(loss, expected_loss), *loss_errors]),
-        norm=_largest(norm_errors),
-        tensors={
-            name: float((torch.from_numpy(found[name]) - want).norm() / want.norm())
-            for name, want in expected.items()
-        },
-        losses=[result.loss for result in results],
-        norms=[result.grad_norm for result in results],
+    expected_losses, expected_norms, _ = hf_training(
+        case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, NUM_STEPS
     )
+    assert found.keys() == expected.keys()
+    tensors = {
+        name: float((torch.from_numpy(found[name]) - want).norm() / want.norm())
+        for name, want in expected.items()
+    }
+    losses, norms = [r.loss for r in results], [r.grad_norm for r in results]
+    return {
+        "loss": relative([loss, *losses], [expected_loss, *expected_losses]),
+        "norm": relative(norms, expected_norms),
+        "worst tensor": largest([*tensors.values()]),
+        "median tensor": statistics.median(tensors.values()),
+        "losses": losses,
+        "norms": norms,
+        "tensor_errors": tensors,
+    }
 
 
-def cases(args: argparse.Namespace) -> Iterator[tuple[str, Case]]:
-    """Each with its name."""
-    for dtype in args.dtypes.split(","):
-        for layout in args.layouts.split(","):
-            for model in args.models.split(","):
-                for loss in args.losses.split(","):
-                    yield (
-                        f"{dtype} {layout} {model} {loss}",
-                        Case(
-                            model=model,
-                            dtype=dtype,
-                            cross_entropy=loss,
-                            device_name=args.device,
-                            **LAYOUTS[layout],
-                        ),
-                    )
-
-
-def summarize(found: dict[str, Errors]) -> tuple[dict[str, float], list[str]]:
-    """The worst of each dtype's errors, and what is beyond its bounds."""
+def summarize(cases: dict[str, dict[str, Any]]) -> tuple[dict[str, float], list[str]]:
+    """The worst of each dtype's errors, and a line for each error beyond its bound."""
     figures: dict[str, float] = {}
     problems = []
     for dtype, bounds in BOUNDS.items():
-        own = {name: errors for name, errors in found.items() if name.startswith(dtype)}
-        if not own:
-            continue
-        figures |= {
-            f"{dtype}_loss_error": _largest([e.loss for e in own.values()]),
-            f"{dtype}_norm_error": _largest([e.norm for e in own.values()]),
-            f"{dtype}_gradient_error": _largest(
-                [error for e in own.values() for error in e.tensors.values()]
-            ),
-        }
-        problems += [f"{name}: {line}" for name, e in own.items() for line in e.problems(bounds)]
+        own = {name: found for name, found in cases.items() if name.startswith(dtype)}
+        shown = {"loss": "loss", "norm": "norm", "gradient": "worst tensor"}
+        if own:
+            figures |= {
+                f"{dtype}_{name}_error": largest([found[key] for found in own.values()])
+                for name, key in shown.items()
+            }
+        problems += [
+            f"{name}: relative error of the {key} {found[key]:.2e}, bound {bound:g}"
+            for name, found in own.items()
+            for key, bound in bounds.items()
+            if not found[key] <= bound
+        ]
     return figures, problems
 
 
@@ -171,26 +122,21 @@ def main() -> None:
 
         cpu_compat.install()
     with_te = uses_transformer_engine(device, "bfloat16")
-    found = {name: errors for name, case in cases(args) if (errors := errors_of(case))}
+    cases = {}
+    for dtype, layout, model, loss in product(
+        *(words.split(",") for words in (args.dtypes, args.layouts, args.models, args.losses))
+    ):
+        case = Case(model=model, dtype=dtype, cross_entropy=loss, device_name=args.device)
+        if found := compare(replace(case, **LAYOUTS[layout])):
+            cases[f"{dtype} {layout} {model} {loss}"] = found
     stop_distributed()
     if int(os.environ.get("RANK", "0")):
         return
-    figures, problems = summarize(found)
+    figures, problems = summarize(cases)
     if args.with_te and not with_te:
         problems.append("bfloat16 layers are not TransformerEngine's")
-    details = {
-        "bfloat16_layers": "TransformerEngine" if with_te else "plain torch",
-        "cases": {
-            name: {
-                "losses": errors.losses,
-                "norms": errors.norms,
-                "median_tensor_error": statistics.median(errors.tensors.values()),
-                "tensor_errors": errors.tensors,
-            }
-            for name, errors in found.items()
-        },
-    }
-    publish(figures, problems, details)
+    layers = "TransformerEngine" if with_te else "plain torch"
+    publish(figures, problems, {"bfloat16_layers": layers, "cases": cases})
 
 
 if __name__ == "__main__":

@@ -1,1 +1,0 @@
-"""What `tools/gpu_proof.sh` runs: the table of stages, its runner and the stages of its own."""

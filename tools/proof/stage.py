@@ -1,0 +1,189 @@
+"""What a stage of the proof does: it runs a command with a time limit, and keeps its figures."""
+
+import ctypes
+import json
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# No network. Where the caller's environment says otherwise, it wins.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+# Images exist that set TF32 to 1, and float32 GEMMs are then not float32's. COLUMNS: pytest cuts
+# its reasons off there.
+_FIXED = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0", "COLUMNS": "400"}
+# The last line of a traceback, behind torchrun's name of the rank or not.
+_NAMES_AN_ERROR = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit|Died)\b.*|error: ")
+_GRACE_SECONDS = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """The argument of the tests in test_stages.py.
+
+    device: cuda or cpu; out: the folder of the results; seconds: where the command is killed;
+    record: keeps a value of the result under its name.
+    """
+
+    name: str
+    device: str
+    out: Path
+    seconds: float
+    record: Callable[[str, Any], None]
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device == "cuda"
+
+    def show(self, **figures: float | None) -> None:
+        """Add figures to the table; None: there is none here. Not finite: the stage fails."""
+        self.figures |= {name: v for name, v in figures.items() if v is not None}
+        wrong = [name for name, v in self.figures.items() if not math.isfinite(float(v))]
+        self.record("figures", {n: float(v) for n, v in self.figures.items() if n not in wrong})
+        if wrong:
+            pytest.fail(f"{wrong[0]} is {self.figures[wrong[0]]}", pytrace=False)
+
+    def run(self, words: str, ranks: int = 1) -> list[dict[str, Any]]:
+        """The JSON lines that `python WORDS` prints, started by torchrun for several ranks.
+
+        A line with `figures` is a report (`proof.report`): they go to the table. The stage fails
+        where the command does, names a problem, or reaches its limit.
+        """
+        torchrun = "-m torch.distributed.run --standalone --local-addr=localhost --nproc-per-node"
+        exit_code = self._run(f"{torchrun} {ranks} {words}" if ranks > 1 else words)
+        text = self._log("out")
+        lines = []
+        for line in text.splitlines():
+            with suppress(json.JSONDecodeError):
+                if line.startswith("{"):
+                    lines.append(json.loads(line, parse_constant=str))  # NaN is not JSON
+        reports = [line for line in lines if "figures" in line]
+        self.record("details", reports[-1].get("details", {}) if reports else {"lines": lines})
+        problems = reports[-1]["problems"] if reports else []
+        self.record("problems", problems)
+        if reports:
+            self.show(**reports[-1]["figures"])
+        if exit_code or problems:
+            why = problems[0] if problems else f"exit code {exit_code}: {self._last_words()}"
+            pytest.fail(why, pytrace=False)
+        if not lines:
+            pytest.fail("it printed no figures", pytrace=False)
+        return lines
+
+    def run_tests(self, words: str) -> None:
+        """Run `pytest WORDS`: how many tests passed, failed and were skipped, and why."""
+        exit_code = self._run(f"-m pytest {words} -rfEs -p no:cacheprovider")
+        text = self._log("out")
+        (*_, last) = text.strip().splitlines() or [""]
+        counts = Counter(passed=0, failed=0, skipped=0)
+        for count, outcome in re.findall(r"(\d+) (passed|failed|skipped|error)", last):
+            counts["failed" if outcome == "error" else outcome] += int(count)
+        problems = re.findall(r"^(?:FAILED|ERROR) (.*)", text, re.MULTILINE)
+        skipped = re.findall(r"^SKIPPED \[\d+\] \S+: (.*)", text, re.MULTILINE)
+        self.record("problems", problems)
+        self.record("details", {"skipped": skipped})
+        self.show(**counts)
+        if exit_code not in (0, 5):  # 5: pytest found no test
+            why = problems[0] if problems else self._last_words()
+            pytest.fail(f"exit code {exit_code}: {why}", pytrace=False)
+        if not counts["passed"]:
+            pytest.skip("; ".join(dict.fromkeys(skipped)) or "no test ran")
+
+    def _run(self, words: str) -> int:
+        """The exit code of `python WORDS`. Whatever it started is gone on return."""
+        command = shlex.split(words)
+        self.record("command", command)
+        self.record("log", f"logs/{self.name}")
+        with (
+            # A short path: sockets lie below it, whose paths may not be long.
+            tempfile.TemporaryDirectory(prefix="opsft-", ignore_cleanup_errors=True) as work,
+            open(self.out / f"logs/{self.name}.out", "wb") as out,
+            open(self.out / f"logs/{self.name}.err", "wb") as err,
+        ):
+            paths = [ROOT, ROOT / "tools", ROOT / "tests/support", os.environ.get("PYTHONPATH", "")]
+            environment = {**_ENVIRONMENT, **os.environ, **_FIXED, "TMPDIR": work}
+            environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in paths if str(path))
+            try:
+                return subprocess.Popen(
+                    [sys.executable, *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=environment,
+                    cwd=ROOT,
+                    start_new_session=True,
+                ).wait(self.seconds)
+            except subprocess.TimeoutExpired:
+                pytest.fail(
+                    f"killed after {self.seconds:.0f} s, with all it had started", pytrace=False
+                )
+            finally:
+                end_children()
+
+    def _log(self, suffix: str) -> str:
+        path = self.out / f"logs/{self.name}.{suffix}"
+        return path.read_text(encoding="utf-8", errors="replace")
+
+    def _last_words(self) -> str:
+        """The last error that its log names, or its last line; at most 300 characters."""
+        lines = self._log("err").strip().splitlines()
+        errors = [line for line in lines if _NAMES_AN_ERROR.match(line)]
+        (*_, last) = errors or lines or ["it said nothing"]
+        return last.strip()[:300]
+
+
+def adopt_orphans() -> None:
+    """A process whose parent dies becomes a child of this one, and is found and ended with it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_children() -> None:
+    """Kill every process below this one, also those in sessions of their own."""
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while (found := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)
+
+
+def formatted(figures: Mapping[str, float]) -> str:
+    """Such as `passed 40, failed 0, mfu 0.41`."""
+    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return str(int(value))
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def publish(
+    figures: Mapping[str, float], problems: Sequence[str], details: Mapping[str, Any]
+) -> NoReturn:
+    """Print the JSON line that `Stage.run` reads, and end: with 1 for any problem."""
+    print(json.dumps({"figures": figures, "problems": problems, "details": details}), flush=True)
+    sys.exit(bool(problems))
