@@ -102,7 +102,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shard-bytes", type=int, default=2_000_000_000)
-    parser.add_argument("--skip-floor", action="store_true", help="only convert: large models")
     args = parser.parse_args()
     seconds: dict[str, list[float]] = {"floor": [], "to-megatron": [], "to-hf": []}
     peaks: list[float] = []
@@ -113,10 +112,9 @@ def main() -> None:
         for _ in range(args.repeats):
             for path in (megatron, back, Path(name) / "floor"):
                 shutil.rmtree(path, ignore_errors=True)
-            if not args.skip_floor:
-                os.sync()
-                seconds["floor"].append(floor_seconds(hf, Path(name) / "floor"))
-                shutil.rmtree(Path(name) / "floor")
+            os.sync()
+            seconds["floor"].append(floor_seconds(hf, Path(name) / "floor"))
+            shutil.rmtree(Path(name) / "floor")
             for direction, source, source_dir, out in (
                 ("to-megatron", "--hf", hf, megatron),
                 ("to-hf", "--megatron", megatron, back),
@@ -129,15 +127,14 @@ def main() -> None:
                 seconds[direction].append(figures["seconds"])
                 peaks.append(figures["peak_rss_mb"])
                 num_bytes = int(figures["bytes"])
-    median = {key: statistics.median(values) for key, values in seconds.items() if values}
+    median = {key: statistics.median(values) for key, values in seconds.items()}
     slower = max(median["to-megatron"], median["to-hf"])
-    floor = median.get("floor")
     result = {
         "benchmark": "convert",
         "bytes": num_bytes,
         "seconds": slower,
-        "floor_seconds": floor and round(floor, 3),
-        "ratio": floor and round(slower / floor, 3),
+        "floor_seconds": round(median["floor"], 3),
+        "ratio": round(slower / median["floor"], 3),
         "to_megatron_seconds": median["to-megatron"],
         "to_hf_seconds": median["to-hf"],
         "peak_rss_mb": max(peaks),

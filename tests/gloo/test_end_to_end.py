@@ -4,10 +4,12 @@ kills, and after a stop.
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
-from argparse import Namespace
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -268,23 +270,23 @@ def test_another_chat_template_is_refused_on_resume(
 
 
 def test_killed_run_resumes_bit_identically(
-    cli: ForkedCli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
-    """tools/kill_and_resume.py, its runs forked."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import kill_and_resume
-
-    class Forked:
-        def __init__(self, args: Namespace, run_dir: Path, number: int = 0) -> None:
-            _, *words = kill_and_resume.command(args, run_dir, number)
-            assert words[:2] == ["-m", "megatron_opsft"]
-            run = cli.start(words[2:])
-            self.pid, self.poll = run.pid, run.poll
-            self.wait = lambda: run.wait().exit_code
-
-    monkeypatch.setattr(kill_and_resume, "start", Forked)
-    monkeypatch.setattr(sys, "argv", ["tool", QUICKSTART, *SMALL, "run.steps=4", "--kills", "2"])
-    kill_and_resume.main()
-    ended = capsys.readouterr()
-    assert json.loads(ended.out)["identical"] is True
-    assert "while a checkpoint was being written" in ended.err
+    """Killed while a checkpoint was being written, and in the middle of a step."""
+    run_dir = tmp_path / "run"
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    moments = {
+        "in a checkpoint": lambda: any(checkpoints.glob(".partial_*")),
+        "in the third step": lambda: metrics.exists() and metrics.read_text().count("\n") >= 2,
+    }
+    for number, (name, has_come) in enumerate(moments.items()):
+        run = cli.start([*train_args(run_dir), *["--resume=auto"] * (number > 0)])
+        deadline = time.monotonic() + 120
+        while not has_come():
+            assert run.poll() is None and time.monotonic() < deadline, name
+            time.sleep(0.001)
+        os.kill(run.pid, signal.SIGKILL)
+        assert run.wait().exit_code != 0
+    ended = cli.run([*train_args(run_dir), "--resume=auto"])
+    assert ended.exit_code == 0, ended.stderr
+    assert compare_runs(undisturbed, run_dir) == []

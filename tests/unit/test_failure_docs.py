@@ -40,4 +40,4 @@ def test_exit_codes() -> None:
 
 def test_tools_exist() -> None:
     named = re.findall(r"python (tools/\w+\.py)", DOCS)
-    assert len(named) == 2 and all((ROOT / name).is_file() for name in named)
+    assert len(named) == 1 and all((ROOT / name).is_file() for name in named)

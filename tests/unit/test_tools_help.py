@@ -34,6 +34,6 @@ def test_help(
 @pytest.mark.slow
 def test_megatron_says_nothing_of_what_is_not_installed() -> None:
     """Nor does anything else that is imported."""
-    script = str(ROOT / "benchmarks/step.py")
+    script = str(ROOT / "benchmarks/train_step.py")
     ended = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -316,7 +316,7 @@ def test_a_scheduler_s_signal_does_not_end_a_worker_that_just_starts(number: int
 
 
 def test_memory_and_verdicts_do_not_depend_on_what_came_before() -> None:
-    """Distinct answers in two orders; benchmarks/verifier.py does the same with 20,000."""
+    """Distinct answers in two orders."""
     items = latex_items(600)
     shuffled = random.Random(1).sample(items, len(items))
     limit = 1 << 30

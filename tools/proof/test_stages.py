@@ -135,6 +135,7 @@ def test_push_speed(stage: Stage) -> None:
         gb_per_second=line["in_place_gb_per_second"],
         copy_gb_per_second=line["copy_gb_per_second"],
         share_of_copy=line["in_place_to_copy"],
+        stream_share_of_copy=line["stream_to_copy"],
         checksums_seconds=line["checksums_seconds"],
     )
 
@@ -199,10 +200,11 @@ def test_evaluation(stage: Stage) -> None:
 @needs(60, modules=CONVERTER, gpus=0)
 def test_convert_speed(stage: Stage) -> None:
     """seconds of a conversion of a 1.5B model both ways (CPU and disk)"""
-    tiny = "--skip-floor --config megatron_opsft/assets/tiny_reasoner/config.json"
+    tiny = "--config megatron_opsft/assets/tiny_reasoner/config.json"
     (line,) = stage.run(f"benchmarks/convert.py --repeats 1 {'' if stage.on_gpu else tiny}")
     stage.show(
         to_megatron_seconds=line["to_megatron_seconds"],
         to_hf_seconds=line["to_hf_seconds"],
+        time_to_plain_copy=line["ratio"],
         peak_rss_mb=line["peak_rss_mb"],
     )
