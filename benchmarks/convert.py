@@ -22,35 +22,20 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from shapes import CONFIGS
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]
-R1_DISTILL_QWEN_1P5B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 10000,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 151936,
-}
 
 
-def make_model(directory: Path, config_file: Path | None, shard_bytes: int) -> None:
+def make_model(directory: Path, config_file: Path, shard_bytes: int) -> None:
     """Random weights under the names and shapes of the config."""
     directory.mkdir()
-    text = config_file.read_text() if config_file else json.dumps(R1_DISTILL_QWEN_1P5B)
-    (directory / "config.json").write_text(text)
+    config = json.loads(config_file.read_text()) | {"torch_dtype": "bfloat16"}
+    (directory / "config.json").write_text(json.dumps(config))
     table = WeightTable(read_model_shape(directory))
     shapes = table.hf_shapes()
     layout = hf_layout(shapes, torch.bfloat16, shard_bytes)
@@ -98,7 +83,8 @@ def own_rss_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", type=Path, help="config.json of another model")
+    r1_distill = CONFIGS / "DeepSeek-R1-Distill-Qwen-1.5B/config.json"
+    parser.add_argument("--config", type=Path, default=r1_distill, help="of another model")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--shard-bytes", type=int, default=2_000_000_000)

@@ -226,6 +226,8 @@ def prove(words: Sequence[str], stages: Path) -> int:
         (out / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"no results can be written to {out}: {error.strerror}") from error
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
     proof = Proof(args, out)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever is installed here; also in stages
     options = ["-vv", "--no-header", "--tb=no", "-rN", "-p", "no:cacheprovider"]
@@ -244,8 +246,6 @@ def prove(words: Sequence[str], stages: Path) -> int:
 
 def main(stages: Path = STAGES) -> None:
     """Entry point. Bad input: one line on stderr and exit code 2."""
-    adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
     try:
         sys.exit(prove(sys.argv[1:], stages))
     except UserError as error:

@@ -1,12 +1,12 @@
 """A rehearsal of scale: what one rank of a large job does in a step beside computing, for real.
 
-    python tools/rehearse.py [--ranks 8,64,512,4096] [--config FILE] [--json] [--out DIR]
+    python tools/rehearse.py [CONFIG] [KEY=VALUE ...] --ranks 8 4096 [--json]
 
 The project's own functions run on a few ranks of the job (the first, the last of the first node,
-one in the middle, the last), each in turn, on fake process groups of the whole job. The messages of
-the other ranks are made up with the token counts that they would have (`rehearsal/fake_world.py`).
-Without --config: the shipped 1.5B and 7B configurations and Qwen2.5-72B on TP 8 x PP 8, each with
-B=1,024, G=16, L=8,192.
+one in the middle, the last), each in turn, on fake process groups of the whole job. What the other
+ranks would send is made up with the token counts that a plan assumes, and is what
+`all_gather_bytes` and `route_bytes` return: time in the network is not in it. Without CONFIG:
+R1-Distill-7B with B=1,024, G=16, L=8,192.
 
 Printed for each part: seconds of CPU time, and bytes: received by the rank, and the peak of what
 Python and numpy hold of it; of the slowest and of the fullest of the ranks.
@@ -14,135 +14,235 @@ Python and numpy hold of it; of the slowest and of the fullest of the ranks.
 
 import argparse
 import json
-import tempfile
+import random
 import time
 import tracemalloc
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from rehearsal.fake_rank import fake_rank
-from rehearsal.fake_world import FakeWorld
-from rehearsal.figure import draw, show_table
-from rehearsal.parts import StepParts
-from rehearsal.weights import CheckpointParts, PushParts, stage_parts
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.batching import exchange
+from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.config_file import load_config
+from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.runtime import cpu_compat
+from megatron_opsft.plan.workload import make_workload
+from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
+from megatron_opsft.runtime import cpu_compat, distributed
+from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distributed
+from megatron_opsft.runtime.exchange import digest_of, to_bytes
 from megatron_opsft.storage.model_paths import resolve_config
+from megatron_opsft.sync.transfer import engine_placements, trainer_placements
+from megatron_opsft.weights.rectangles import hf_columns
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.schedule import make_schedule
+from megatron_opsft.weights.vllm_layout import vllm_parameters
 
+CONFIG = Path(__file__).resolve().parents[1] / "examples/configs/r1_distill_7b_paper.yaml"
 STEP = ["data.prompts_per_step=1024", "rollout.group_size=16", "rollout.max_response_tokens=8192"]
-CONFIGS = Path(__file__).resolve().parents[1] / "examples/configs"
+Gathers, Parts = Sequence[Sequence[Tensor]], dict[int, Tensor]
+PROMPT_TOKENS = 150
+TOKEN = 123_456  # all the same: small integers are shared in Python, those of a vocabulary are not
 
 
-def make_jobs(args: argparse.Namespace, world_size: int) -> dict[str, TrainingJob]:
-    """Jobs by name. A job of 72B on fewer ranks than a replica's takes fewer stages."""
-    hardware = load_hardware("h100")
-
-    def job(path: Path, overrides: list[str]) -> TrainingJob:
-        config = load_config(path, overrides)
-        shape = read_model_shape(resolve_config(config.model.path))
-        return TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)
-
-    if args.config:
-        return {args.config.stem: job(args.config, args.overrides)}
-    large = ["model.path=Qwen/Qwen2.5-72B", "parallel.tp=8", "rollout.tp=8"]
-    large += [f"parallel.pp={min(8, world_size // 8)}"]
-    seven = CONFIGS / "r1_distill_7b_paper.yaml"
-    jobs = {
-        "1.5B": lambda: job(CONFIGS / "r1_distill_1p5b_paper.yaml", STEP + args.overrides),
-        "7B": lambda: job(seven, STEP + args.overrides),
-        "72B": lambda: job(seven, STEP + large + args.overrides),
-    }
-    return {name: jobs[name]() for name in args.models.split(",")}
+@contextmanager
+def fake_rank(job: TrainingJob, rank: int) -> Iterator[Layout]:
+    """Inside, this process is one rank of the job's world, whose other ranks are not there."""
+    dist.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
+    try:
+        yield make_groups(job.parallel)
+    finally:
+        stop_distributed()
 
 
-class Clock:
-    """Seconds and bytes of each part of a rank; a part is run twice, since watching memory takes
-    time.
-    """
+class Rank:
+    """One rank of a job: runs the parts and measures each. figures: part -> (seconds, bytes)."""
 
-    def __init__(self, world: FakeWorld) -> None:
-        self._world = world
-        self.seconds: dict[str, float] = {}
-        self.bytes: dict[str, int] = {}
+    def __init__(self, job: TrainingJob, layout: Layout) -> None:
+        self.job, self.layout = job, layout
+        self.figures: dict[str, tuple[float, int]] = {}
 
-    def measure(self, part: str, run: Callable[[], Any]) -> Any:
-        self._world.reset()
-        begin = time.process_time()
-        result = run()
-        self.seconds[part] = time.process_time() - begin - self._world.own_seconds
-        received = self._world.received
-        del result
-        tracemalloc.start()
-        result = run()
-        self.bytes[part] = tracemalloc.get_traced_memory()[1] + received
-        tracemalloc.stop()
+    def measure(
+        self, part: str, act: Callable[[], Any], gathers: Gathers = (), came: Parts | None = None
+    ) -> Any:
+        """The result of `act`, which is run twice, since watching memory takes time.
+
+        gathers: what each rank gives to the calls of `all_gather_bytes`, call by call. came: what
+        each rank sends to this one in `route_bytes`, this one too.
+        """
+        told, came = cycle(gathers), came or {}
+        fakes = {"all_gather_bytes": lambda _: [*next(told)], "route_bytes": lambda _: came}
+        with patch.multiple(exchange, **fakes), patch.multiple(distributed, **fakes):
+            begin = time.process_time()
+            result = act()
+            seconds = time.process_time() - begin
+            tracemalloc.start()
+            act()
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        received = [*came.values(), *(vector for vectors in gathers for vector in vectors)]
+        self.figures[part] = seconds, peak + sum(vector.nbytes for vector in received)
         return result
 
+    def rehearse_step(self) -> None:
+        """Facts of the responses, packing, tokens. All finished responses are accepted."""
+        job, config, layout = self.job, self.job.config, self.layout
+        # Of the responses, problem by problem: those of a plan, in an order that says nothing.
+        lengths = list(make_workload(config).lengths)
+        random.Random(0).shuffle(lengths)
+        limit, group = config.rollout.max_response_tokens, config.rollout.group_size
+        problems = [Problem(id=f"p{i}", text="", answer="") for i in range(len(lengths) // group)]
 
-def rehearse(job: TrainingJob, rank: int) -> Clock:
-    """All parts of one rank."""
-    world = FakeWorld(rank, job.world_size)
-    clock = Clock(world)
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        parts = [] if rank else stage_parts(job, directory)
-        with fake_rank(job, rank) as layout, world.installed():
-            StepParts(job, layout, world, directory).run(clock.measure)
-            PushParts(job, layout, world).run(clock.measure)
-            CheckpointParts(job, layout, world, directory, parts).run(clock.measure)
-    return clock
+        starts = [rank * len(lengths) // job.world_size for rank in range(job.world_size + 1)]
+        held = [range(first, stop) for first, stop in pairwise(starts)]  # by each rank
+
+        def facts(numbers: range) -> Tensor:
+            """What the rank that holds these tells in `share_facts`."""
+            prompt, correct = PROMPT_TOKENS, list(Outcome).index(Outcome.CORRECT)
+            rows = [
+                (*divmod(n, group), prompt, lengths[n], correct, lengths[n] < limit, False, i)
+                for i, n in enumerate(numbers)
+            ]
+            return torch.tensor(rows, dtype=torch.int32).flatten().view(torch.uint8)
+
+        rollouts = [
+            Rollout(
+                problem_id=problems[n // group].id,
+                sample_index=n % group,
+                prompt_ids=(TOKEN,) * PROMPT_TOKENS,
+                response_ids=(TOKEN,) * lengths[n],
+                text="",
+                finish_reason=FinishReason.STOP,
+                weight_version=0,
+            )
+            for n in held[layout.rank]
+        ]
+        verdicts = [Verdict(outcome=Outcome.CORRECT, answer="42")] * len(rollouts)
+        share = partial(exchange.share_facts, rollouts, verdicts, problems)
+        responses = self.measure("facts of responses", share, [[*map(facts, held)]])
+        accepted = [response for response in responses if response.finished]
+        pack = partial(
+            plan_packing,
+            [response.sequence_tokens for response in accepted],
+            budget=config.train.max_tokens_per_microbatch * config.parallel.cp,
+            dp_size=job.dp,
+            quadratic_at=quadratic_at(job.shape),
+        )
+        plan = self.measure("packing", pack)
+        indices_of = [[i for indices in bins for i in indices] for bins in plan]
+        sizes: dict[int, int] = {}
+        if layout.rank == layout.first_of_replica(layout.dp_rank):
+            for i in indices_of[layout.dp_rank]:
+                holder = accepted[i].rank
+                sizes[holder] = sizes.get(holder, 0) + accepted[i].sequence_tokens
+        came = {
+            rank: torch.full((sizes[rank],), TOKEN, dtype=torch.int32).view(torch.uint8)
+            for rank in sorted(sizes)
+        }
+        # Without the broadcast inside the replica, whose other ranks are not there.
+        where = layout, torch.device("cpu")
+        fetch = partial(exchange.fetch_samples, accepted, indices_of, rollouts, problems, *where)
+        self.measure("tokens to the replica", fetch, came=came)
+
+    def rehearse_push(self) -> None:
+        """Once a run: who holds what, and which rectangle goes where."""
+        job, layout, parallel = self.job, self.layout, self.job.parallel
+        table = WeightTable(job.shape, "local", parallel.tp)
+        num_layers, num_experts = (
+            job.shape.num_layers // parallel.pp,
+            table.num_experts // parallel.ep,
+        )
+        rules = {
+            (stage, ep_rank): table.stage_rules(
+                range(stage * num_layers, (stage + 1) * num_layers),
+                has_embedding=stage == 0,
+                has_output=stage == parallel.pp - 1,
+                experts=range(ep_rank * num_experts, (ep_rank + 1) * num_experts),
+            )
+            for stage in range(parallel.pp)
+            for ep_rank in range(parallel.ep)
+        }
+        nothing, own_rules = torch.empty(0, device="meta"), rules[layout.pp_rank, layout.ep_rank]
+        parameters = tuple((rule, nothing) for rule in own_rules)
+        shards = ModelShards(table=table, layout=layout, parameters=parameters)
+        engine = EngineLayout(
+            tp_size=job.engine_tp,
+            parameters_of=lambda rank: vllm_parameters(table, rank, job.engine_tp),
+            hf_columns=hf_columns(table.hf_shapes()),
+        )
+        own = EngineWeights(tp_rank=layout.rank % job.engine_tp, tensors={})
+        names = {at: tuple(rule.mcore_name for rule in held) for at, held in rules.items()}
+        per_stage, etp = job.world_size // parallel.pp, parallel.expert_tp
+        everyone = range(job.world_size)
+        tp_ranks = [(rank % parallel.tp, rank % etp) for rank in everyone]
+        stages = [(rank // per_stage, rank % per_stage // etp % parallel.ep) for rank in everyone]
+        of_trainer = [(at, names[stage]) for at, stage in zip(tp_ranks, stages, strict=True)]
+        of_engine = [rank % job.engine_tp for rank in everyone]
+        placements = self.measure(
+            "who holds what",
+            lambda: (trainer_placements(shards), engine_placements(engine, own)),
+            [*told_by_value(of_trainer), *told_by_value(of_engine)],
+        )
+        sizes = {"itemsize": job.dtype_bytes, "bucket_bytes": job.config.sync.bucket_mb * 2**20}
+        made = partial(make_schedule, *placements, rank=layout.rank, **sizes)
+        self.measure("schedule of a push", lambda: made().program(layout.rank))
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a part, job and number of ranks."""
-    rows = []
-    for world_size in args.ranks:
-        for name, job in make_jobs(args, world_size).items():
-            last = world_size - 1
-            clocks = [rehearse(job, r) for r in sorted({0, min(7, last), world_size // 2, last})]
-            for part in clocks[0].seconds:  # rank 0 has them all
-                row = {
-                    "part": part,
-                    "ranks": world_size,
-                    "seconds": round(max(c.seconds.get(part, 0.0) for c in clocks), 4),
-                    "bytes": max(c.bytes.get(part, 0) for c in clocks),
-                    "model": name,
-                    "layout": f"TP {job.parallel.tp} x PP {job.parallel.pp} x DP {job.dp}",
-                }
-                rows.append(row)
-                if args.json:
-                    print(json.dumps(row), flush=True)
-    return rows
+def told_by_value(values: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """What the ranks tell in `ranks_by_value`: all a digest, the first with a value also that."""
+    first_with = {value: rank for rank, value in reversed([*enumerate(values)])}
+    digests = {value: digest_of(value) for value in first_with}
+    whole = [to_bytes([v] if first_with[v] == rank else []) for rank, v in enumerate(values)]
+    return [digests[value] for value in values], whole
+
+
+def rehearse(job: TrainingJob) -> Iterator[dict[str, Any]]:
+    """A row for each part."""
+    last, ranks = job.world_size - 1, []
+    for number in sorted({0, min(7, last), job.world_size // 2, last}):
+        with fake_rank(job, number) as layout:
+            ranks.append(Rank(job, layout))
+            ranks[-1].rehearse_step()
+            ranks[-1].rehearse_push()
+    for part in ranks[0].figures:
+        seconds, num_bytes = map(max, zip(*(rank.figures[part] for rank in ranks), strict=True))
+        row = {"part": part, "ranks": job.world_size}
+        yield row | {"seconds": round(seconds, 4), "bytes": num_bytes}
 
 
 def main() -> None:
+    """Entry point."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--ranks", default="8,64,512,4096", help="numbers of ranks")
-    parser.add_argument("--config", type=Path, help="a run's file, in place of the three jobs")
-    parser.add_argument("--models", default="1.5B,7B,72B", help="which of the three jobs")
-    parser.add_argument("--json", action="store_true", help="a line for each part at once")
-    parser.add_argument("--out", type=Path, help="a directory for rehearsal.json, .md and .png")
+    parser.add_argument("config", nargs="?", type=Path, help="a run's file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 4096], help="of the job")
+    parser.add_argument("--json", action="store_true", help="JSON lines in place of a table")
     args = parser.parse_intermixed_args()
-    args.ranks = [int(word) for word in args.ranks.split(",")]
-    warnings.filterwarnings("ignore")
     cpu_compat.install()
-    rows = measure(args)
-    if not args.json:
-        print(show_table(rows))
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "rehearsal.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-        (args.out / "rehearsal.md").write_text(show_table(rows), encoding="utf-8")
-        draw(rows, args.out / "rehearsal.png")
+    step = [] if args.config else STEP
+    config = load_config(args.config or CONFIG, [*step, *args.overrides])
+    shape, h100 = read_model_shape(resolve_config(config.model.path)), load_hardware("h100")
+    for size in args.ranks:
+        for row in rehearse(
+            TrainingJob(config=config, shape=shape, hardware=h100, world_size=size)
+        ):
+            text = "{part:<24} {ranks:6,} ranks {seconds:9.3f} s {bytes:15,} bytes".format(**row)
+            print(json.dumps(row) if args.json else text, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,11 @@ from live_memory import LiveMemory
 from tiny_models import SHAPES
 
 from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.config import TrainConfig
 from megatron_opsft.config_file import load_config
+from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
+from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.stages import Stage
@@ -23,7 +26,7 @@ from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import WeightTable
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
-from rehearsal.fake_rank import build_buffers, fake_rank  # noqa: E402
+from rehearse import fake_rank  # noqa: E402
 
 _PROMPT = 1
 
@@ -83,6 +86,23 @@ def built_stages(job: TrainingJob) -> list[Stage]:
     table = WeightTable(job.shape, "local", job.parallel.tp)
     per_stage = job.world_size // job.parallel.pp
     return [_built_stage(job, stage * per_stage, table) for stage in range(job.parallel.pp)]
+
+
+def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any], list[Any]]:
+    """The model chunks of the rank that this process is, and Megatron's buffers of their weights
+    and main gradients: those of all, and those of experts that expert parallelism shares out.
+    """
+    config = transformer_config(
+        job.shape,
+        dtype=job.config.model.dtype,
+        parallel=job.parallel,
+        train=TrainConfig(),  # recomputation changes no shape; offloading needs TransformerEngine
+        device=device,
+    )
+    models = build_model(job.shape, config, device)
+    chunks = wrap_for_training(models, config, job.parallel)
+    experts = [buffer for chunk in chunks for buffer in chunk.expert_parallel_buffers]
+    return models, [buffer for chunk in chunks for buffer in chunk.buffers], experts
 
 
 def _built_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
