@@ -8,6 +8,7 @@ COMMON = [
     "Jinja2>=3.1",
     "click>=8.1.8",
     "datasets>=3",
+    "filelock>=3.30",
     "math-verify==0.9.0",
     "matplotlib>=3.8",
     "psutil",  # without it Megatron's checkpoint writer dies in a forked child and the save hangs

@@ -8,11 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import pytest
+from filelock import SoftFileLease
 from forked_cli import ROOT
 
 from megatron_opsft.config import Config
@@ -20,8 +19,7 @@ from megatron_opsft.config_file import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight import lock as locks
 from megatron_opsft.preflight.check import check_run, is_finished, opened_run
-from megatron_opsft.preflight.lock import LOCK, Owner, locked
-from megatron_opsft.runtime.process_start import started_at
+from megatron_opsft.preflight.lock import LOCK, check_unlocked, locked
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"
 
@@ -41,62 +39,60 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def owner_of(pid: int) -> Owner:
-    """As the process itself would write it."""
-    return replace(locks._this_process(), pid=pid, started=started_at(pid))
-
-
-def write_lock(directory: Path, owner: Owner) -> Path:
+def write_lock(directory: Path, pid: int, *, host: str | None = None, start: bool = False) -> str:
+    """As another process would write it; start: with what tells this process from another."""
     path = directory / LOCK
-    path.write_text(json.dumps(asdict(owner)))
-    return path
+    with SoftFileLease(path, lease_duration=locks.SILENT_SECONDS, heartbeat_interval=0.02):
+        lines = path.read_text().splitlines()
+    own = {"pid": str(pid)} | ({} if host is None else {"host": host})
+    fields = [line.partition("=") for line in lines if start or not line.startswith("start=")]
+    text = "".join(f"{name}{sign}{own.get(name, value)}\n" for name, sign, value in fields)
+    path.write_text(text)
+    return text
+
+
+def owner(directory: Path) -> int | None:
+    return SoftFileLease(directory / LOCK).pid
 
 
 def test_a_living_process_is_named_with_its_host(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    owner = owner_of(sleeper.pid)
-    write_lock(tmp_path, owner)
-    wanted = f"in use by process {sleeper.pid} on {owner.host}, started 20"
+    text = write_lock(tmp_path, sleeper.pid)
+    wanted = f"in use by process {sleeper.pid} on {socket.gethostname()}; stop"
     with pytest.raises(UserError, match=wanted), locked(tmp_path):
         pass
-    assert locks._read(tmp_path / LOCK) == owner
+    with pytest.raises(UserError, match=wanted):
+        check_unlocked(tmp_path)
+    assert (tmp_path / LOCK).read_text() == text
 
 
 def test_a_dead_owner_or_a_later_process_of_its_number_is_no_owner(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    living = owner_of(sleeper.pid)
-    assert living.started is not None
-    write_lock(tmp_path, replace(living, started=living.started - 1))
+    write_lock(tmp_path, sleeper.pid, start=True)  # of this process, not of the sleeper
     with locked(tmp_path):
-        assert locks._read(tmp_path / LOCK) == locks._this_process()
+        assert owner(tmp_path) == os.getpid()
     sleeper.kill()
     sleeper.wait()
-    write_lock(tmp_path, living)
+    write_lock(tmp_path, sleeper.pid)
     begin = time.monotonic()
     with locked(tmp_path):
         pass
-    assert time.monotonic() - begin < 0.2
+    assert time.monotonic() - begin < 0.3
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_living_owner_stays_one_when_the_clock_is_set(
-    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linux tells the time of the machine's start anew then, from which psutil reckons."""
-    write_lock(tmp_path, owner_of(sleeper.pid))
-    boot = psutil.boot_time()
-    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boot + 3)
-    with pytest.raises(UserError, match=f"in use by process {sleeper.pid}"), locked(tmp_path):
-        pass
-
-
 def test_another_machine_keeps_its_lock_as_long_as_it_touches_it(tmp_path: Path) -> None:
-    owner = replace(locks._this_process(), host="node7", pid=1, process_table="another")
-    path = write_lock(tmp_path, owner)
+    write_lock(tmp_path, 1, host="node7")
+    check_unlocked(tmp_path)
     ended = threading.Event()
-    beat = threading.Thread(target=locks._beat, args=(path, owner, ended))
+
+    def touch() -> None:
+        while not ended.wait(0.02):
+            os.utime(tmp_path / LOCK)
+
+    beat = threading.Thread(target=touch)
     beat.start()
     with pytest.raises(UserError, match="in use by process 1 on node7"), locked(tmp_path):
         pass
@@ -105,11 +101,11 @@ def test_another_machine_keeps_its_lock_as_long_as_it_touches_it(tmp_path: Path)
     begin = time.monotonic()
     with locked(tmp_path):
         assert time.monotonic() - begin >= 0.3
-        assert locks._read(path) == locks._this_process()
+        assert owner(tmp_path) == os.getpid()
 
 
 def test_of_many_who_find_a_dead_lock_one_gets_it(tmp_path: Path) -> None:
-    write_lock(tmp_path, replace(locks._this_process(), pid=2**22 + 1))
+    write_lock(tmp_path, 2**22 + 1)
     program = (
         "import sys; from pathlib import Path; from megatron_opsft.preflight.lock import locked\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
