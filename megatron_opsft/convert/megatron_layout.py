@@ -20,7 +20,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from megatron_opsft.storage.direct_io import ALIGNMENT
 from megatron_opsft.storage.file_layout import FileLayout, PlannedFile, Target
-from megatron_opsft.storage.known_files import METADATA_NAME
+from megatron_opsft.storage.known_files import (
+    COMMON_NAME,
+    FORMAT_NAME,
+    METADATA_NAME,
+    TORCH_DIST_FORMAT,
+)
 from megatron_opsft.storage.regions import Region, data_offset, load_without_data, opened
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -33,14 +38,6 @@ from megatron_opsft.weights.rules import Rule, WeightTable
 from megatron_opsft.weights.slicing import shard_parameter
 
 _SMALL_ALIGNMENT = 64  # as torch's archives align their tensors
-
-# Megatron's own record of the format of a checkpoint.
-_FORMAT = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +141,8 @@ class _DistLayout:
             for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
         small = {
-            "common.pt": _saved({}),
-            "metadata.json": json.dumps(_FORMAT).encode(),
+            COMMON_NAME: _saved({}),
+            FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
             METADATA_NAME: pickle.dumps(self._metadata),
         }
         return FileLayout(files, tuple(self._targets), small)

@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,11 @@ from megatron_opsft.runtime.step_names import (
 )
 from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files
+from megatron_opsft.storage.known_files import COMMON_NAME
 
 log = logging.getLogger("megatron_opsft")
 
-_COMMON = "common.pt"  # what is no tensor, as Megatron names it
+_PATIENCE = timedelta(days=1)  # with a rank that still writes; one that is dead ends the job
 
 
 class Checkpointer:
@@ -71,6 +73,7 @@ class Checkpointer:
         self._keep = keep
         self._reference = reference
         self._model_dir = model_dir
+        self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self.published: tuple[int, Path] | None = None  # on rank 0: the last that appeared
         self._pending: tuple[CheckpointWrite, dict[str, Any]] | None = None
         self._deletion: threading.Thread | None = None
@@ -80,8 +83,7 @@ class Checkpointer:
         models = describe_models(self._models)
         reference: dict[str, Any] = {}
         if self._reference is not None and self._reference.is_replaced:
-            share = self._reference.share(is_loading=False)
-            reference = {"reference": share, "has_reference": True}
+            reference = {"reference": self._reference.share(), "has_reference": True}
         return {
             **reference,
             "share": own_share(models, self._optimizer, is_loading=False),
@@ -109,12 +111,8 @@ class Checkpointer:
         """
         if failure := self.finish():
             log.warning("%s", failure)
-        on_cpu = next(self._models[0].parameters()).device.type == "cpu"
-        write = CheckpointWrite(
-            self._state(),
-            self._named(step, PARTIAL),
-            copy_cpu=in_background and on_cpu,
-        )
+        partial = self._named(step, PARTIAL)
+        write = CheckpointWrite(self._state(), partial, self._group, copy=in_background)
         self._pending = (write, {"step": step, **about})
 
     @property
@@ -134,22 +132,26 @@ class Checkpointer:
             return None
         self._pending = None
         files = write.finish()
-        if isinstance(files, str):
-            return files
-        failure = None
+        failure = files if isinstance(files, str) else None
         if dist.get_rank() == 0:
-            try:
-                self._publish(manifest, files)
-            except UserError as error:
-                failure = str(error)
-            except OSError as error:
-                failure = f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+            if not isinstance(files, str):
+                failure = self._try_to_publish(manifest, files)
             if failure:
                 shutil.rmtree(self._named(manifest["step"], PARTIAL), ignore_errors=True)
         return broadcast_object(failure)
 
     def _named(self, step: int, before: str = "step_") -> Path:
         return self.directory / step_name(step, before)
+
+    def _try_to_publish(self, manifest: dict[str, Any], files: Checksums) -> str | None:
+        """On rank 0: what fails."""
+        try:
+            self._publish(manifest, files)
+        except UserError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot write {self._named(manifest['step'])}: {error.strerror}"
+        return None
 
     def _publish(self, manifest: dict[str, Any], files: Checksums) -> None:
         """On rank 0: give a whole checkpoint its name, and delete what is too old."""
@@ -210,12 +212,12 @@ class Checkpointer:
 
     def _read(self, path: Path) -> None:
         """This rank's part. No collectives."""
-        with damage_named(path / _COMMON):
-            common = torch.load(path / _COMMON, map_location="cpu", weights_only=True)
+        with damage_named(path / COMMON_NAME):
+            common = torch.load(path / COMMON_NAME, map_location="cpu", weights_only=True)
             load_settings(self._optimizer, common["optimizer"])
         wanted = own_share(describe_models(self._models), self._optimizer, is_loading=True)
         if self._reference is not None and common.get("has_reference"):
-            wanted += self._reference.share(is_loading=True)
+            wanted += self._reference.share()
             self._reference.is_replaced = True
         read_tensors(wanted, path)
 

@@ -68,14 +68,11 @@ class ReferenceModel:
             frozen.copy_(live.data)
         self.is_replaced = True
 
-    def share(self, *, is_loading: bool) -> list[ShardedTensor]:
-        """Its tensors as a checkpoint names them, in any layout: copies, since a pass may exchange
-        them while they are written, or its own memory, to be filled.
+    def share(self) -> list[ShardedTensor]:
+        """Its tensors as a checkpoint names them, in any layout: its own memory, which a pass
+        exchanges.
         """
-        own = {
-            id(live): frozen if is_loading else frozen.clone()
-            for live, frozen in zip(self._live(), self._frozen, strict=True)
-        }
+        own = {id(live): frozen for live, frozen in zip(self._live(), self._frozen, strict=True)}
         pieces: list[ShardedTensor] = []
         for value in nested_values(describe_models(self._trainer.models)):
             if isinstance(value, ShardedTensor):

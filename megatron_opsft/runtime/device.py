@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +97,17 @@ def synchronize(device: Device) -> None:
     """Wait for the device's queued work, so that a wall-clock time means something."""
     if device.is_cuda:
         torch.cuda.synchronize()
+
+
+def to_host(tensors: Sequence[torch.Tensor], *, copy: bool) -> list[torch.Tensor]:
+    """The tensors in the CPU's memory, which is pinned for those of a GPU; all are there on return.
+
+    copy: of those that are in the CPU's memory already, too.
+    """
+    there = [tensor.to("cpu", non_blocking=True, copy=copy) for tensor in tensors]
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.synchronize()
+    return there
 
 
 # Dense bfloat16 tensor cores, without sparsity: NVIDIA's data sheets of the SXM parts.

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -162,14 +162,6 @@ def gather_from_all(items: Sequence[T]) -> list[T]:
     """Every rank's items in rank order, on every rank. Collective over the world."""
     parts = all_gather_bytes(to_bytes(list(items)))
     return [item for part in parts for item in from_bytes(part)]
-
-
-def gather_on_first(value: T) -> Iterator[T]:
-    """Every rank's value in rank order, on rank 0; nothing on the others. Collective over the
-    world.
-    """
-    parts = route_bytes({0: to_bytes(value)})
-    return (from_bytes(part) for part in parts.values())
 
 
 def ranks_by_value(own: K) -> dict[K, tuple[int, ...]]:

@@ -26,8 +26,8 @@ def allow_open_files(rank: int, world_size: int) -> None:
 
 
 def needed_files(rank: int, world_size: int) -> int:
-    """At most so many are open at once. Rank 0 holds the store, with a connection of each rank and
-    one of its watchdog.
+    """How many are open at once at most. Rank 0 holds the store, with a connection of each rank and
+    one of its watchdog, and each rank tells it what it writes of a checkpoint.
     """
     own = _OWN + _PER_DOUBLING * (world_size - 1).bit_length()
-    return own if rank else own + 2 * world_size
+    return own if rank else own + 3 * world_size

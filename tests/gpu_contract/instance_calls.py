@@ -14,11 +14,7 @@ _GPT = "megatron.core.models.gpt.GPTModel"
 # What `get_megatron_optimizer` returns, and the one part of it.
 _OPTIMIZER = "megatron.core.optimizer.ChainedOptimizer"
 _PART = "megatron.core.optimizer.distrib_optimizer.DistributedOptimizer"
-_STRATEGIES = "megatron.core.dist_checkpointing.strategies"
-_PLANNER = f"{_STRATEGIES}.torch.MCoreSavePlanner"
-_WRITER = f"{_STRATEGIES}.filesystem_async.FileSystemWriterAsync"
 _DCP = "torch.distributed.checkpoint"
-_ASYNC_REQUEST = "megatron.core.dist_checkpointing.strategies.async_utils.AsyncRequest"
 _MODULE = "torch.nn.Module"
 _LLM = "vllm.LLM"
 _ENGINE = "vllm.v1.engine.llm_engine.LLMEngine"
@@ -43,15 +39,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._reference.share": f"{_PACKAGE}.model.reference.ReferenceModel.share",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
-    "model/checkpoint_plan.py": {
-        "planner.set_up_planner": f"{_PLANNER}.set_up_planner",
-        "planner.create_local_plan": f"{_PLANNER}.create_local_plan",
-        "writer.set_up_storage_writer": f"{_WRITER}.set_up_storage_writer",
-        "writer.prepare_local_plan": f"{_WRITER}.prepare_local_plan",
-        "writer.prepare_decentralized_global_plan": f"{_WRITER}.prepare_decentralized_global_plan",
-        "writer.prepare_write_data": f"{_WRITER}.prepare_write_data",
-        "writer.get_save_function_and_args": f"{_WRITER}.get_save_function_and_args",
-    },
     "model/checkpoint_read.py": {
         "planner.set_up_planner": f"{_DCP}.DefaultLoadPlanner.set_up_planner",
         "planner.create_local_plan": f"{_DCP}.DefaultLoadPlanner.create_local_plan",
@@ -63,12 +50,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "described.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
-    },
-    "model/checkpoint_write.py": {
-        # Fields of the request that hold functions without arguments.
-        "self._request.preload_fn": GIVEN,
-        "function": GIVEN,
-        "whole.missing": f"{_PACKAGE}.storage.metadata_parts.MetadataPart.missing",
     },
     "model/frozen.py": {
         "ModelShards.of(models, WeightTable(shape, names, layout.tp_size), layout).fill": (
@@ -225,7 +206,6 @@ ATTRIBUTES = {
         ["finalize_model_grads_func", "no_sync_func", "gradient_accumulation_fusion", "bf16"]
     ),
     "megatron.core.distributed.DistributedDataParallelConfig": ["overlap_param_gather"],
-    _ASYNC_REQUEST: ["async_fn", "async_fn_args", "preload_fn", "finalize_fns"],
 }
 
 
