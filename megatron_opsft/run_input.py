@@ -11,7 +11,6 @@ from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training
 from megatron_opsft.data.notes import describe_data
 from megatron_opsft.data.pass_rates import keep_by_pass_rate
-from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
@@ -72,14 +71,7 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    problems, encoder = share_problems(
-        config.data,
-        encoder,
-        model_dir,
-        lambda encode: _load_problems(config, encode),
-        with_fields=config.verify.needs_fields,
-    )
-    problems = leave_out_duplicates(problems, config.data.duplicates)
+    problems = leave_out_duplicates(_load_problems(config, encoder), config.data.duplicates)
     problems, held_out = _choose_held_out(config, problems, encoder)
     if config.data.pass_rate and config.data.pass_rate_from:
         rates = read_pass_rates(config.data.pass_rate_from)
@@ -154,9 +146,9 @@ def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None)
     return method
 
 
-def _load_problems(config: Config, encode: Encode) -> ProblemSet:
+def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
     loaded = load_training(config.data, with_fields=config.verify.needs_fields)
-    usable = drop_unusable_prompts(loaded, encode, config.data.max_prompt_tokens)
+    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
     if not usable.problems:
         raise UserError(
             f"{config.data.name}: every prompt is longer than data.max_prompt_tokens="

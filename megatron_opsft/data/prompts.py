@@ -8,7 +8,7 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -43,16 +43,12 @@ class PromptEncoder:
     """Problems to prompts of one model.
 
     template: r1 (step by step), cod (draft); any other adds nothing to a problem's text.
-    system_prompt: told before each problem that has no system message of its own. known: prompts
-    that were encoded before, None for others.
+    system_prompt: told before each problem that has no system message of its own.
     """
 
     tokenizer: PreTrainedTokenizerBase
     template: str
     system_prompt: str = ""
-    known: Callable[[Problem], tuple[int, ...] | None] = field(
-        default=lambda problem: None, repr=False
-    )
     _markers: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,9 +72,6 @@ class PromptEncoder:
         `PromptError` for a text with markers of its own, such as `<|im_end|>`, which as tokens
         would end the user's part or the thinking, and for what the chat template refuses.
         """
-        changed = bool(system or suffix)
-        if not changed and (prompt := self.known(problem)) is not None:
-            return prompt
         for text in (*(message.content for message in problem.before), problem.text):
             if self._markers and (found := self._markers.search(text)):
                 raise PromptError(

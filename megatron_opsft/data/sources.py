@@ -1,7 +1,6 @@
 """Rows of a data source: JSONL(.gz), Parquet, a saved data set or a Hugging Face name."""
 
 import gzip
-import hashlib
 import json
 import zlib
 from dataclasses import dataclass, field
@@ -68,22 +67,6 @@ def has_split(source: str, split: str, subset: str | None, section: str = "data.
         return split in datasets.get_dataset_split_names(source, subset)
     except Exception as error:  # of whichever network or format library was at work
         raise _hub_error(source, subset, section, error) from error
-
-
-def identify(source: str, split: str, subset: str | None) -> str:
-    """What tells the content of a source from another's of the same name; "" where there is no such
-    source. Errors: `UserError` for a Hugging Face name that cannot be loaded.
-    """
-    path = Path(source)
-    if path.is_dir():
-        files = sorted(path.rglob("*.json"))  # of save_to_disk; with a fingerprint of the rows
-        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    if _names_a_file(source):
-        return ""
-    return _open_hub(source, split, subset, "data.")._fingerprint
 
 
 def _names_a_file(source: str) -> bool:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_cli import ROOT
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config_file import load_config, to_yaml
@@ -17,17 +16,13 @@ from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training, order_of
 from megatron_opsft.data.notes import describe_data
 from megatron_opsft.data.pass_rates import PassRate, keep_by_pass_rate
-from megatron_opsft.data.problem_cache import Encode, share_problems
 from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load_problems
-from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.data.sampler import MixtureSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import pass_rates
 from megatron_opsft.evaluate.pass_rates import read_pass_rates
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.records import FinishReason, Outcome
-
-MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
 
 
 def write_rows(path: Path, *rows: Any) -> str:
@@ -80,21 +75,6 @@ def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> N
         sources = [Path(chosen.source_of(n)).name for n in range(len(chosen.problems))]
         ids = [problem.id for problem in chosen.problems]
         assert sources == ["b.jsonl" if "@" in i or i == "9" else "a.jsonl" for i in ids]
-
-
-def test_it_is_shared_as_it_was_read(
-    mixed: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    encoder = PromptEncoder(tokenizer=load_tokenizer(MODEL), template="r1")
-
-    def read(encode: Encode) -> ProblemSet:
-        return drop_unusable_prompts(load_training(mixed, with_fields=False), encode, 1024)
-
-    alone = read(encoder.encode)
-    for _ in range(2):
-        shared, _ = share_problems(mixed, encoder, MODEL, read)
-        assert replace(shared, problems=tuple(shared.problems)) == alone
 
 
 def drawn(order: MixtureSampler, num: int) -> list[int]:
