@@ -230,7 +230,16 @@ def prove(words: Sequence[str], stages: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: pytest.exit("stopped", returncode=STOPPED))
     proof = Proof(args, out)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # whatever is installed here; also in stages
-    options = ["-vv", "--no-header", "--tb=no", "-rN", "-p", "no:cacheprovider"]
+    options = [
+        "-vv",
+        "--no-header",
+        "--tb=no",
+        "-rN",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:warnings",
+    ]
     code = pytest.main([str(stages), *options], plugins=[proof])
     if proof.error:
         raise UserError(proof.error)
