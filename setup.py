@@ -61,6 +61,7 @@ setup(
             'vllm==0.32.0; python_version >= "3.12"',
         ],
         "diagnose": ["accelerate>=1.1", "wordcloud>=1.9"],
+        "tokenskip": ["llmlingua>=0.2.2"],
         "wandb": ["wandb"],
         "test": [
             "hypothesis>=6.100",

@@ -105,12 +105,10 @@ def evaluate(
     `data={"mine": "problems.jsonl"}` (docs/evaluation.md). The same call continues what is in
     `out`. None elsewhere than on rank 0.
     """
-    from megatron_opsft.evaluate.settings import load_settings
+    from megatron_opsft.evaluate.settings import check_settings, load_settings
 
     given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
     loaded = load_settings(Path(settings) if settings is not None else None, (), given)
-    from megatron_opsft.evaluate.early_checks import check_settings
-
     check_settings(loaded)
     _set_ranks()
     from megatron_opsft.evaluate.results import read_results

@@ -8,7 +8,7 @@ from pydantic import Field
 from megatron_opsft.command_line import Command, group
 from megatron_opsft.config_reference import reference_table
 from megatron_opsft.config_section import Section
-from megatron_opsft.evaluate.settings import EvalSettings, load_settings
+from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.loading import loading_libraries
 from megatron_opsft.runtime.printable import printable
 
@@ -40,8 +40,6 @@ class Evaluate(Command):
             print(reference_table(EvalSettings))
             return
         settings = load_settings(self.config, self.keys)
-        from megatron_opsft.evaluate.early_checks import check_settings
-
         check_settings(settings)
         with loading_libraries():
             from megatron_opsft.evaluate.run import evaluate
@@ -63,13 +61,17 @@ class Compare(Command):
         description="Directories of evaluations, or results.json files."
     )
     out: Path = Field(description="Directory for the table and the figures.")
-    baseline: str | None = Field(None, description="Label of the model that is 100 % of every CR.")
+    baseline: str | None = Field(
+        None, description="Label of the model that is 100 % of every CR; by default the first."
+    )
+    overwrite: bool = Field(False, description="Replace the table and figures that --out holds.")
 
     def run(self) -> None:
         """Write table and figures."""
         from megatron_opsft.evaluate.outputs import compare_directories
 
-        print(printable(compare_directories(self.results, self.out, self.baseline)), end="")
+        table = compare_directories(self.results, self.out, self.baseline, overwrite=self.overwrite)
+        print(printable(table), end="")
         print(f"table and figures: {self.out}")
 
 

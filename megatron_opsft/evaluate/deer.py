@@ -42,9 +42,6 @@ from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
 
-# A nucleus of one token wherever the most probable one has more than this; a trial with any other
-# token is confident of nothing. Smaller numbers drown in the rounding that exact engines allow for.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyExit:

@@ -1,20 +1,19 @@
 """The directory of an evaluation: made, reopened by the same command, never mixed with another."""
 
-import fcntl
 import json
-import logging
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from pydantic import JsonValue
+
 from megatron_opsft.errors import UserError
+from megatron_opsft.preflight import lock
 from megatron_opsft.runtime.durable import write_json
 from megatron_opsft.storage.replacing import remove_entry
 
-log = logging.getLogger("megatron_opsft")
-MANIFEST = "manifest.json"
+MANIFEST, NOT_SET = "manifest.json", "(not set)"
 _KIND = "evaluation"
 _WRITTEN = (
     "samples",
@@ -24,55 +23,48 @@ _WRITTEN = (
 )
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the directory; `UserError` where another process does. A kill lets go of it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"--out {directory}: another process is writing there; wait for it, or name "
-                "another directory"
-            ) from None
-        yield
-    finally:
-        os.close(handle)
+def locked(directory: Path) -> AbstractContextManager[None]:
+    """Hold the directory as a run holds its own; `UserError` where another process does."""
+    return lock.locked(directory, "--out ")
 
 
 def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: bool) -> None:
     """Make it ready for this evaluation; samples that it holds already must be of the same one.
 
-    identity: whatever decides a sample, JSON; below `data` one entry per benchmark, of which new
-    ones may come. What an earlier version did not record is taken to be as it is now, and logged.
-    Errors: `UserError` naming what differs.
+    identity: whatever decides a sample, JSON; below `data` one entry per benchmark, of which others
+    may come and stay away. Errors: `UserError` naming what differs.
     """
-    path = directory / MANIFEST
-    if not path.exists():
+    if not (directory / MANIFEST).exists():
         if found := [name for name in _WRITTEN if (directory / name).exists()]:
             raise UserError(
                 f"--out {directory} holds {found[0]} but no {MANIFEST} of an evaluation; name "
                 "another directory"
             )
         return
-    manifest = read_manifest(directory)
+    before, now = flatten(read_manifest(directory)["identity"]), flatten(identity)
     if overwrite:
         for name in (*_WRITTEN, MANIFEST):
             remove_entry(directory / name)
         return
-    before = manifest["identity"]
-    for name, old, new in _differences(before, json.loads(json.dumps(identity))):
-        raise UserError(
-            f"--out {directory} holds an evaluation with {name}={json.dumps(old)}, not "
-            f"{json.dumps(new)}; set it back, name another directory, or give --overwrite"
-        )
-    if unknown := [name for name in identity if name not in before]:
-        log.info(
-            "%s was begun by a version that did not record %s: taken to be as now",
-            *(directory, ", ".join(unknown)),
-        )
+    for name in dict.fromkeys((*before, *now)):
+        old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)
+        is_one_sided_data = name.startswith("data.") and NOT_SET in (old, new)
+        if old != new and not is_one_sided_data:
+            raise UserError(
+                f"--out {directory} holds an evaluation with {name}={old}, not {new}; set it back, "
+                "name another directory, or give --overwrite"
+            )
+
+
+def flatten(tree: Mapping[str, JsonValue], prefix: str = "") -> dict[str, str]:
+    """Dotted name -> JSON of the value."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return flat
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -108,21 +100,3 @@ def note_start(directory: Path, start: Mapping[str, Any]) -> None:
     manifest = read_manifest(directory)
     manifest["starts"].append(dict(start))
     write_json(directory / MANIFEST, manifest)
-
-
-def _differences(
-    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
-) -> Sequence[tuple[str, Any, Any]]:
-    """(dotted name, old, new) of what differs. What `old` has not is unknown and does not count,
-    nor does a benchmark that `new` leaves out.
-    """
-    found: list[tuple[str, Any, Any]] = []
-    for key, a in old.items():
-        if key not in new and prefix == "data.":
-            continue
-        b = new.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append((f"{prefix}{key}", a, b))
-    return found

@@ -8,10 +8,8 @@ from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.evaluate.identity import comparable_settings
 from megatron_opsft.evaluate.inputs import Earlier, Inputs, Subject
-from megatron_opsft.evaluate.references import own_references
 from megatron_opsft.evaluate.results import (
     ModelSamples,
-    Results,
     build_results,
     read_results,
     write_results,
@@ -38,8 +36,8 @@ def write_outputs(inputs: Inputs) -> str:
         write_results(inputs.baseline.out / "results.json", alone)
         rows = [alone, results]
     comparison = compare(rows)
-    write_text(inputs.settings.out / "table.md", comparison.markdown(intervals=True))
-    # Whoever finds results.json finds all but the page, which is made of it.
+    write_text(inputs.settings.out / "table.md", comparison.markdown())
+    # Before the page, which is made of it, and after all else.
     write_results(inputs.settings.out / "results.json", results)
     _write_page(comparison, inputs.settings.out, directories)
     return comparison.text()
@@ -53,31 +51,32 @@ def table_of(directory: Path) -> str:
 
 
 def with_baselines(directories: Sequence[Path]) -> list[Path]:
-    """The evaluations, each behind its baseline's where that is still there, with the samples that
-    it was compared with. Errors: `UserError` where one is none.
+    """The evaluations, each behind its baseline's where that is still there. Errors: `UserError`
+    where one is none.
     """
     found: dict[Path, Path] = {}
     for directory in directories:
-        results = read_results(directory)
         places = [directory / "baseline"]
-        if results.baseline is not None and (directory / MANIFEST).is_file():
-            settings = read_manifest(directory).get("settings", {})
-            places.append(Path(settings.get("baseline") or places[0]).expanduser())
-        for place in places:
-            if results.baseline is not None and (place / "results.json").is_file():
-                _, reference = own_references([read_results(place), results])
-                if reference is not None and reference.row is not None:
-                    found.setdefault(place.resolve(), place)
-        found.setdefault(directory.resolve(), directory)
+        if (directory / MANIFEST).is_file():
+            given = read_manifest(directory).get("settings", {}).get("baseline")
+            places.insert(0, Path(given or places[0]).expanduser())
+        if read_results(directory).baseline is None:
+            places = []
+        places = [place for place in places if (place / "results.json").is_file()][:1]
+        for place in (*places, directory):
+            found.setdefault(place.resolve(), place)
     return list(found.values())
 
 
-def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
+def compare_directories(
+    directories: Sequence[Path], out: Path, baseline: str | None, *, overwrite: bool = False
+) -> str:
     """One table and page of several results, and the settings in which they differ.
 
-    Errors: `UserError` for a directory without results, or when nothing can be compared.
+    Errors: `UserError` for a directory without results, when nothing can be compared, or for a
+    table that is in `out` already, unless it may be overwritten.
     """
-    results: list[Results] = [read_results(directory) for directory in directories]
+    results = [read_results(directory) for directory in directories]
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
     if (out / "results.json").exists():
@@ -85,19 +84,22 @@ def compare_directories(directories: Sequence[Path], out: Path, baseline: str | 
             f"--out {out} holds an evaluation, whose table would be replaced; name another "
             "directory"
         )
+    if (out / "table.md").exists() and not overwrite:
+        raise UserError(
+            f"--out {out} holds a table.md already; name another directory, or give --overwrite"
+        )
     comparison = compare(results, baseline=baseline)
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "table.md", comparison.markdown(intervals=True))
+    write_text(out / "table.md", comparison.markdown())
     _write_page(comparison, out, [d if d.is_dir() else d.parent for d in directories])
     return comparison.text()
 
 
 def _write_page(comparison: Comparison, out: Path, directories: Sequence[Path]) -> None:
     """report.html of evaluations that are there."""
-    said = [comparison.describe_curves()] if comparison.without_curve else []
-    said += [f"Differs: {line}." for line in comparison.describe_differences()]
+    text = " ".join([comparison.legend, *(f"{n[0].upper()}{n[1:]}." for n in comparison.notes)])
     sections = sections_of(comparison.rows, comparison.sizes)
-    write_page(out / "report.html", [], directories, text=" ".join(said), sections=sections)
+    write_page(out / "report.html", [], directories, text=text, sections=sections)
 
 
 def _samples(inputs: Inputs, model: Subject | Earlier) -> ModelSamples:

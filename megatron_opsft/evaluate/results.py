@@ -28,7 +28,6 @@ from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.table import OVERALL
 from megatron_opsft.runtime.durable import write_text
 
-SCHEMA_VERSION = 1  # as in Results
 PAPER_ORDER = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 _NEEDED = (
     "accuracy",
@@ -188,18 +187,10 @@ def read_results(path: Path) -> Results:
     if not path.is_file():
         raise UserError(f"{path}: not found; `megatron-opsft eval` writes it when it ends")
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise UserError(f"{path}: must hold a JSON object")
-    if (version := tree.get("schema_version")) != SCHEMA_VERSION:
-        raise UserError(f"{path}: schema_version is {version!r}, this version reads 1")
-    try:
-        return Results.model_validate_json(json.dumps(tree), strict=True)
+        return Results.model_validate_json(path.read_bytes(), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        field = ".".join(map(str, first["loc"])) or "results"
         raise UserError(f"{path}: {field}: {first['msg']}") from None
 
 

@@ -16,7 +16,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
 from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
-from megatron_opsft.evaluate.engines import COLLECTIVE_HOURS, START_HOURS, open_engine
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
@@ -26,7 +25,8 @@ from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
-from megatron_opsft.rollout.engine import RolloutEngine
+from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
+from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
@@ -35,6 +35,8 @@ from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.verifier import Verifier
 
 log = logging.getLogger("megatron_opsft")
+COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one
+START_HOURS = 1  # a rank that has not come to the start after so long does not come
 _Done = dict[str, set[tuple[str, int]]]
 
 
@@ -215,3 +217,32 @@ def _finished(
     else:
         for rollouts in engine.stream(queue.take, sampling):
             yield [(rollout, 0) for rollout in rollouts]
+
+
+def open_engine(inputs: Inputs, subject: Subject, job: Job) -> RolloutEngine:
+    """An engine without weights. Called by every rank after it joined the job. Errors: `UserError`
+    for what the engine refuses.
+    """
+    settings, model = inputs.settings, subject.model
+    longest = max(len(ids) for subject in inputs.subjects for ids in subject.prompts.values())
+    return build_engine(
+        settings.engine,
+        EngineSettings(
+            model_dir=model.directory,
+            dtype=inputs.dtype,
+            is_cuda=inputs.device.is_cuda,
+            tp=settings.tp,
+            max_tokens=min(longest + inputs.max_tokens, model.max_positions),
+            batch_size=inputs.batch_size,
+            gpu_memory_fraction=settings.gpu_memory_fraction,
+            kv_cache_bytes=None,
+            seed=settings.seed,
+            collective_minutes=COLLECTIVE_HOURS * 60,
+            rank=job.rank,
+            world_size=job.world_size,
+            job_id=job.id,
+        ),
+        model.table,
+        model.tokenizer,
+        inputs.device,
+    )

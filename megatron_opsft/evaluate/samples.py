@@ -5,12 +5,9 @@ a kill can tear the last line of each, which is then sampled again. When a bench
 parts become one file, `samples/BENCHMARK.jsonl.gz`: sorted, the same bytes for the same samples.
 """
 
-import gzip
 import json
-import os
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
 
@@ -18,7 +15,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.records import FinishReason, Outcome
-from megatron_opsft.runtime.durable import write_bytes
+from megatron_opsft.runtime.durable import append_line, whole_lines, write_packed_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,25 +55,14 @@ class SampleFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "samples"
         self._parts = self._directory / "parts"
-        self._mine: dict[str, int] = {}  # benchmark -> open file
         self._name = uuid4().hex
 
     def append(self, benchmark: str, samples: Sequence[StoredSample]) -> None:
         """One write to this process's own file: a kill of the process loses none of it."""
-        if benchmark not in self._mine:
-            self._parts.mkdir(parents=True, exist_ok=True)
-            path = self._parts / f"{benchmark}.{self._name}.jsonl"
-            self._mine[benchmark] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        data = memoryview("".join(_to_line(sample) for sample in samples).encode("utf-8"))
-        while data:
-            data = data[os.write(self._mine[benchmark], data) :]
-
-    def close(self) -> None:
-        """Wait until everything appended here is on disk."""
-        for file in self._mine.values():
-            os.fsync(file)
-            os.close(file)
-        self._mine = {}
+        self._parts.mkdir(parents=True, exist_ok=True)
+        path = self._parts / f"{benchmark}.{self._name}.jsonl"
+        lines = [json.dumps(asdict(sample), ensure_ascii=False) for sample in samples]
+        append_line(path, "\n".join(lines))
 
     def read(self, benchmark: str) -> list[StoredSample]:
         """All samples, by problem and index; one that is there twice counts once."""
@@ -91,11 +77,8 @@ class SampleFiles:
         parts = [path for path in self._files(benchmark) if path.parent == self._parts]
         if not parts:
             return
-        text = "".join(_to_line(sample) for sample in self.read(benchmark))
-        write_bytes(
-            self._directory / f"{benchmark}.jsonl.gz",
-            gzip.compress(text.encode("utf-8"), compresslevel=6, mtime=0),
-        )
+        rows = map(asdict, self.read(benchmark))
+        write_packed_lines(self._directory / f"{benchmark}.jsonl.gz", rows, level=6)
         for path in parts:
             path.unlink()
         if not any(self._parts.iterdir()):
@@ -131,30 +114,13 @@ def num_missing(samples: Sequence[StoredSample], benchmark: Benchmark, each: int
     return sum(key not in there for key in wanted)
 
 
-def _to_line(sample: StoredSample) -> str:
-    row = {field.name: getattr(sample, field.name) for field in fields(sample)}
-    return json.dumps(row, ensure_ascii=False) + "\n"
-
-
 def _read(path: Path) -> Iterator[StoredSample]:
-    """Samples of a file. A torn line of a part is left out; a combined file must be whole."""
-    is_part = path.suffix == ".jsonl"
-    try:
-        with open(path, "rb") if is_part else gzip.open(path) as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    row = json.loads(line)
-                    yield StoredSample(
-                        **row
-                        | {
-                            "outcome": Outcome(row["outcome"]),
-                            "finish_reason": FinishReason(row["finish_reason"]),
-                        }
-                    )
-                except (ValueError, TypeError, KeyError) as error:
-                    if not is_part:
-                        raise UserError(f"{path}:{number}: not a sample ({error})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be read: {error}; restore it, or delete it and sample again"
-        ) from error
+    """Samples of a part, or of a combined file."""
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+            row["outcome"] = Outcome(row["outcome"])
+            row["finish_reason"] = FinishReason(row["finish_reason"])
+            yield StoredSample(**row)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(f"{path}:{number}: not a sample ({error})") from None

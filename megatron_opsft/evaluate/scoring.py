@@ -1,15 +1,14 @@
 """Verdicts beside the generation: a thread hands responses to the verifier and stores them."""
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
 from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import Outcome, Problem, Rollout
 from megatron_opsft.verify.verifier import Verifier
 
 _Finished = tuple[Rollout, int]
@@ -21,7 +20,7 @@ class Scorer:
 
     A finished response is a rollout, whose problem_id is the problem's key, and the number of
     tokens it cost beyond its own. Engines hand it over and continue; judging waits for worker
-    processes most of the time, so one thread is enough. An error in it is raised at the next `put`
+    processes most of the time, so one thread is enough. An error in it is raised at a later `put`
     or at the end.
     """
 
@@ -36,19 +35,28 @@ class Scorer:
         self._verifier, self._problems, self._files = verifier, problems, files
         self._tally = tally
         self._by_key = {key: problem for key, (_, problem) in problems.items()}
-        self._queue: SimpleQueue[_Finished | None] = SimpleQueue()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="scorer")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._waiting: list[_Finished] = []
+        self._under_way: Future[None] | None = None
+        self._begun = 0.0
 
     def put(self, responses: Sequence[_Finished]) -> None:
-        """Judge and store them soon."""
-        if self._error is not None:
-            raise self._error
-        for response in responses:
-            self._queue.put(response)
+        """Judge and store them soon; call it often, with or without responses."""
+        self._waiting += responses
+        is_idle = self._under_way is None or self._under_way.done()
+        if self._waiting and is_idle and time.monotonic() - self._begun > _GATHER_SECONDS:
+            self._begin()
+
+    def _begin(self) -> Future[None]:
+        """Judge what waits, after the batch before. Errors: of that batch."""
+        if self._under_way is not None:
+            self._under_way.result()
+        batch, self._waiting = self._waiting, []
+        self._begun = time.monotonic()
+        self._under_way = self._thread.submit(self._judge, batch)
+        return self._under_way
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(
@@ -57,36 +65,17 @@ class Scorer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._queue.put(None)
-        self._thread.join()
-        self._files.close()
-        if self._error is not None and error is None:
-            raise self._error
-
-    def _work(self) -> None:
-        try:
-            while batch := self._next():
-                verdicts = self._verifier.score([rollout for rollout, _ in batch], self._by_key)
-                self._store(batch, verdicts)
-        except BaseException as error:  # handed to the thread that waits for this one
-            self._error = error
-
-    def _next(self) -> list[_Finished]:
-        """Everything that comes within a moment of the first; empty at the end."""
-        batch = []
-        response = self._queue.get()
-        due = time.monotonic() + _GATHER_SECONDS
-        while response is not None:
-            batch.append(response)
+        with self._thread:
             try:
-                response = self._queue.get(timeout=max(due - time.monotonic(), 0))
-            except Empty:
-                return batch
-        if batch:
-            self._queue.put(None)  # the end, for the next call
-        return batch
+                self._begin().result()
+            except Exception:
+                if error is None:
+                    raise
 
-    def _store(self, batch: Sequence[_Finished], verdicts: Sequence[Verdict]) -> None:
+    def _judge(self, batch: Sequence[_Finished]) -> None:
+        if not batch:
+            return
+        verdicts = self._verifier.score([rollout for rollout, _ in batch], self._by_key)
         rows: dict[str, list[StoredSample]] = {}
         for (rollout, extra_tokens), verdict in zip(batch, verdicts, strict=True):
             benchmark, problem = self._problems[rollout.problem_id]

@@ -1,12 +1,17 @@
 """`megatron-opsft data`: the command, as users call it."""
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
 from megatron_opsft.command_line import RunCommand
+from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.methods.catalog.fixed_data import SELF, StepEntropySettings, TokenSkipSettings
 
 
 class MakeData(RunCommand):
@@ -23,10 +28,38 @@ class MakeData(RunCommand):
 
     def run(self) -> None:
         """Make them."""
-        from megatron_opsft.make_data.check import check_data
-
         config = load_config(self.config, [f"method.name={self.method}", *self.keys])
         check_data(config, self.out)
         from megatron_opsft.make_data.run import make_data
 
         make_data(config, self.out, self.limit)
+
+
+def check_data(config: Config, out: Path) -> None:
+    """What can be known before anything heavy is imported. Errors: `UserError` for a method without
+    fixed data, a scorer without its package, and an output that is there.
+    """
+    method = config.method
+    if not method.has_fixed_data:
+        raise UserError(
+            f"method.name={method.name} samples while it trains; data are made for crst, "
+            "off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
+        )
+    if isinstance(method, StepEntropySettings) and (
+        method.answer_tokens >= config.rollout.max_response_tokens
+    ):
+        raise UserError(
+            f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
+            f"rollout.max_response_tokens={config.rollout.max_response_tokens}; lower it"
+        )
+    if isinstance(method, TokenSkipSettings) and method.scorer != SELF and not _has_llmlingua():
+        raise UserError(
+            f"method.scorer={method.scorer} needs the llmlingua package: pip install "
+            "'.[tokenskip]', or set method.scorer=self"
+        )
+    if out.exists():
+        raise UserError(f"--out {out} is there already; remove it, or name another file")
+
+
+def _has_llmlingua() -> bool:
+    return "llmlingua" in sys.modules or find_spec("llmlingua") is not None

@@ -2,9 +2,10 @@
 at the end.
 """
 
+import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,8 @@ from megatron_opsft.make_data.chosen import (
     with_z_scores,
 )
 from megatron_opsft.make_data.draw import Draw, draw_responses
-from megatron_opsft.make_data.partial_rows import PartialRows
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
-from megatron_opsft.make_data.tokenskip import tokenskip_rows
-from megatron_opsft.make_data.word_scores import load_scorer
+from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
 from megatron_opsft.methods.catalog.fixed_data import (
     CrstSettings,
     OffPolicySftSettings,
@@ -33,7 +32,8 @@ from megatron_opsft.methods.catalog.fixed_data import (
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.runtime.distributed import any_over_world, broadcast_object
+from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.runtime.durable import append_line, whole_lines, write_bytes
 from megatron_opsft.session import Session, open_session
 
 log = logging.getLogger("megatron_opsft")
@@ -74,15 +74,8 @@ def recipe_of(method: MethodSettings, temperature: float, session: Session) -> R
             marks = marks_of(session.sampler.encoder.tokenizer, method.separator)
             return Recipe(samples=1, rows=lambda d: step_entropy_rows(d, method, marks))
         case TokenSkipSettings():
-            scorer = load_scorer(method.scorer, session.device.torch_device)
-            if any_over_world(scorer is None):  # as on the rank that could not fetch it
-                scorer = None
-            own = "mean self-information of tokens under the model"
-            return Recipe(
-                samples=1,
-                rows=lambda d: tokenskip_rows(d, method, scorer),
-                notes={"word_scores": method.scorer if scorer else own},
-            )
+            shorten = open_llmlingua(method.scorer, session.device.torch_device)
+            return Recipe(samples=1, rows=lambda d: tokenskip_rows(d, method, shorten))
     raise AssertionError(f"no data are made for {method.name}")
 
 
@@ -102,26 +95,52 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
         all_problems = s.problems.problems
         problems = shuffled_subset(all_problems, limit or len(all_problems), config.run.seed)
         size = chunk_size(config.rollout.batch_size, s.layout.world_size, recipe.samples)
-        partial = PartialRows(out, _identity(config, s, limit)) if s.layout.is_main else None
-        done = broadcast_object(0 if partial is None else partial.num_problems)
+        partial = out.with_name(f"{out.name}.partial.jsonl")
+        done, rows = 0, list[StoredResponse]()
+        if s.layout.is_main:
+            done, rows = _continue(partial, _identity(config, s, limit))
+        done = broadcast_object(done)
         for first in range(done, len(problems), size):
             chunk = problems[first : first + size]
             drawn = draw_responses(s, chunk, recipe.samples, settings.max_response_tokens)
             found = recipe.rows(drawn)
-            if partial is not None:
-                partial.add(len(chunk), found)
-                done = first + len(chunk)
+            if s.layout.is_main:
+                of_chunk = {"num_problems": len(chunk), "rows": [asdict(row) for row in found]}
+                append_line(partial, json.dumps(of_chunk))
+                done += len(chunk)
+                rows += found
                 log.info("%d of %d problems, %d more responses", done, len(problems), len(found))
-        rows = [] if partial is None else partial.read()
-        any_rows = broadcast_object(bool(rows))
-        if partial is not None and any_rows:
-            manifest = manifest_of(config, recipe, len(problems))
-            write_stored_responses(out, recipe.whole(rows), manifest)
+        if s.layout.is_main and rows:
+            write_stored_responses(
+                out, recipe.whole(rows), manifest_of(config, recipe, len(problems))
+            )
             log.info("%d responses: %s", len(rows), out)
-        if partial is not None:
-            partial.path.unlink()
+        any_rows = broadcast_object(bool(rows))
+        if s.layout.is_main:
+            partial.unlink()
         if not any_rows:
             raise UserError(_why_none(config, len(problems)))
+
+
+def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[StoredResponse]]:
+    """Begin or continue the file of what was chosen so far; the problems that are done, and their
+    rows. It has a line for `identity` and one for each chunk of problems. Errors: `UserError` for a
+    file of another identity.
+    """
+    lines = whole_lines(partial) or [json.dumps(identity).encode()]
+    if json.loads(lines[0]) != json.loads(json.dumps(identity)):
+        raise UserError(
+            f"{partial} has responses of other settings, problems or weights; remove it, or name "
+            "another --out"
+        )
+    write_bytes(partial, b"".join(b"%s\n" % line for line in lines))  # without a torn line
+    chunks = [json.loads(line) for line in lines[1:]]
+    rows: list[dict[str, Any]] = [
+        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+        for chunk in chunks
+        for row in chunk["rows"]
+    ]
+    return sum(chunk["num_problems"] for chunk in chunks), [StoredResponse(**row) for row in rows]
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:

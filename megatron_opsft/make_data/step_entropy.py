@@ -102,8 +102,9 @@ def _masked_thoughts(
     decode = s.sampler.encoder.tokenizer.decode
     closed = []
     for sample in draw.samples(draw.judged.responses):
-        if thinking := find_thinking([decode([token]) for token in sample.response_ids]):
-            closed.append((sample, slice(thinking.span.start, thinking.span.stop)))
+        thinking = find_thinking([decode([token]) for token in sample.response_ids])
+        if thinking is not None:
+            closed.append((sample, thinking))
     by_entropy = settings.score == "sum"
     scored = scores_of(s, [sample for sample, _ in closed], entropy=by_entropy)
     found = {}

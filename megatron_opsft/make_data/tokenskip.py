@@ -1,54 +1,77 @@
 """TokenSkip's data: correct responses without the words of their reasoning that say least, and the
 share that is kept told in the prompt.
 
-Words are scored by LLMLingua-2, or by the model's own self-information, -log p of their tokens.
+As in the authors' code, the llmlingua package shortens the reasoning (LLMLingua-2); or words are
+chosen by the model's own self-information, the mean of -log p of their tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress, pairwise
 from operator import itemgetter
 from statistics import fmean
+from typing import Any
+
+import torch
 
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
+from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.make_data.draw import Draw, scores_of
 from megatron_opsft.make_data.thinking import find_thinking
-from megatron_opsft.make_data.word_scores import WordScorer
-from megatron_opsft.make_data.words import words_of
 from megatron_opsft.methods.batch import select
-from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
+from megatron_opsft.methods.catalog.fixed_data import SELF, TokenSkipSettings
 from megatron_opsft.methods.data_choice import kept_words, ratio_of
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.session import Session
+from megatron_opsft.storage.model_paths import resolve_model
+
+Shorten = Callable[[str, float], str]  # a text to about a share of its tokens
 
 
-def windows_of(words: Sequence[range], num_tokens: int | None) -> Iterator[list[range]]:
-    """The words in order, in windows of at most so many tokens; a longer word has its own."""
-    window: list[range] = []
-    for word in words:
-        if window and num_tokens is not None and word.stop - window[0].start > num_tokens:
-            yield window
-            window = []
-        window.append(word)
-    if window:
-        yield window
+def open_llmlingua(scorer: str, device: torch.device) -> Shorten | None:
+    """LLMLingua-2 with the token classifier `scorer`; None for `SELF`. Errors: `UserError` for a
+    model that is not there or that llmlingua does not load.
+    """
+    if scorer == SELF:
+        return None
+    from llmlingua import PromptCompressor  # an extra: `check_data` has looked for it
+
+    try:
+        compressor: Any = PromptCompressor(
+            str(resolve_model(scorer, option="method.scorer")),
+            device_map=str(device),
+            model_config={"trust_remote_code": False},
+            use_llmlingua2=True,
+        )
+    except (OSError, ValueError, KeyError, NotImplementedError) as error:
+        raise UserError(
+            f"method.scorer={scorer}: llmlingua cannot load it ({first_line(error)})"
+        ) from None
+    return lambda text, ratio: str(
+        compressor.compress_prompt(text, rate=ratio)["compressed_prompt"]
+    )
+
+
+def words_of(texts: Sequence[str]) -> list[range]:
+    """Tokens of each word. texts: of each token; a word begins where white space ends."""
+    starts = [
+        index
+        for index, text in enumerate(texts)
+        if index == 0 or text[:1].isspace() or texts[index - 1][-1:].isspace()
+    ]
+    return [range(a, b) for a, b in pairwise([*starts, len(texts)])]
 
 
 def pruned(
-    token_ids: Sequence[int],
-    texts: Sequence[str],
-    scores: Sequence[float],
-    ratio: float,
-    window_tokens: int | None = None,
+    token_ids: Sequence[int], texts: Sequence[str], scores: Sequence[float], ratio: float
 ) -> tuple[int, ...]:
     """The tokens of the words that are kept. scores: of each token; a word has their mean."""
-    kept: list[int] = []
-    for window in windows_of(words_of(texts), window_tokens):
-        means = [fmean(scores[i] for i in word) for word in window]
-        keeps = kept_words(means, [len(word) for word in window], ratio)
-        kept += (token_ids[i] for word in compress(window, keeps) for i in word)
-    return tuple(kept)
+    words = words_of(texts)
+    means = [fmean(scores[i] for i in word) for word in words]
+    keeps = kept_words(means, [len(word) for word in words], ratio)
+    return tuple(token_ids[i] for word in compress(words, keeps) for i in word)
 
 
 def reasoning_of(texts: Sequence[str]) -> slice | None:
@@ -56,77 +79,98 @@ def reasoning_of(texts: Sequence[str]) -> slice | None:
     it, if it has a box; None where there is neither.
     """
     if (thinking := find_thinking(texts)) is not None:
-        return slice(thinking.span.start, thinking.span.stop)
+        return thinking
     return slice(0, len(texts) - 1) if find_boxes("".join(texts)) else None
 
 
-def shortened(
-    token_ids: Sequence[int],
-    texts: Sequence[str],
-    scores: Sequence[float],
-    settings: TokenSkipSettings,
-    ratio: float,
-    tokenize: Callable[[str], Sequence[int]],
+def behind_reasoning(
+    token_ids: Sequence[int], texts: Sequence[str], tokenize: Callable[[str], Sequence[int]]
 ) -> tuple[int, ...]:
-    """A finished response with less reasoning, and behind it what follows its thinking, or the
-    answer from its last box; () where there is no reasoning. scores: of each token.
-    """
-    part = reasoning_of(texts)
-    if part is None:
-        return ()
-    rest = tuple(token_ids[part.stop :])
-    if find_thinking(texts) is None:
-        answer = find_boxes("".join(texts))[-1].content
-        rest = (*tokenize(f"\n\nThe final answer is: \\boxed{{{answer}}}"), *rest)
-    inside = pruned(token_ids[part], texts[part], scores[part], ratio, settings.window_tokens)
-    return tuple(token_ids[: part.start]) + inside + rest
+    """What follows the thinking, or without thinking the answer from the response's last box."""
+    if (thinking := find_thinking(texts)) is not None:
+        return tuple(token_ids[thinking.stop :])
+    answer = find_boxes("".join(texts))[-1].content
+    return (*tokenize(f"\n\nThe final answer is: \\boxed{{{answer}}}"), token_ids[-1])
 
 
-def token_scores(
-    s: Session, samples: Sequence[Sample], texts: Sequence[Sequence[str]], scorer: WordScorer | None
-) -> list[list[float]]:
-    """Of each token of each sample, the same on every rank: the scorer's, shared out over the ranks
-    and 0 outside of the reasoning, or without one the model's self-information.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reasoning:
+    """A correct response; part: the tokens to shorten to the share `ratio`; texts: of each token;
+    prompt: ids with the ratio told.
     """
-    if scorer is None:
-        return [[-log_prob for log_prob in found] for found in scores_of(s, samples)]
-    mine = []
-    for number in range(s.layout.rank, len(samples), s.layout.world_size):
-        found = [0.0] * len(texts[number])
-        if part := reasoning_of(texts[number]):
-            found[part] = scorer(texts[number][part])
-        mine.append((number, found))
-    return [found for _, found in sorted(gather_from_all(mine), key=itemgetter(0))]
+
+    sample: Sample
+    texts: list[str]
+    part: slice
+    ratio: float
+    prompt: tuple[int, ...]
 
 
 def tokenskip_rows(
-    draw: Draw, settings: TokenSkipSettings, scorer: WordScorer | None
+    draw: Draw, settings: TokenSkipSettings, shorten: Shorten | None
 ) -> list[StoredResponse]:
     """The same on every rank; without those whose prompt has no room for the ratio."""
     s, encoder = draw.session, draw.session.sampler.encoder
-    samples = draw.samples(select(draw.judged.responses, s.settings.max_response_tokens))
-    texts = [
-        [encoder.tokenizer.decode([token]) for token in sample.response_ids] for sample in samples
-    ]
-    scored = token_scores(s, samples, texts, scorer)
     problems = {problem.id: problem for problem in draw.judged.problems}
-    rows = []
-    for sample, of_tokens, scores in zip(samples, texts, scored, strict=True):
+    found = []
+    for sample in draw.samples(select(draw.judged.responses, s.settings.max_response_tokens)):
+        texts = [encoder.tokenizer.decode([token]) for token in sample.response_ids]
         ratio = settings.ratio or ratio_of(sample.problem_id, s.config.run.seed)
         told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
         prompt = encoder.encode(problems[sample.problem_id], suffix=told)
-        response = shortened(
-            sample.response_ids,
-            of_tokens,
-            scores,
-            settings,
-            ratio,
-            lambda text: encoder.tokenizer.encode(text, add_special_tokens=False),
-        )
-        if response and len(prompt) <= s.config.data.max_prompt_tokens:
-            rows.append(
-                StoredResponse(
-                    problem_id=sample.problem_id, prompt_ids=prompt, response_ids=response
-                )
+        part = reasoning_of(texts)
+        if part is not None and len(prompt) <= s.config.data.max_prompt_tokens:
+            found.append(
+                _Reasoning(sample=sample, texts=texts, part=part, ratio=ratio, prompt=prompt)
             )
-    return rows
+
+    def tokenize(text: str) -> list[int]:
+        return encoder.tokenizer.encode(text, add_special_tokens=False)
+
+    if shorten is None:
+        kept = _by_self_information(s, found)
+    else:
+        kept = _by_llmlingua(s, found, shorten, tokenize)
+    return [
+        StoredResponse(
+            problem_id=each.sample.problem_id,
+            prompt_ids=each.prompt,
+            response_ids=(
+                *each.sample.response_ids[: each.part.start],
+                *ids,
+                *behind_reasoning(each.sample.response_ids, each.texts, tokenize),
+            ),
+        )
+        for each, ids in zip(found, kept, strict=True)
+    ]
+
+
+def _by_self_information(s: Session, found: Sequence[_Reasoning]) -> list[tuple[int, ...]]:
+    """Their shortened reasoning, the same on every rank. Token ids stay those that were sampled."""
+    scored = scores_of(s, [each.sample for each in found])
+    return [
+        pruned(
+            each.sample.response_ids[each.part],
+            each.texts[each.part],
+            [-log_prob for log_prob in log_probs[each.part]],
+            each.ratio,
+        )
+        for each, log_probs in zip(found, scored, strict=True)
+    ]
+
+
+def _by_llmlingua(
+    s: Session,
+    found: Sequence[_Reasoning],
+    shorten: Shorten,
+    tokenize: Callable[[str], Sequence[int]],
+) -> list[tuple[int, ...]]:
+    """The same by llmlingua, shared out over the ranks. What it leaves of a text is tokenised."""
+    mine = []
+    for index in range(s.layout.rank, len(found), s.layout.world_size):
+        each = found[index]
+        ids = each.sample.response_ids[each.part]
+        if each.ratio < 1:
+            ids = tuple(tokenize(shorten("".join(each.texts[each.part]), each.ratio)))
+        mine.append((index, ids))
+    return [ids for _, ids in sorted(gather_from_all(mine), key=itemgetter(0))]

@@ -56,8 +56,8 @@ def check_free(directory: Path, *, resume: bool, overwrite: bool) -> None:
         )
 
 
-def unwritable(directory: Path, error: OSError) -> UserError:
+def unwritable(directory: Path, error: OSError, option: str = "run.dir=") -> UserError:
     """What to say of a directory that cannot be made or written."""
     return UserError(
-        f"run.dir={directory} cannot be written ({error.strerror}); name another directory"
+        f"{option}{directory} cannot be written ({error.strerror}); name another directory"
     )

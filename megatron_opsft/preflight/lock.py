@@ -1,4 +1,4 @@
-"""One process at a time has a run's directory, on shared file systems too.
+"""One process at a time has the directory of a run or an evaluation, on shared file systems too.
 
 The lock is filelock's lease: a file that only one process can create, with its host and process,
 which its owner touches now and then. On the owner's machine the process table says whether the
@@ -25,18 +25,20 @@ SILENT_SECONDS = 60.0  # the same for all who may want the directory
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path, option: str = "run.dir=") -> Iterator[None]:
     """Have the directory, which is made if need be. Called by rank 0 alone.
+
+    option: what errors write before the directory.
 
     Errors: `UserError` naming host and process that has it, or why it cannot be written.
     """
     made = not os.path.exists(directory)
-    lease = _lease_of(directory)
+    lease = _lease_of(directory, option)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _acquire(lease, directory)
+        _acquire(lease, directory, option)
     except OSError as error:
-        raise unwritable(directory, error) from None
+        raise unwritable(directory, error, option) from None
     try:
         yield
     finally:
@@ -48,21 +50,21 @@ def locked(directory: Path) -> Iterator[None]:
 
 def check_unlocked(directory: Path) -> None:
     """Errors: `UserError` if a living process of this machine has the directory."""
-    lease = _lease_of(directory)
+    lease = _lease_of(directory, "run.dir=")
     if not os.path.exists(directory / LOCK):
         return
     # Timeout, an OSError: a process has it, or had it on another machine.
     with suppress(OSError), lease.acquire(blocking=False):
         return
-    _refuse_own_machine(lease, directory)
+    _refuse_own_machine(lease, directory, "run.dir=")
 
 
-def _lease_of(directory: Path) -> SoftFileLease:
+def _lease_of(directory: Path, option: str) -> SoftFileLease:
     def leave(lost: LeaseCompromise) -> None:
         """At once where another process has taken the lock over, which was not touched."""
         if lost.reason == "owner-changed":
             sys.stderr.write(
-                f"error: run.dir={directory} was taken over by {_owner_of(lease)}, as this process "
+                f"error: {option}{directory} was taken over by {_owner_of(lease)}, as this process "
                 f"gave no sign of life for {SILENT_SECONDS:.0f} s\n"
             )
             sys.stderr.flush()
@@ -77,7 +79,7 @@ def _lease_of(directory: Path) -> SoftFileLease:
     return lease
 
 
-def _acquire(lease: SoftFileLease, directory: Path) -> None:
+def _acquire(lease: SoftFileLease, directory: Path, option: str) -> None:
     """Errors: `UserError` where its owner lives: on this machine at once; on another one when it is
     touched.
     """
@@ -85,7 +87,7 @@ def _acquire(lease: SoftFileLease, directory: Path) -> None:
         lease.acquire(blocking=False)
         return
     except Timeout:
-        _refuse_own_machine(lease, directory)
+        _refuse_own_machine(lease, directory, option)
     line = f"{directory} has a lock of {_owner_of(lease)}: waiting for a sign of it"
     print(printable(line), file=sys.stderr)
     before = _touched_at(directory / LOCK)
@@ -96,16 +98,16 @@ def _acquire(lease: SoftFileLease, directory: Path) -> None:
             cancel_check=lambda: _touched_at(directory / LOCK) not in (before, None),
         )
     except Timeout:
-        raise _in_use(lease, directory) from None
+        raise _in_use(lease, directory, option) from None
 
 
-def _refuse_own_machine(lease: SoftFileLease, directory: Path) -> None:
+def _refuse_own_machine(lease: SoftFileLease, directory: Path, option: str) -> None:
     """Errors: `UserError` for an owner of this process table; a dead one has been removed."""
     owner = lease.owner
     with TemporaryDirectory() as place, SoftFileLease(Path(place) / LOCK) as mine:
         me = mine.owner
         if owner is not None and me is not None and owner.hostname == me.hostname:
-            raise _in_use(lease, directory) from None
+            raise _in_use(lease, directory, option) from None
 
 
 def _owner_of(lease: SoftFileLease) -> str:
@@ -115,9 +117,9 @@ def _owner_of(lease: SoftFileLease) -> str:
     return f"process {owner.pid} on {owner.hostname.partition('?')[0]}"
 
 
-def _in_use(lease: SoftFileLease, directory: Path) -> UserError:
+def _in_use(lease: SoftFileLease, directory: Path, option: str) -> UserError:
     return UserError(
-        f"run.dir={directory} is in use by {_owner_of(lease)}; stop that run (kill its process: it "
+        f"{option}{directory} is in use by {_owner_of(lease)}; stop it (kill its process: a run "
         "checkpoints first) or name another directory"
     )
 

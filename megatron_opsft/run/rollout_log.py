@@ -4,8 +4,6 @@ The last rank of every node writes those of the node's ranks. The same responses
 bytes, on one node whatever the layout.
 """
 
-import gzip
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from typing import Any
 
 from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
-from megatron_opsft.runtime.durable import write_bytes
+from megatron_opsft.runtime.durable import write_packed_lines
 from megatron_opsft.runtime.step_names import rollout_name
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -99,9 +97,7 @@ class RolloutLog:
 def write_rollouts(path: Path, rows: Rows) -> None:
     """One response a line, whole or not at all; the same responses give the same bytes."""
     path.parent.mkdir(exist_ok=True)
-    lines = (json.dumps(_fields(*row), ensure_ascii=False) + "\n" for row in rows)
-    data = "".join(lines).encode("utf-8")
-    write_bytes(path, gzip.compress(data, compresslevel=1, mtime=0))
+    write_packed_lines(path, (_fields(*row) for row in rows), level=1)
 
 
 def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Writing files so that neither a kill nor a failing machine leaves half of one."""
 
 import errno
+import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,27 @@ def append_line(path: Path, line: str) -> None:
         except OSError:
             os.ftruncate(file.fileno(), size)
             raise
+
+
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file that `append_line` or `write_packed_lines` wrote, without their breaks;
+    none without a file. A last one that has no break, as a failing machine leaves it, is not among
+    them. Errors: `UserError` for a file that cannot be read.
+    """
+    try:
+        data = path.read_bytes() if path.exists() else b""
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
+    return data.split(b"\n")[:-1]
+
+
+def write_packed_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, level: int) -> None:
+    """A gzip file with a line of JSON for each row, whole or not at all; the same rows give the
+    same bytes. level: of the compression, 1 to 9.
+    """
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write_bytes(path, gzip.compress(text.encode("utf-8"), compresslevel=level, mtime=0))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,14 +1,20 @@
 """Several results side by side: rows, baselines, settings that differ, figures' data."""
 
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.bootstrap import Bootstrap
-from megatron_opsft.evaluate.comparison import NOT_SET, SettingDifference, compare
+from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.metrics import ScoredSample
-from megatron_opsft.evaluate.results import ModelSamples, Results, build_results
+from megatron_opsft.evaluate.outputs import compare_directories
+from megatron_opsft.evaluate.results import (
+    ModelSamples,
+    Results,
+    build_results,
+    write_results,
+)
 from megatron_opsft.report.page.evaluation_plots import pareto_front, plots_of_block
 from megatron_opsft.report.table import OVERALL
 
@@ -66,73 +72,51 @@ def test_rows_hold_the_stored_estimates() -> None:
     comparison = compare([old, new])
     assert comparison.blocks == ("gsm8k", "aime24", OVERALL)
     assert [row.label for row in comparison.rows] == ["old", "new"]
-    row = comparison.rows[1]
-    assert row.blocks["gsm8k"] == new.benchmarks["gsm8k"].metrics
-    assert row.blocks[OVERALL] == new.overall.metrics
-    assert row.blocks[OVERALL]["compression_ratio"].low is not None
-    assert comparison.differences == ()
-    assert "In brackets: 95 % intervals" in comparison.markdown(intervals=True)
-    assert "In brackets" not in comparison.markdown()
+    blocks = comparison.rows[1].blocks
+    assert blocks["gsm8k"] == new.benchmarks["gsm8k"].metrics
+    assert blocks[OVERALL] == new.overall.metrics
+    assert blocks[OVERALL]["compression_ratio"].low is not None
+    assert comparison.notes == ()
+    assert "In brackets: 95 % intervals" in comparison.markdown()
+    assert "Baseline: old." in comparison.markdown()
 
 
-def test_compression_ratio_is_against_the_right_baseline() -> None:
-    old, new = build(OLD), build(NEW, OLD)
-    plain, other = build(NEW), build(model("other", 500, 5))
+def test_compression_ratio_is_against_the_first_row_or_the_named_one() -> None:
+    old, new, other = build(OLD), build(NEW, OLD), build(model("other", 500, 5))
     expected = round(301.5 / 1501.5, 3)
-    assert ratios([old, new]) == [1, expected]
-    assert ratios([new, old]) == [expected, 1]
-    assert ratios([new]) == [expected]
-    assert ratios([old]) == [None]
-    assert ratios([old, plain]) == [1, expected]  # nobody names a baseline: the first row
-    assert ratios([new, old, other]) == [expected, 1, round(751.5 / 1501.5, 3)]
-    assert ratios([old, plain], "new") == [round(1501.5 / 301.5, 3), 1]
+    assert ratios([old, new]) == ratios([old, build(NEW)]) == [1, expected]
+    assert ratios([new, old]) == [1, round(1501.5 / 301.5, 3)]
+    assert ratios([new, old, other], "old") == [expected, 1, round(751.5 / 1501.5, 3)]
     with pytest.raises(UserError, match="baseline nobody: there are old, new"):
         ratios([old, new], "nobody")
 
 
-def test_a_baseline_of_the_same_label_is_another_model() -> None:
-    """Told apart by their roles, in every order and whether or not the baseline has a row."""
+def test_a_result_alone_keeps_the_ratio_that_it_was_evaluated_with() -> None:
+    assert ratios([build(OLD)]) == [None]
+    assert ratios([build(NEW, OLD)]) == [round(301.5 / 1501.5, 3)]
+    assert "Baseline: old." in compare([build(NEW, OLD)]).markdown()
+
+
+def test_an_interval_of_a_ratio_is_that_of_these_samples_alone() -> None:
+    """Another evaluation of the same name is another baseline."""
+    new = build(NEW, OLD)
+    again = compare([build(model("old", 1100, 6)), new]).rows[1].blocks[OVERALL]
+    ratio = again["compression_ratio"]
+    assert (ratio.value, ratio.low) == (pytest.approx(301.5 / 1651.5), None)
+
+
+def test_models_of_one_name_are_numbered() -> None:
     old, new = build(model("hf", 1000, 6)), build(model("hf", 200, 7), model("hf", 1000, 6))
     expected = round(301.5 / 1501.5, 3)
-    assert ratios([old, new]) == [1, expected]
-    assert ratios([new, old]) == [expected, 1]
-    assert ratios([new]) == [expected]
-    assert ratios([new, new]) == [expected, expected]
-    assert ratios([build(OLD), new]) == [None, expected]
+    assert [row.label for row in compare([new, old]).rows] == ["hf", "hf (2)"]
     assert ratios([new, old], "hf (2)") == [expected, 1]
-    stranger, third = build(model("hf", 700, 5)), build(model("x", 500, 5))
-    assert ratios([stranger, new, old, third])[1:] == [expected, 1, round(751.5 / 1501.5, 3)]
-    assert "Baseline: hf (2)." in compare([new, old]).markdown()
-    assert "Baseline: hf (not a row)." in compare([new]).markdown()
-    last = build(model("hf", 100, 7), model("hf", 200, 7))  # its baseline has one of its own
-    assert ratios([new, last, old]) == [expected, round(151.5 / 301.5, 3), 1]
+    assert "Baseline: hf (2)." in compare([new, old], baseline="hf (2)").markdown()
 
 
-def test_two_models_keep_their_own_baselines() -> None:
-    big, big_new = model("big", 800, 8), model("big new", 400, 8)
-    results = [build(OLD), build(NEW, OLD), build(big), build(big_new, big)]
-    assert ratios(results) == [1, round(301.5 / 1501.5, 3), 1, round(601.5 / 1201.5, 3)]
-
-
-@pytest.mark.parametrize("listed", ["nothing", "the baseline", "the baseline evaluated again"])
-def test_a_row_has_the_same_ratio_whatever_else_is_listed(listed: str) -> None:
-    """It is to the samples that it was evaluated against, also where another evaluation of the
-    same name has a row; --baseline chooses that one.
-    """
-    again = build(model("old", 1100, 6))
-    more = {"nothing": [], "the baseline": [build(OLD)], "the baseline evaluated again": [again]}
-    new = build(NEW, OLD)
-    row = compare([*more[listed], new]).rows[-1]
-    assert row.blocks[OVERALL]["compression_ratio"] == new.overall.metrics["compression_ratio"]
-    assert row.reference == ("old (not a row)" if more[listed] == [again] else "old")
-    assert ratios([again, new], "old") == [1, round(301.5 / 1651.5, 3)]
-
-
-@pytest.mark.parametrize("is_listed", [False, True])
-def test_the_ratio_over_some_benchmarks_is_that_of_their_mean_tokens(is_listed: bool) -> None:
+def test_the_ratio_over_some_benchmarks_is_that_of_their_mean_tokens() -> None:
     names = ("gsm8k", "aime24", "math500")
     old, few = model("old", 1000, 6, names), build(model("few", 300, 5))
-    results = [*([build(old)] if is_listed else []), few, build(model("new", 200, 7, names), old)]
+    results = [build(old), few, build(model("new", 200, 7, names), old)]
     row = compare(results).rows[-1]
     assert row.blocks[OVERALL]["compression_ratio"].value == pytest.approx(301.5 / 1501.5)
 
@@ -141,7 +125,6 @@ def test_shared_benchmarks_alone_are_compared() -> None:
     few = build(model("few", 300, 5, ("aime24", "math500")))
     comparison = compare([build(OLD), few])
     assert comparison.blocks == ("aime24",)
-    assert comparison.left_out == ("gsm8k", "math500")
     overall = comparison.rows[0].blocks[OVERALL]["mean_tokens"]
     assert (overall.value, overall.low) == (2001.5, None)
     assert comparison.rows[0].budgets[OVERALL][1][1]["mean_tokens"].value == 2001.5
@@ -171,30 +154,34 @@ def test_every_setting_that_differs_is_named() -> None:
         "new", 200, 7, samples=2, temperature=1.0, template={"name": "cod"}, engine="vllm 1"
     )
     comparison = compare([build(OLD), build(other), build(OLD)])
-    assert set(comparison.differences) == {
-        SettingDifference(name="temperature", values=("0.6", "1.0", "0.6")),
-        SettingDifference(name="template.name", values=('"r1"', '"cod"', '"r1"')),
-        SettingDifference(name="engine", values=(NOT_SET, '"vllm 1"', NOT_SET)),
-        SettingDifference(name="gsm8k.samples_per_problem", values=("4", "2", "4")),
-        SettingDifference(name="aime24.samples_per_problem", values=("4", "2", "4")),
+    assert set(comparison.notes) == {
+        "differs: temperature: 0.6 (old, old (2)); 1.0 (new)",
+        'differs: template.name: "r1" (old, old (2)); "cod" (new)',
+        'differs: engine: (not set) (old, old (2)); "vllm 1" (new)',
+        "differs: gsm8k.samples_per_problem: 4 (old, old (2)); 2 (new)",
+        "differs: aime24.samples_per_problem: 4 (old, old (2)); 2 (new)",
     }
-    assert "temperature: 0.6 (old, old (2)); 1.0 (new)" in comparison.describe_differences()
-    assert '- engine: (not set) (old, old (2)); "vllm 1" (new)' in comparison.markdown()
+    assert '- differs: engine: (not set) (old, old (2)); "vllm 1" (new)' in comparison.markdown()
+    assert "differs: temperature: 0.6" in comparison.text()
     assert "GSM8K: 10 problems, N = 4 / 2" in comparison.markdown()
 
 
 def test_the_table_says_where_intervals_are_too_narrow() -> None:
-    few = compare([build(OLD)])
+    few = build(OLD)
     note = "too narrow for so few problems as 10: at a nominal 95 %, about 84 % hold"
-    assert note in few.markdown(intervals=True)
-    assert "too narrow" not in few.markdown()
-    assert "too narrow" not in replace(few, fewest_problems=60).markdown(intervals=True)
+    assert note in compare([few]).markdown()
+    enough = {
+        name: block.model_copy(update={"num_problems": 60})
+        for name, block in few.benchmarks.items()
+    }
+    assert "too narrow" not in compare([few.model_copy(update={"benchmarks": enough})]).markdown()
 
 
 def test_how_intervals_were_made_is_a_setting() -> None:
     other = build_results(NEW, budgets=(), bootstrap=Bootstrap(num_resamples=50, seed=3))
-    names = [found.name for found in compare([build(OLD), other]).differences]
-    assert names == ["bootstrap.num_resamples", "bootstrap.seed"]
+    resamples, seed = compare([build(OLD), other]).notes
+    assert resamples.startswith("differs: bootstrap.num_resamples: 100 (old)")
+    assert seed == "differs: bootstrap.seed: 0 (old); 3 (new)"
 
 
 def test_points_and_curves() -> None:
@@ -223,19 +210,28 @@ def test_no_spread_of_lengths_is_shown_of_one_sample() -> None:
     assert not any("NormStd" in plot for plot in plots_of_block(compare([one]).rows, OVERALL))
 
 
-@pytest.mark.parametrize("stored_by_an_earlier_version", [False, True])
-def test_early_exit_has_no_budget_curve(stored_by_an_earlier_version: bool) -> None:
+def test_early_exit_has_no_budget_curve() -> None:
     """It tries answers by the room left: its samples, cut, are not those of a smaller limit."""
     early = build(model("early", 300, 6, method="deer"))
     assert early.overall.budgets == () == early.benchmarks["gsm8k"].budgets
-    if stored_by_an_earlier_version:
-        plain = build(model("early", 300, 6))
-        early = plain.model_copy(update={"settings": plain.settings | {"method": "deer"}})
-        assert early.overall.budgets
     comparison = compare([build(OLD), early])
     for block in comparison.blocks:
         assert [row.label for row in comparison.rows if row.budgets[block]] == ["old"]
     for text in (comparison.markdown(), comparison.text()):
-        assert "No budget curve: early (early exit tries answers by the room left" in text
+        assert "no budget curve: early (early exit tries answers by the room left" in text
     assert not any("budget" in plot for plot in plots_of_block(compare([early]).rows, OVERALL))
-    assert "No budget curve" not in compare([build(OLD)]).markdown()
+    assert "no budget curve" not in compare([build(OLD)]).markdown()
+
+
+def test_an_earlier_comparison_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
+    for name, own in (("a", OLD), ("b", NEW)):
+        (tmp_path / name).mkdir()
+        write_results(tmp_path / name / "results.json", build(own))
+    both, out = [tmp_path / "a", tmp_path / "b"], tmp_path / "out"
+    compare_directories(both, out, None)
+    before = (out / "table.md").read_text()
+    with pytest.raises(UserError, match="holds a table.md already.*--overwrite"):
+        compare_directories(both[::-1], out, None)
+    assert (out / "table.md").read_text() == before
+    compare_directories(both[::-1], out, None, overwrite=True)
+    assert (out / "table.md").read_text() != before

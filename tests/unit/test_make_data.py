@@ -3,22 +3,16 @@
 import gzip
 import json
 import math
-from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import SimpleNamespace
 
 import pytest
-import torch
 from forked_cli import ROOT, ForkedCli
 from responses import facts
 from small_run import QUICKSTART, SMALL_RUN
 from tiny_models import samples
-from transformers import (
-    AutoTokenizer,
-    XLMRobertaConfig,
-    XLMRobertaForTokenClassification,
-)
+from transformers import AutoTokenizer
 
 from megatron_opsft.data.stored_responses import StoredResponse, read_stored_responses
 from megatron_opsft.errors import NonFiniteError, UserError
@@ -26,15 +20,13 @@ from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_score
 from megatron_opsft.make_data.draw import scores_of
 from megatron_opsft.make_data.run import chunk_size
 from megatron_opsft.make_data.step_entropy import Marks, marks_of, masked, own_parts
-from megatron_opsft.make_data.thinking import Thinking, find_thinking
-from megatron_opsft.make_data.tokenskip import pruned, shortened, windows_of
-from megatron_opsft.make_data.word_scores import (
-    WordScorer,
-    load_scorer,
-    windows_of_text,
+from megatron_opsft.make_data.thinking import find_thinking
+from megatron_opsft.make_data.tokenskip import (
+    behind_reasoning,
+    pruned,
+    reasoning_of,
+    words_of,
 )
-from megatron_opsft.make_data.words import words_of
-from megatron_opsft.methods.catalog.fixed_data import TokenSkipSettings
 from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
 from megatron_opsft.methods.data_choice import skipped_steps, steps_of
 from megatron_opsft.records import Outcome
@@ -93,9 +85,9 @@ def test_z_scores_are_of_the_whole_data_set() -> None:
 
 
 def test_thinking_is_found_by_texts_of_tokens() -> None:
-    assert find_thinking(["a", " b", "</think>", "c"]) == Thinking(span=range(0, 2), answer=3)
+    assert find_thinking(["a", " b", "</think>", "c"]) == slice(0, 2)
     texts = ["<", "think", ">\n", "a", ".\n</", "think", ">\n", "c"]
-    assert find_thinking(texts) == Thinking(span=range(3, 4), answer=7)
+    assert find_thinking(texts) == slice(3, 4)
     assert find_thinking(["a", "b"]) is None
 
 
@@ -120,104 +112,27 @@ def test_step_entropy_reads_its_marks_from_the_tokenizer() -> None:
         marks_of(tokenizer, "\n\n")
 
 
-def test_tokenskip_prunes_whole_words_in_windows() -> None:
+def test_tokenskip_prunes_whole_words() -> None:
     texts = ["Le", "t", " us", " add", ":\n", "4", "+5"]
-    words = words_of(texts)
-    assert words == [range(0, 2), range(2, 3), range(3, 5), range(5, 7)]
-    assert list(windows_of(words, 4)) == [words[:2], words[2:]]
-    assert list(windows_of(words, 1)) == [[word] for word in words]
+    assert words_of(texts) == [range(0, 2), range(2, 3), range(3, 5), range(5, 7)]
     ids, scores = [10, 11, 12, 13, 14, 15, 16], [1.0, 3.0, 0.5, 4.0, 2.0, 6.0, 6.0]
     # Means 2, 0.5, 3, 6 with 2, 1, 2, 2 tokens: the 51st percentile is 3.
     assert pruned(ids, texts, scores, 0.5) == (15, 16)
     assert pruned(ids, texts, scores, 1.0) == tuple(ids)
-    # Of windows of 3 and 4 tokens: 2 and 0.5, of which none is above 2; 3 and 6.
-    assert pruned(ids, texts, scores, 0.5, 4) == (15, 16)
-    assert pruned(ids, texts, scores, 0.8, 4) == (10, 11, 15, 16)
 
 
 def test_tokenskip_keeps_the_answer_whole() -> None:
-    settings, answers = TokenSkipSettings(), []
-
     def tokenize(text: str) -> list[int]:
-        answers.append(text)
+        assert text == "\n\nThe final answer is: \\boxed{4}"
         return [70, 71]
 
     texts, ids = ["so", " 4", " is", "</think>", " \\boxed{4}", "<end>"], [1, 2, 3, 4, 5, 6]
-    scores = [0.1, 5.0, 0.2, 0.0, 0.0, 0.0]
-    assert shortened(ids, texts, scores, settings, 0.5, tokenize) == (2, 4, 5, 6)
-    assert answers == []
+    assert reasoning_of(texts) == slice(0, 3)
+    assert behind_reasoning(ids, texts, tokenize) == (4, 5, 6)
     texts[3] = " or"
-    scores[4] = 4.0  # of 0, 0.1, 0.2, 4 and 5 the 51st percentile is 0.352
-    assert shortened(ids, texts, scores, settings, 0.5, tokenize) == (2, 5, 70, 71, 6)
-    assert answers == ["\n\nThe final answer is: \\boxed{4}"]
-    assert shortened(ids[:3], texts[:3], scores[:3], settings, 0.5, tokenize) == ()
-
-
-@pytest.fixture(scope="module")
-def scorer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A token classifier with random weights; its tokens are the tiny reasoner's."""
-    directory = tmp_path_factory.mktemp("scorer")
-    tokenizer = AutoTokenizer.from_pretrained(ASSET)
-    ends = tokenizer.convert_ids_to_tokens([tokenizer.eos_token_id])[0]
-    tokenizer.add_special_tokens({"cls_token": ends, "sep_token": ends})
-    tokenizer.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = XLMRobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        num_labels=2,
-        initializer_range=1.0,
-    )
-    XLMRobertaForTokenClassification(config).save_pretrained(directory)
-    return directory
-
-
-def test_a_classifier_scores_words_by_the_mean_of_its_sub_tokens(scorer_dir: Path) -> None:
-    """Against its own forward pass; the given tokens are cut elsewhere than its own are."""
-    scorer = load_scorer(str(scorer_dir), torch.device("cpu"))
-    assert scorer is not None
-    texts = ["Th", "en", " 12", "+7", " is", " 1", "9", "."]
-    ids = scorer.tokenizer("Then 12+7 is 19.", add_special_tokens=False)["input_ids"]
-    end = scorer.tokenizer.sep_token_id
-    with torch.no_grad():
-        logits = scorer.model(input_ids=torch.tensor([[end, *ids, end]])).logits[0, 1:-1]
-    kept = logits.softmax(-1)[:, 1].tolist()
-    pieces = [scorer.tokenizer.decode([i]) for i in ids]
-    ends = list(accumulate(map(len, pieces)))
-    borders = [0, 4, 9, 12, 16]  # behind "Then", " 12+7", " is" and " 19."
-    means = [
-        fmean(p for p, end in zip(kept, ends, strict=True) if a < end <= b)
-        for a, b in pairwise(borders)
-    ]
-    by_word = zip(means, words_of(texts), strict=True)
-    expected = [mean for mean, word in by_word for _ in word]
-    assert scorer(texts) == pytest.approx(expected, rel=1e-5)
-    assert len(set(means)) == 4
-    short = WordScorer(model=scorer.model, tokenizer=scorer.tokenizer, max_window=4)
-    assert short(texts) != pytest.approx(expected, rel=1e-2)  # words do not see the other window
-
-
-def test_windows_end_behind_a_full_stop_or_a_line_break() -> None:
-    text = "a b. c\nd e f g"
-    spans = [(0, 1), (2, 3), (3, 4), (5, 6), (7, 8), (9, 10), (11, 12), (13, 14)]
-    assert list(windows_of_text(text, spans, 4)) == [range(0, 4), range(4, 8)]
-    assert list(windows_of_text(text, spans, 3)) == [range(0, 3), range(3, 4), range(4, 7)] + [
-        range(7, 8)
-    ]
-    assert list(windows_of_text(text, spans, 8)) == [range(0, 8)]
-    assert list(windows_of_text("", [], 8)) == []
-
-
-def test_a_scorer_that_cannot_be_had(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    assert load_scorer("self", cpu) is None and not caplog.records
-    assert load_scorer("some/classifier", cpu) is None
-    assert "self-information instead" in caplog.text
-    with pytest.raises(UserError, match=r"method\.scorer=/nowhere is no directory"):
-        load_scorer("/nowhere", cpu)
+    assert reasoning_of(texts) == slice(0, 5)
+    assert behind_reasoning(ids, texts, tokenize) == (70, 71, 6)
+    assert reasoning_of(texts[:3]) is None
 
 
 def test_scores_that_are_nan_choose_nothing() -> None:
@@ -309,23 +224,20 @@ def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> No
 MADE = {
     "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
     "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
-    "tokenskip": ["method.ratio=0.6", "data.max_prompt_tokens=160"],
+    "tokenskip": ["method.ratio=0.6", "method.scorer=self", "data.max_prompt_tokens=160"],
 }
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_made_data_hold_what_their_method_needs(
-    cli: ForkedCli, tmp_path: Path, scorer_dir: Path, name: str
-) -> None:
+def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, name: str) -> None:
     out = tmp_path / "data.parquet"
     given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
-    given += [f"method.scorer={scorer_dir}"] if name == "tokenskip" else []
     ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
     assert ended.exit_code == 0, ended.stderr
     read = read_stored_responses(out)
     stored = list(read)
     if name == "tokenskip":
-        assert read.manifest["word_scores"] == str(scorer_dir)
+        assert read.manifest["method"]["scorer"] == "self"
     if name == "o1_pruner":
         advantages = [row.advantage for row in stored]
         assert len(advantages) == 12
@@ -347,6 +259,42 @@ def test_made_data_hold_what_their_method_needs(
     assert any("[SKIP]" in text for text in texts) == (name == "step_entropy")
 
 
+# In place of the package: of a text's words it keeps all whose place is even.
+LLMLINGUA = """
+import sys, types
+
+class PromptCompressor:
+    def __init__(self, model_name, device_map, model_config, use_llmlingua2):
+        assert use_llmlingua2 and model_config == {"trust_remote_code": False}
+        assert device_map == "cpu" and model_name.endswith("scorer")
+
+    def compress_prompt(self, context, rate):
+        assert rate == 0.6
+        return {"compressed_prompt": " ".join(context.split()[::2])}
+
+sys.modules["llmlingua"] = types.SimpleNamespace(PromptCompressor=PromptCompressor)
+"""
+
+
+def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> None:
+    """Beside the untouched responses: those that a ratio of 1 keeps."""
+    (tmp_path / "scorer").mkdir()
+    given = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128", "--limit", "6"]
+    given += [f"method.scorer={tmp_path / 'scorer'}", "data.max_prompt_tokens=160"]
+    tokenizer = AutoTokenizer.from_pretrained(ASSET)
+    texts = []
+    for ratio in (0.6, 1):
+        out = tmp_path / f"{ratio}.parquet"
+        words = ["data", "tokenskip", *given, f"method.ratio={ratio}", "--out", out]
+        ended = cli.run(words, prelude=LLMLINGUA)
+        assert ended.exit_code == 0, ended.stderr
+        texts.append([tokenizer.decode(row.response_ids) for row in read_stored_responses(out)])
+    assert texts[0]
+    for short, whole in zip(*texts, strict=True):
+        (thought, *behind), (before, *same) = short.split("</think>"), whole.split("</think>")
+        assert behind == same and thought == " ".join(before.split()[::2])
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -354,6 +302,7 @@ def test_made_data_hold_what_their_method_needs(
         (["grpo"], "method.name=grpo samples while it trains; data are made for crst"),
         (["o1_pruner"], "or method.form=fixed"),
         (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
+        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]', or set method."),
     ],
 )
 def test_data_that_cannot_be_made_are_one_line(

@@ -190,7 +190,6 @@ def evaluated(directory: Path, *solved: int) -> Path:
                 for index in range(4)
             ],
         )
-    files.close()
     return directory
 
 

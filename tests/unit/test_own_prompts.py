@@ -11,8 +11,7 @@ from megatron_opsft.config_file import load_config
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.errors import PromptError, UserError
-from megatron_opsft.evaluate.early_checks import check_settings
-from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.settings import EvalSettings, check_settings
 from megatron_opsft.records import Message, Problem
 
 CHAT_TEMPLATE = (

@@ -10,6 +10,8 @@ from megatron_opsft.methods.method import Method, as_rewarded, each_group
 from megatron_opsft.methods.rewards import stored
 from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples
 
+SELF = "self"  # instead of the name of TokenSkip's scorer
+
 
 class FixedDataSettings(MethodSettings):
     """Keys of all of them."""
@@ -40,13 +42,8 @@ class TokenSkipSettings(FixedDataSettings):
     scorer: str = Field(
         "microsoft/llmlingua-2-xlm-roberta-large-meetingbank",
         min_length=1,
-        description="What scores words: a token classifier (LLMLingua-2), or self: the model's own "
-        "self-information, which also steps in where a classifier of the hub cannot be fetched.",
-    )
-    window_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Tokens of a window in which reasoning is pruned; null: all of it at once.",
+        description="Token classifier by which llmlingua chooses words (LLMLingua-2; pip install "
+        "'.[tokenskip]'), or self: words by the model's own self-information.",
     )
     delimiter: str = Field(
         "<|eot_id|>",

@@ -1,5 +1,6 @@
 """`--out` and identities: only what this project made is replaced; what differs is told apart."""
 
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -100,13 +101,14 @@ IDENTITIES = st.builds(
 @settings(max_examples=60)
 @given(IDENTITIES, st.sets(st.sampled_from(SETTINGS)), st.dictionaries(st.just("seed"), JSON), DATA)
 def test_identities_are_merged_and_what_differs_is_refused(
-    old: dict[str, Any], unrecorded: set[str], changed: dict[str, Any], data: dict[str, str]
+    old: dict[str, Any], unset: set[str], changed: dict[str, Any], data: dict[str, str]
 ) -> None:
-    """unrecorded: what an earlier version did not write down, which cannot differ."""
+    """unset: settings that the evaluation in the directory was made without."""
     new = old | changed | {"data": data}
-    before = {key: value for key, value in old.items() if key not in unrecorded}
+    before = {key: value for key, value in old.items() if key not in unset}
     known_data = {name: old["data"].get(name, digest) for name, digest in data.items()}
-    agrees = data == known_data and ("seed" in unrecorded or new["seed"] == old["seed"])
+    same_seed = json.dumps(new["seed"]) == json.dumps(old["seed"])  # True is not 1
+    agrees = data == known_data and not unset and same_seed
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         write_manifest(directory, {"identity": before})
