@@ -1,5 +1,7 @@
 """`megatron-opsft launch`: the commands, as users call them."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +15,14 @@ from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
+from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 from megatron_opsft.runtime.world_size import check_world
+
+log = logging.getLogger("megatron_opsft")
+
+# Wrong input and a loss that is not finite: they would only come again. slurm/common.sh keeps the
+# same rules.
+FINAL_EXIT_CODES = (2, 3)
 
 
 class Local(StartCommand):
@@ -39,7 +48,6 @@ class Local(StartCommand):
             must_exist=self.resume == "yes",
             world_size=self.ranks,
         )
-        from megatron_opsft.launch.restarts import run_with_restarts
         from megatron_opsft.launch.torchrun import Torchrun
 
         command = ["train", str(self.config), *self.keys]
@@ -88,6 +96,26 @@ class Rounds(RunCommand):
         )
         with Torchrun(self.ranks) as torchrun:
             return rounds.run_rounds(wanted, torchrun.run)
+
+
+def run_with_restarts(start: Callable[[bool], int], max_restarts: int) -> int:
+    """Call `start(again)` until it is done, at most 1 + `max_restarts` times; its last exit code.
+
+    again: False for the first start, True for those that continue from the newest checkpoint. Done
+    is 0, 75 (stopped as asked: whoever asked decides when to continue) and `FINAL_EXIT_CODES`.
+    """
+    code = start(False)
+    for restart in range(1, max_restarts + 1):
+        if code in (0, REQUEUE_EXIT_CODE, *FINAL_EXIT_CODES):
+            return code
+        log.warning(
+            "a rank ended with exit code %d; restart %d of %d, from the newest checkpoint",
+            code,
+            restart,
+            max_restarts,
+        )
+        code = start(True)
+    return code
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

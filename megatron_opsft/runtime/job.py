@@ -4,6 +4,7 @@ Needs no Megatron. Unlike a collective, the store lets ranks go at their own pac
 """
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -16,14 +17,16 @@ from uuid import uuid4
 
 import torch.distributed as dist
 
-from megatron_opsft.errors import RanksMissing
+from megatron_opsft.errors import RanksMissing, UserError
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.launcher import is_launched
-from megatron_opsft.runtime.open_files import allow_open_files
 
 _POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 10.0
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
+# Open files of a rank: libraries, engine, verifiers, listeners of Megatron's groups, with room to
+# spare; and connections of collectives that go by powers of two.
+_OWN_FILES, _FILES_PER_DOUBLING = 320, 8
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
 
@@ -178,3 +181,28 @@ def leave_job() -> None:
     """End the job's process groups; quiet where an engine has ended them already."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def allow_open_files(rank: int, world_size: int) -> None:
+    """Raise the limit of open files as far as the system lets this process; before it joins a job.
+
+    Errors: `UserError` where that is too few for this rank.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    needed = needed_files(rank, world_size)
+    if world_size > 1 and hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rank {rank} of {world_size} needs {needed} open files and may have {hard}: raise the "
+            f"hard limit to {needed} before the ranks start (ulimit -Hn; LimitNOFILE of a service; "
+            "--ulimit nofile of a container)"
+        )
+
+
+def needed_files(rank: int, world_size: int) -> int:
+    """How many are open at once at most. Rank 0 holds the store, with a connection of each rank and
+    one of its watchdog, and each rank tells it what it writes of a checkpoint.
+    """
+    own = _OWN_FILES + _FILES_PER_DOUBLING * (world_size - 1).bit_length()
+    return own if rank else own + 3 * world_size

@@ -19,7 +19,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from megatron_opsft.runtime.diagnosis import (
     PEER_LOST_EXIT_CODE,
@@ -30,7 +33,6 @@ from megatron_opsft.runtime.diagnosis import (
     diagnose,
 )
 from megatron_opsft.runtime.phase import current_phase
-from megatron_opsft.runtime.process_start import started_at
 
 if TYPE_CHECKING:
     from megatron_opsft.runtime.job import Job
@@ -43,7 +45,7 @@ _watchdog: "Watchdog | None" = None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A rank's process; `started`, as of `started_at`, tells it from a later one of its id."""
+    """A rank's process; `started`, as of `_started_at`, tells it from a later one of its id."""
 
     rank: int
     host: str
@@ -53,13 +55,29 @@ class Process:
     @property
     def is_running(self) -> bool:
         """Whether this machine has it; on another machine this means nothing."""
-        return started_at(self.pid) == self.started
+        return _started_at(self.pid) == self.started
 
 
 def this_process(rank: int) -> Process:
     """For the others to know this rank's process by."""
     me = os.getpid()
-    return Process(rank=rank, host=socket.gethostname(), pid=me, started=started_at(me))
+    return Process(rank=rank, host=socket.gethostname(), pid=me, started=_started_at(me))
+
+
+def _started_at(pid: int) -> float | None:
+    """Of a living process: ticks from the machine's start to its own, which no step of the clock
+    moves; where the system has no /proc, seconds since the epoch. None for one that has ended.
+    """
+    state, start = 0, 19  # of the fields behind the name (proc_pid_stat(5))
+    if not Path("/proc/self/stat").exists():
+        with suppress(psutil.Error):
+            return psutil.Process(pid).create_time()
+        return None
+    with suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[state] == "Z" else float(fields[start])
+    return None
 
 
 class Watchdog:

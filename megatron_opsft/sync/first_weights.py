@@ -8,11 +8,11 @@ are the same only if that puts every weight where the pull had found it.
 """
 
 import logging
+import resource
 import time
 
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.engine import RolloutEngine
-from megatron_opsft.runtime.disk_reads import disk_bytes_read
 from megatron_opsft.runtime.distributed import max_over_world, sum_over_world
 from megatron_opsft.storage.hf_files import HfTensors
 from megatron_opsft.sync.weight_sync import WeightSync
@@ -33,7 +33,7 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
         say("the trainer reads the weights from disk itself: %s", reason)
         reader = None
     files = parts.stored.files()
-    start, disk_bytes_before, pull_seconds = time.perf_counter(), disk_bytes_read(), 0.0
+    start, disk_bytes_before, pull_seconds = time.perf_counter(), _disk_bytes_read(), 0.0
     if reader is None:
         parts.shards.fill(parts.stored.read)
     else:
@@ -42,7 +42,7 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
         sync.pull()
         pull_seconds = time.perf_counter() - pull_start
     parts.start_main_weights()
-    (disk_bytes,) = sum_over_world([disk_bytes_read() - disk_bytes_before])
+    (disk_bytes,) = sum_over_world([_disk_bytes_read() - disk_bytes_before])
     seconds, pull_seconds = max_over_world([time.perf_counter() - start, pull_seconds])
     by = "by every rank its own slices"
     if reader is not None:
@@ -54,6 +54,12 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
         seconds,
         by,
     )
+
+
+def _disk_bytes_read() -> int:
+    """Bytes fetched for this process since it started, mapped files included (Linux)."""
+    block_bytes = 512
+    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * block_bytes
 
 
 def _why_not(parts: TrainerParts, sync: WeightSync) -> str:

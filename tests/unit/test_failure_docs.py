@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron_opsft.config import Config
 from megatron_opsft.errors import ANSWER_IS_NO
-from megatron_opsft.launch.restarts import FINAL_EXIT_CODES
+from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 

@@ -13,7 +13,7 @@ import pytest
 from fake_slurm import FakeSlurm
 from forked_cli import ROOT
 
-from megatron_opsft.launch.restarts import FINAL_EXIT_CODES
+from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 
 QUICKSTART = "examples/configs/quickstart.yaml"

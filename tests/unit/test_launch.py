@@ -14,8 +14,7 @@ import yaml
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.launch.commands import Local
-from megatron_opsft.launch.restarts import run_with_restarts
+from megatron_opsft.launch.commands import Local, run_with_restarts
 from megatron_opsft.launch.slurm import Resources, batch_job, limit_seconds, submit
 
 QUICKSTART = ROOT / "examples/configs/quickstart.yaml"

@@ -5,7 +5,7 @@ import resource
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.open_files import allow_open_files, needed_files
+from megatron_opsft.runtime.job import allow_open_files, needed_files
 
 NOFILE = resource.RLIMIT_NOFILE
 

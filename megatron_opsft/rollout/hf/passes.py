@@ -12,7 +12,8 @@ longest prompt of the batch decides how the sums over the keys are rounded.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from transformers import DynamicCache, PreTrainedModel
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.sampling import largest_move, sample_tokens, sample_with_margins
-from megatron_opsft.runtime.threads import one_thread
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class ModelPasses:
 
         The two show what rounding does here: what is allowed for it must be well above.
         """
-        with one_thread():
+        with _one_thread():
             alone_1V = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),
                 use_cache=False,
@@ -96,3 +96,14 @@ def check_finite(finite_N: Sequence[bool], problem_ids: Sequence[str], num_token
             f"responses, the first to problem {bad[0]}, before token {num_tokens + 1}: the weights "
             "are damaged, or too large for the dtype; take another checkpoint or another dtype"
         )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread of the CPU: sums are then made in one order, whatever machine it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
