@@ -30,6 +30,7 @@ from megatron_opsft.rollout.open_engine import build_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
+from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.verifier import Verifier
@@ -49,6 +50,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     job = join_job(device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS))
     with ExitStack() as held:
         held.enter_context(watched(job, Limits()))  # ranks go at their own pace: no limit on phases
+        enter_phase("evaluate", 0)
         if job.is_main:
             if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
                 log.info(

@@ -105,6 +105,19 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     assert compare_runs(undisturbed, tmp_path) == []
 
 
+def test_a_dead_rank_ends_an_evaluation(cli: ForkedCli, tmp_path: Path) -> None:
+    words = ["eval", "--model=tiny_reasoner", f"--out={tmp_path}", "limit=40", "samples=4"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first, second = (RANK.format(rank=rank, port=port) for rank in range(2))
+    dying = cli.start(words, prelude=second + DYING_ENGINE.replace("== 2", "== 0"))
+    ended = cli.run(words, prelude=first)
+    assert dying.wait().exit_code == -signal.SIGKILL
+    assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
+    (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert "rank 1 on " in error and "died in phase evaluate" in error
+
+
 def test_a_stopped_rank_and_a_damaged_checkpoint_leave_no_trace(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
