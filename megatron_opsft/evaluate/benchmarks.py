@@ -97,31 +97,23 @@ def load_benchmark(
 
     Errors: `UserError` naming the benchmark, what is wrong, and how to fix it.
     """
-    source = KNOWN.get(name)
-    path = data.get(name)
+    is_file = name in data
+    source = KNOWN.get(name, KnownBenchmark(path="", split="test", samples=_OWN_SAMPLES))
+    if is_file:
+        source = KnownBenchmark(path=data[name], split="test", samples=source.samples)
     try:
-        if path is not None:
-            loaded = load_problems(
-                path,
-                split="test",
-                problem_field=problem_field,
-                answer_field=answer_field,
-                section="",
-                template=template,
-                with_fields=with_fields,
-            )
-        else:
-            assert source is not None
-            loaded = load_problems(
-                source.path,
-                split=source.split,
-                subset=source.subset,
-                section="",
-                template=template,
-                with_fields=with_fields,
-            )
+        loaded = load_problems(
+            source.path,
+            split=source.split,
+            subset=source.subset,
+            problem_field=problem_field if is_file else None,
+            answer_field=answer_field if is_file else None,
+            section="",
+            template=template,
+            with_fields=with_fields,
+        )
     except UserError as error:
-        fix = "" if path is not None else f"; or give a local file: --data {name}=FILE"
+        fix = "" if is_file else f"; or give a local file: --data {name}=FILE"
         raise UserError(f"benchmark {name}: {error}{fix}") from None
     if loaded.bad_rows:
         first = min(loaded.bad_rows, key=lambda bad: bad.row)
@@ -133,5 +125,5 @@ def load_benchmark(
         name=name,
         data=loaded,
         problems=tuple(loaded.problems[:limit]),
-        samples=samples or (source.samples if source else _OWN_SAMPLES),
+        samples=samples or source.samples,
     )
