@@ -22,9 +22,11 @@ class Report(Command):
         "report runs/quickstart --figure quickstart.svg",
         "report runs/a runs/b runs/b/eval --html comparison.html",
         "report DIAGNOSIS",
+        "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...] = Field(
-        description="Runs, finished or not, evaluations and studies; or one diagnosis."
+        description="Runs, finished or not, evaluations and studies; or one diagnosis, or what "
+        "slurm/scaling.sh has made."
     )
     figure: Path | None = Field(
         None, description="Where to draw the curves of one run (.png, .svg)."
@@ -37,9 +39,16 @@ class Report(Command):
         MAX_MB, gt=0, description="Size of the page; responses are sampled to fit."
     )
     overwrite: bool = Field(False, description="Replace files that are there.")
+    gpu: str | None = Field(
+        None, description="Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."
+    )
+    hardware: Path | None = Field(
+        None, description="Figures of devices for that plan, such as `plan calibrate` writes."
+    )
 
     def run(self) -> None:
         """Print, draw, write."""
+        from megatron_opsft.plan.scaling import report_scaling, scaling_runs
         from megatron_opsft.report.diagnosis import is_diagnosis
         from megatron_opsft.report.page.parts import is_study, parts_of
         from megatron_opsft.report.page.write import write_page
@@ -47,6 +56,15 @@ class Report(Command):
 
         if diagnoses := [path for path in self.paths if is_diagnosis(path)]:
             return self._report_diagnosis(diagnoses[0])
+        if runs := scaling_runs(self.paths):
+            if self.html is not None:
+                raise UserError("--html: runs nodes_1, nodes_2, ... have a figure and no page")
+            self._check_free(self.figure)
+            folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
+            figure = self.figure or folder / "scaling.png"
+            return report_scaling(
+                runs, figure, self.gpu, self.hardware, lambda line: print(printable(line))
+            )
         parts = parts_of(self.paths)
         if self.figure is not None and len(parts.runs) != 1:
             raise UserError("--figure is of one run; without it each run gets its curves.png")

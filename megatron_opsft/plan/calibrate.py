@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
-from megatron_opsft.plan.estimate import estimate_step
+from megatron_opsft.plan.estimate import StepEstimate, estimate_step
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.job import TrainingJob, make_job
 from megatron_opsft.plan.stages import count_stages
@@ -35,38 +36,55 @@ Seconds = dict[str, tuple[float, float]]
 def read_steps(
     path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
 ) -> list[Seconds]:
-    """The steps of a run directory with an update, without the first ones, each beside its plan.
+    """The steps of `plan_steps`, each phase measured and planned. Errors: as there."""
+    return [
+        {
+            phase: (float(line[f"{phase}_seconds"]), float(getattr(planned, phase)))
+            for phase in PHASES
+        }
+        for line, planned in plan_steps(path, hardware, prompt_tokens=prompt_tokens, sigma=sigma)
+    ]
+
+
+def plan_steps(
+    path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
+) -> list[tuple[dict[str, Any], StepEstimate]]:
+    """The steps of a run directory with an update, without the first ones: each line of
+    metrics.jsonl beside its plan.
 
     Errors: `UserError` for what is missing or damaged, and where no step is left.
+    """
+    config, manifest = read_run(path)
+    job = make_job(config, hardware, manifest["world_size"])
+    check_job(job)
+    required = ["num_accepted", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
+    lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
+    steps = []
+    for line in lines:
+        if line["num_accepted"]:
+            workload = _workload(line, job, prompt_tokens, sigma)
+            steps.append((line, estimate_step(job, workload, count_stages(job))))
+    if not steps:
+        raise UserError(
+            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
+        )
+    return steps
+
+
+def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
+    """config.yaml and manifest.json of a run directory, whose `world_size` is a number.
+
+    Errors: `UserError` for what is missing or damaged.
     """
     for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
         if not (path / name).is_file():
             raise UserError(f"{path} holds no {name}: it is not the directory of a run")
     config = load_config(path / "config.yaml")
     try:
-        world_size = int(json.loads((path / "manifest.json").read_text())["world_size"])
+        manifest = json.loads((path / "manifest.json").read_text())
+        return config, manifest | {"world_size": int(manifest["world_size"])}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
-    job = make_job(config, hardware, world_size)
-    check_job(job)
-    required = ["num_accepted", *(f"{phase}_seconds" for phase in PHASES)]
-    lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
-    steps = []
-    for line in lines:
-        if line["num_accepted"]:
-            workload = _workload(line, job, prompt_tokens, sigma)
-            planned = estimate_step(job, workload, count_stages(job))
-            steps.append(
-                {
-                    phase: (float(line[f"{phase}_seconds"]), float(getattr(planned, phase)))
-                    for phase in PHASES
-                }
-            )
-    if not steps:
-        raise UserError(
-            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
-        )
-    return steps
 
 
 def _workload(line: dict[str, Any], job: TrainingJob, prompt_tokens: int, sigma: float) -> Workload:

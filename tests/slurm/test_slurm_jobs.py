@@ -191,3 +191,28 @@ def test_an_array_s_task_makes_its_run_of_a_study(cluster: SlurmCluster, cli: Fo
     assert errors == [("base", "not made yet"), ("ours", None)]
     assert rows[1]["training"]["steps"] == 1
     assert json.loads((out / "runs/ours-s0/train/manifest.json").read_text())["world_size"] == 2
+
+
+def test_scaling_on_one_and_two_nodes(cluster: SlurmCluster, cli: ForkedCli) -> None:
+    """One job submits a run for each number of nodes; `report` has them beside the plan."""
+    out = cluster.directory / "scaling"
+    settings = {**SETTINGS, "NODES": "1 2", "STEPS": "4", "OUT": str(out)}
+    each = [option for option in on(1, 1) if not option.startswith("--nodes")]
+    words = ["sbatch", "slurm/scaling.sh", *each, QUICKSTART, *SMALL_RUN]
+    submitter = cluster.submit(words, settings)
+    assert cluster.wait(submitter) == "COMPLETED", cluster.output(submitter)
+    said = cluster.output(submitter).splitlines()
+    assert said[-1].endswith(f"megatron-opsft report {out}")
+    for line in said[:2]:
+        job = line.rpartition(" ")[2]
+        assert cluster.wait(job) == "COMPLETED", cluster.output(job)
+    for nodes in (1, 2):
+        run = out / f"nodes_{nodes}"
+        assert json.loads((run / "manifest.json").read_text())["world_size"] == nodes
+        assert len(read_lines(run / "metrics.jsonl")) == 4
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000004"]
+    ended = cli.run(["report", out])
+    assert ended.exit_code == 0, ended.stderr
+    rows = [line.split() for line in ended.stdout.splitlines() if line.endswith("%)")]
+    assert [row[:2] for row in rows] == [["1", "1"], ["2", "2"]]
+    assert "measured (planned for cpu)" in ended.stdout and (out / "scaling.png").is_file()

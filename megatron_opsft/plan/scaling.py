@@ -1,0 +1,195 @@
+"""The same run on 1, 2, 4, ... nodes: what a step took, and what the plan says of it.
+
+`slurm/scaling.sh` makes the runs, in folders nodes_1, nodes_2, ... beside each other.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from megatron_opsft.config import Config
+from megatron_opsft.errors import UserError
+from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA
+from megatron_opsft.report.canvas import figure_saved_as
+
+if TYPE_CHECKING:
+    from megatron_opsft.plan.estimate import StepEstimate
+
+_NAME = re.compile(r"nodes_(\d+)")
+_PHASES = ("rollout", "verify", "train", "sync")
+_COLORS = {
+    "step": "#222222",
+    "rollout": "#2a6f97",
+    "verify": "#6a994e",
+    "train": "#c1541c",
+    "sync": "#8e5ea2",
+    "other": "#999999",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """One run. device: of the plan. measured, planned: medians over its steps, of the whole `step`
+    and of each phase in seconds, and of `rate`: sampled tokens a second and GPU.
+    """
+
+    nodes: int
+    gpus: int
+    device: str
+    measured: dict[str, float]
+    planned: dict[str, float]
+
+
+def scaling_runs(paths: Sequence[Path]) -> list[Path]:
+    """The runs nodes_N in the one folder, or given as several paths; none where it is something
+    else that is to be reported.
+    """
+    runs = list(paths)
+    if len(paths) == 1:
+        runs = [path for path in paths[0].glob("nodes_*") if path.is_dir()]
+        runs = [path for path in runs if _NAME.fullmatch(path.name)]
+    counts = {int(match[1]) for path in runs if (match := _NAME.fullmatch(path.name))}
+    return sorted(runs, key=_nodes) if runs and len(counts) == len(runs) else []
+
+
+def _nodes(run: Path) -> int:
+    return int(run.name.removeprefix("nodes_"))
+
+
+def report_scaling(
+    runs: Sequence[Path],
+    figure: Path,
+    gpu: str | None,
+    hardware: Path | None,
+    say: Callable[[str], object],
+) -> None:
+    """Print the table of those that can be read, and draw them. gpu: the device that is planned
+    for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
+
+    Errors: `UserError` at the end where a run could not be read.
+    """
+    rows, unread = [], []
+    for run in runs:
+        try:
+            rows.append(read_row(run, gpu, hardware))
+        except UserError as error:
+            unread.append(error)
+            say(f"{run}: not read: {error}")
+    if rows:
+        say(scaling_table(rows))
+        draw_scaling(rows, figure)
+        say(f"figure: {figure}")
+    if unread:
+        raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
+
+
+def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
+    """The steps of a run without the first two, whose start is in them. Errors: `UserError`."""
+    from megatron_opsft.plan.calibrate import plan_steps, read_run  # heavy
+
+    config, manifest = read_run(run)
+    gpus, nodes = manifest["world_size"], _nodes(run)
+    if nodes < 1 or gpus % nodes:
+        raise UserError(f"{run}: a run of {gpus} ranks was not on {nodes} nodes; rename it")
+    device = load_hardware(
+        gpu or ("cpu" if _is_on_cpu(config, manifest) else "h100"),
+        hardware,
+        gpus_per_node=gpus // nodes,
+    )
+    prompt_tokens = min(DEFAULT_PROMPT_TOKENS, config.data.max_prompt_tokens)
+    steps = plan_steps(run, device, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA)
+    both = [_both(line, estimate, gpus) for line, estimate in steps]
+    measured, planned = (
+        {name: median(one[place][name] for one in both) for name in both[0][place]}
+        for place in (0, 1)
+    )
+    return ScalingRow(
+        nodes=nodes, gpus=gpus, device=device.name, measured=measured, planned=planned
+    )
+
+
+def _is_on_cpu(config: Config, manifest: dict[str, Any]) -> bool:
+    torch = str(manifest.get("versions", {}).get("torch"))
+    return config.run.device == "cpu" or torch.endswith("+cpu")
+
+
+def _both(
+    line: dict[str, Any], estimate: "StepEstimate", gpus: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """(measured, planned) of one step."""
+    tokens = line["num_rollouts"] * line["mean_response_tokens"]
+    phases = (
+        {"step": line["step_seconds"], **{p: line[f"{p}_seconds"] for p in _PHASES}},
+        {"step": estimate.total, **{p: getattr(estimate, p) for p in _PHASES}},
+    )
+    for one in phases:
+        one["other"] = max(0.0, one["step"] - sum(one[phase] for phase in _PHASES))
+        one["rate"] = tokens / one["step"] / gpus
+    return phases
+
+
+def scaling_table(rows: Sequence[ScalingRow]) -> str:
+    """A line a run, the plan's figure in brackets; efficiency: tokens a second and GPU against the
+    run on the fewest nodes.
+    """
+    from tabulate import tabulate
+
+    lines = [
+        [
+            str(row.nodes),
+            str(row.gpus),
+            *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _COLORS),
+            f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
+            "{:.0%} ({:.0%})".format(*efficiencies(row, rows[0])),
+        ]
+        for row in rows
+    ]
+    headings = ["nodes", "GPUs", *_COLORS, "tokens/s/GPU", "efficiency"]
+    align = ["right"] * len(headings)
+    table = tabulate(lines, headings, tablefmt="simple", disable_numparse=True, colalign=align)
+    devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    return f"median seconds of a step, measured (planned for {devices})\n\n{table}"
+
+
+def efficiencies(row: ScalingRow, first: ScalingRow) -> tuple[float, float]:
+    """(measured, planned), of 1."""
+    pairs = ((row.measured, first.measured), (row.planned, first.planned))
+    measured, planned = (one["rate"] / base["rate"] for one, base in pairs)
+    return measured, planned
+
+
+def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
+    """Seconds by phase and efficiency over nodes, measured solid and planned dashed (.png, .svg,
+    .pdf). Errors: `UserError` for another suffix.
+    """
+    nodes = [row.nodes for row in rows]
+    with figure_saved_as([out_path], (9.6, 4.2)) as figure:
+        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+        for name, color in _COLORS.items():
+            measured = [row.measured[name] for row in rows]
+            left.plot(nodes, measured, "o-", color=color, label=name)
+            left.plot(nodes, [row.planned[name] for row in rows], "o--", color=color, mfc="white")
+        left.set_yscale("log", nonpositive="mask")
+        left.yaxis.set_major_formatter("{x:g}")
+        left.set_ylabel("seconds of a step")
+        left.legend(
+            frameon=False,
+            title="solid: measured\ndashed: planned",
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+        )
+        both = [efficiencies(row, rows[0]) for row in rows]
+        right.plot(nodes, [100 * one for one, _ in both], "o-", color=_COLORS["step"])
+        right.plot(nodes, [100 * one for _, one in both], "o--", color=_COLORS["step"], mfc="white")
+        right.set_ylabel("efficiency (%)")
+        right.set_ylim(0, max(105, *(105 * one for pair in both for one in pair)))
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(nodes, [str(count) for count in nodes])
+            axes.set_xlabel("nodes")
+            axes.grid(axis="y", color="#dddddd", linewidth=0.8)
+            axes.spines[["top", "right"]].set_visible(False)
