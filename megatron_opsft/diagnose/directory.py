@@ -13,8 +13,7 @@ from megatron_opsft.report.diagnosis import (
     parse_response,
     read_manifest,
 )
-from megatron_opsft.runtime.durable import write_bytes, write_json
-from megatron_opsft.storage.replacing import remove_entry
+from megatron_opsft.runtime.durable import remove, write_bytes, write_json
 
 PAGE, REPORT = "tokens.html", "report.html"  # of `diagnose` and of `report`
 PICTURES = ("tokens.png", "positions.png", "kinds.png", "word_cloud.png")
@@ -39,7 +38,7 @@ def check_out(directory: Path, *, overwrite: bool) -> None:
         )
     elif overwrite:
         for name in (*_WRITTEN, "responses", MANIFEST, REPORT):
-            remove_entry(directory / name)
+            remove(directory / name)
 
 
 def open_directory(directory: Path, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:

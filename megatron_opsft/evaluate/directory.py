@@ -10,8 +10,7 @@ from pydantic import JsonValue
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight import lock
-from megatron_opsft.runtime.durable import write_json
-from megatron_opsft.storage.replacing import remove_entry
+from megatron_opsft.runtime.durable import remove, write_json
 
 MANIFEST, NOT_SET = "manifest.json", "(not set)"
 _KIND = "evaluation"
@@ -44,7 +43,7 @@ def open_directory(directory: Path, identity: Mapping[str, Any], *, overwrite: b
     before, now = flatten(read_manifest(directory)["identity"]), flatten(identity)
     if overwrite:
         for name in (*_WRITTEN, MANIFEST):
-            remove_entry(directory / name)
+            remove(directory / name)
         return
     for name in dict.fromkeys((*before, *now)):
         old, new = before.get(name, NOT_SET), now.get(name, NOT_SET)

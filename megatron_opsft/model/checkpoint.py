@@ -6,8 +6,6 @@ whole; `load` checks the files all the same, since disks and people damage files
 """
 
 import logging
-import os
-import shutil
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +28,7 @@ from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums
 from megatron_opsft.model.optimizer import load_settings, settings_of
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
-from megatron_opsft.runtime.durable import sync_path, write_bytes
+from megatron_opsft.runtime.durable import publish, put_aside, remove, write_bytes
 from megatron_opsft.runtime.step_names import (
     COMPLETE,
     PARTIAL,
@@ -137,7 +135,7 @@ class Checkpointer:
             if not isinstance(files, str):
                 failure = self._try_to_publish(manifest, files)
             if failure:
-                shutil.rmtree(self._named(manifest["step"], PARTIAL), ignore_errors=True)
+                remove(self._named(manifest["step"], PARTIAL), quietly=True)
         return broadcast_object(failure)
 
     def _named(self, step: int, before: str = "step_") -> Path:
@@ -159,25 +157,21 @@ class Checkpointer:
         final, partial = self._named(step), self._named(step, PARTIAL)
         self._write_side_files(partial)
         write_bytes(partial / COMPLETE, sealed({**manifest, "files": files}))
-        sync_path(partial)
         self.wait_for_deletion()
-        replaced = self._set_off([final] if final.exists() else [])
-        os.rename(partial, final)
-        sync_path(self.directory)
+        publish(partial, final, self._replaced(final))
         self.published = (step, final)
-        replaced += self._set_off(list_checkpoints(self.directory)[: -self._keep])
+        too_old = list_checkpoints(self.directory)[: -self._keep]
+        for path in too_old:
+            put_aside(path, self._replaced(path))
         # Large files take as long to delete as to copy; the run does not wait for it.
-        self._deletion = threading.Thread(target=_delete, args=(replaced,))
+        replaced = [self._replaced(path) for path in (final, *too_old)]
+        there = [path for path in replaced if path.exists()]
+        self._deletion = threading.Thread(target=_delete, args=(there,))
         self._deletion.start()
 
-    def _set_off(self, old: list[Path]) -> list[Path]:
-        """Give checkpoints the name of what a killed run leaves, which its resume deletes."""
-        removed = []
-        for path in old:
-            removed.append(self._named(step_in(path.name) or 0, REPLACED))
-            shutil.rmtree(removed[-1], ignore_errors=True)
-            os.rename(path, removed[-1])
-        return removed
+    def _replaced(self, path: Path) -> Path:
+        """The name of what a killed run leaves of a checkpoint, which its resume deletes."""
+        return self._named(step_in(path.name) or 0, REPLACED)
 
     def wait_for_deletion(self) -> None:
         """On return no old checkpoint is being deleted any more."""
@@ -267,7 +261,7 @@ class Checkpointer:
 def _delete(old: list[Path]) -> None:
     for path in old:
         try:
-            shutil.rmtree(path)
+            remove(path)
         except OSError as error:
             log.warning("an old checkpoint, %s, cannot be deleted: %s", path, error.strerror)
 

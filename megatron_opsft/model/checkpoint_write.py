@@ -5,7 +5,6 @@ torch.distributed.checkpoint.
 import io
 import json
 import os
-import shutil
 import threading
 import zlib
 from dataclasses import replace
@@ -31,7 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from megatron_opsft.runtime.device import to_host
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind
+from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind, remove
 from megatron_opsft.storage.known_files import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22
@@ -92,7 +91,7 @@ class CheckpointWrite:
             reason = [*failures, error][0]
             self._outcome = describe_failed_write(self._directory, self._num_bytes, reason)
             if is_first:
-                shutil.rmtree(self._directory, ignore_errors=True)
+                remove(self._directory, quietly=True)
 
     @property
     def is_writing(self) -> bool:
@@ -156,7 +155,7 @@ class _Writer(dcp.FileSystemWriter):
         """Make the directory, but not that of a run which is gone."""
         super().set_up_storage_writer(is_coordinator, *args, **kwargs)
         if is_coordinator:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove(self._directory, quietly=True)
             self._directory.parent.mkdir(exist_ok=True)
             self._directory.mkdir()
 

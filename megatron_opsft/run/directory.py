@@ -1,7 +1,6 @@
 """The directory of a run: created or reopened without losing anything, written atomically."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.entries import FAILED, FAILED_END, check_free, entries_of
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.durable import whole_lines, write_bytes, write_text
+from megatron_opsft.runtime.durable import remove, whole_lines, write_bytes, write_text
 from megatron_opsft.runtime.step_names import (
     PARTIAL,
     REPLACED,
@@ -18,7 +17,7 @@ from megatron_opsft.runtime.step_names import (
     rollout_files,
     step_name,
 )
-from megatron_opsft.storage.replacing import check_out, remove_entry
+from megatron_opsft.storage.replacing import check_out
 
 EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step
 
@@ -58,7 +57,7 @@ class RunDir:
                 )
         # The manifest last: what a kill leaves of it can be overwritten again.
         for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
-            remove_entry(entry)
+            remove(entry)
 
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
@@ -79,11 +78,11 @@ class RunDir:
         for folder in (EXPORTS, BEST):
             for step, path in in_step_order((self.path / folder).glob("*")):
                 if step > after_step:
-                    shutil.rmtree(path)
+                    remove(path)
         for before in (PARTIAL, REPLACED):
             for _, path in in_step_order((self.path / "checkpoints").iterdir(), before):
                 if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove(path, quietly=True)
 
     def save_bad_rows(self, bad_rows: Sequence[BadRow]) -> None:
         """bad_rows.jsonl: every row of the data that is left out; no file where there is none."""

@@ -1,10 +1,10 @@
 """The model of a run as Hugging Face directories: the last one, those of some steps, the best."""
 
-import shutil
 from pathlib import Path
 
 from megatron_opsft.run.directory import BEST
 from megatron_opsft.runtime.distributed import broadcast_object
+from megatron_opsft.runtime.durable import remove
 from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.step_names import in_step_order, list_checkpoints, step_in, step_name
@@ -59,4 +59,4 @@ class ModelExports:
         needed = {max((s for s, _ in there if s <= saved), default=0) for saved in resumable}
         for written, path in there:
             if written not in needed:
-                shutil.rmtree(path, ignore_errors=True)  # what is left is there the next time
+                remove(path, quietly=True)  # what is left is there the next time

@@ -122,6 +122,46 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
+def publish(new: Path, name: Path, replaced: Path) -> None:
+    """Give the directory `new` its name, on disk; what had the name is `replaced` then.
+
+    The files in `new` are on disk already. Errors: `OSError`; what had the name still has it then.
+    """
+    sync_path(new)
+    if name.exists():
+        put_aside(name, replaced)
+    try:
+        new.rename(name)
+    except BaseException:
+        put_back(replaced, name)
+        raise
+    sync_path(name.parent)
+
+
+def put_aside(path: Path, aside: Path) -> None:
+    """Give a directory the name `aside`; what had it is removed. Errors: `OSError`."""
+    remove(aside, quietly=True)
+    path.rename(aside)
+
+
+def put_back(aside: Path, path: Path) -> None:
+    """What was put aside has its name again, if nothing else has it. Errors: `OSError`."""
+    if aside.exists() and not path.exists():
+        aside.rename(path)
+
+
+def remove(path: Path, *, quietly: bool = False) -> None:
+    """Delete a file, a link itself, or a tree; nothing where there is none.
+
+    quietly: what cannot be deleted of a tree stays, such as `.nfs*`, files that somebody still has
+    open. Errors: `OSError`.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=quietly)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def write_at(file: int, data: memoryview, offset: int) -> None:
     """All bytes at `offset` of an open file; with the kernel then, not yet on disk."""
     while data:

@@ -6,13 +6,12 @@ it, `replaced/` is what had the name before, for the moment between two renames.
 
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.durable import sync_path, write_bytes
+from megatron_opsft.runtime.durable import publish, put_back, remove, write_bytes
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.file_layout import PlannedFile
 
@@ -61,18 +60,13 @@ class PartialDir:
                     raise
                 os.close(handle)
         self._lock = handle
-        self._restore()
-
-    def _restore(self) -> None:
-        """What had the name has it again, if the try before ended between the two renames."""
-        if self._replaced.exists() and not self.out_dir.exists():
-            self._replaced.rename(self.out_dir)
+        put_back(self._replaced, self.out_dir)  # the try before may have ended between two renames
 
     def clear(self) -> None:
         """Remove everything but the lock."""
         for entry in self.path.iterdir():
             if entry != self._lock_path:
-                _remove(entry)
+                remove(entry, quietly=True)
 
     def open_files(self, planned: Sequence[PlannedFile]) -> None:
         """Make the large files. `OSError`."""
@@ -88,24 +82,12 @@ class PartialDir:
             (self.data / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(self.data / name, content)
 
-    def sync(self) -> None:
-        """Return when all of `data` is on disk. `OSError`."""
+    def publish(self) -> None:
+        """Give `data` its name, in the place of what has it, when all is on disk. `OSError`."""
         for file in self.files.values():
             file.sync()
-        sync_path(self.data)
-
-    def publish(self) -> None:
-        """Give `data` its name, in the place of what has it. `OSError`."""
         self.close_files()  # on NFS files that are open cannot be removed
-        _remove(self._replaced)
-        if self.out_dir.exists():
-            self.out_dir.rename(self._replaced)
-        try:
-            self.data.rename(self.out_dir)
-        except BaseException:
-            self._restore()
-            raise
-        sync_path(self.out_dir.parent)
+        publish(self.data, self.out_dir, self._replaced)
 
     def close_files(self) -> None:
         """Without a sync."""
@@ -145,7 +127,6 @@ def written_whole(out_dir: Path) -> Iterator[PartialDir]:
         try:
             partial.clear()
             yield partial
-            partial.sync()
             partial.publish()
         finally:
             partial.remove()
@@ -154,11 +135,3 @@ def written_whole(out_dir: Path) -> Iterator[PartialDir]:
             f"{out_dir} could not be written: {error.strerror or error} "
             f"({error.filename or partial.path}); nothing was left behind"
         ) from None
-
-
-def _remove(entry: Path) -> None:
-    """A file or a tree; `.nfs*`, the files in it that somebody still has open, may stay."""
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry, ignore_errors=True)
-    else:
-        entry.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """What `--overwrite` may delete: a model, a conversion, an empty directory, and nothing else."""
 
-import shutil
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -72,11 +71,3 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:
         return Path("/")
-
-
-def remove_entry(entry: Path) -> None:
-    """Delete a file, a link itself, or a tree; nothing where there is none."""
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink(missing_ok=True)

@@ -15,7 +15,6 @@ from test_launch_local import wait_until
 from world import World
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model import checkpoint
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.runtime.step_names import list_checkpoints
@@ -59,18 +58,18 @@ def save_twice(run_dir: Path, patch: Callable[[pytest.MonkeyPatch], None]) -> An
 
 
 def replaced(name: str, by: Any) -> Callable[[pytest.MonkeyPatch], None]:
-    """Patches the checkpoint module's name, such as `shutil.rmtree`."""
+    """Patches a name of the package, such as `runtime.durable.sync_path`."""
     return partial(_replace, name, by)
 
 
 def _replace(name: str, by: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(f"{checkpoint.__name__}.{name}", by)
+    patch.setattr(f"megatron_opsft.{name}", by)
 
 
 def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
     world: World, tmp_path: Path
 ) -> None:
-    patch = replaced("_delete", delete_one_file)
+    patch = replaced("model.checkpoint._delete", delete_one_file)
     ((there, _, error),) = world.run(save_twice, 1, tmp_path, patch)
     assert (there, error) == ([".partial_replaced_000001", "step_000002"], "")
     (tmp_path / "rollouts").mkdir()
@@ -79,7 +78,9 @@ def test_a_kill_while_an_old_one_is_deleted_leaves_what_a_resume_deletes(
 
 
 def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_path: Path) -> None:
-    ((there, _, error),) = world.run(save_twice, 1, tmp_path, replaced("sync_path", fail))
+    ((there, _, error),) = world.run(
+        save_twice, 1, tmp_path, replaced("runtime.durable.sync_path", fail)
+    )
     assert there == ["step_000001"]
     written = tmp_path / "checkpoints" / "step_000002"
     assert error.startswith(f"cannot write {written}: Input/output error; make room")
@@ -87,7 +88,7 @@ def test_an_error_when_one_appears_leaves_only_the_one_before(world: World, tmp_
 
 def test_an_old_one_that_cannot_be_deleted_is_a_warning(world: World, tmp_path: Path) -> None:
     ((there, warnings, error),) = world.run(
-        save_twice, 1, tmp_path, replaced("shutil.rmtree", fail)
+        save_twice, 1, tmp_path, replaced("runtime.durable.shutil.rmtree", fail)
     )
     old = tmp_path / "checkpoints" / ".partial_replaced_000001"
     assert warnings == [f"an old checkpoint, {old}, cannot be deleted: Input/output error"]

@@ -71,7 +71,7 @@ def test_an_overwrite_that_is_killed_can_be_given_again(
     (tmp_path / "checkpoints" / "step_000001").mkdir()
     (tmp_path / "checkpoints" / "step_000001" / "metadata.json").touch()
 
-    def killed(path: Path) -> None:
+    def killed(path: Path, ignore_errors: bool) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
