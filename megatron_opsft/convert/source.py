@@ -13,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
 from megatron_opsft.storage.hf_writer import side_files
 from megatron_opsft.storage.known_files import METADATA_NAME, is_dist_checkpoint
-from megatron_opsft.storage.model_paths import model_of_checkpoint, resolve_model
+from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rules import WeightTable
 
@@ -81,7 +81,7 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     """Open a Hugging Face directory or a Megatron checkpoint and check it without reading weights.
 
     config_dir: Hugging Face directory of the configuration and tokenizer, where the checkpoint does
-    not hold them itself; of a run's checkpoint by default the model that the run began with.
+    not hold them itself.
     Errors: `UserError` naming what is missing, unexpected or damaged.
     """
     if not directory.is_dir():
@@ -89,8 +89,6 @@ def open_source(directory: Path, config_dir: Path | None = None) -> Source:
     is_megatron = is_dist_checkpoint(directory)
     if config_dir is not None:
         config_dir = resolve_model(str(config_dir), option="--config-from")
-    elif (trained := model_of_checkpoint(directory)) is not None:
-        config_dir = resolve_model(trained)
     if is_megatron and config_dir is None and not (directory / "config.json").is_file():
         raise UserError(
             f"{directory} holds no config.json; give --config-from with the Hugging Face directory "

@@ -5,11 +5,10 @@ no torch.
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.git_lfs import check_fetched
 from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
-from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
+from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
@@ -81,13 +80,8 @@ def _check_complete(directory: Path, option: str) -> None:
 
 def _model_of_run(directory: Path, option: str) -> Path | None:
     """What a run directory holds as its model; None for any other directory. Errors: `UserError`
-    for a checkpoint of an earlier version, which has no config.json, and a run without a model.
+    for a run without a model.
     """
-    if model_of_checkpoint(directory) is not None:
-        raise UserError(
-            f"{option}={directory} is a checkpoint of a run; make a model of it: megatron-opsft "
-            f"convert to-hf --megatron {directory} --out DIR"
-        )
     is_run = (directory / "manifest.json").is_file() and not (directory / "config.json").exists()
     if is_run and (directory / "hf" / "config.json").is_file():
         return directory / "hf"
@@ -99,17 +93,6 @@ def _model_of_run(directory: Path, option: str) -> Path | None:
             f"--resume{other}"
         )
     return None
-
-
-def model_of_checkpoint(directory: Path) -> str | None:
-    """What the run of a checkpoint has as model.path; None for anything but a run's checkpoint that
-    has no config.json itself.
-    """
-    run_config = directory.resolve().parent.parent / "config.yaml"
-    alone = not (directory / "config.json").exists()
-    if not (alone and (directory / COMPLETE).is_file() and run_config.is_file()):
-        return None
-    return load_config(run_config).model.path
 
 
 def newest_checkpoint(directory: Path) -> Path:
