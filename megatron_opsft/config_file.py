@@ -4,6 +4,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -170,8 +171,8 @@ def _apply(tree: dict[str, Any], override: str, model: type[BaseModel]) -> None:
 
 
 def _is_text(field: FieldInfo) -> bool:
-    kinds = {field.annotation, *get_args(field.annotation)}
-    return bool(kinds & {str, Path}) and not kinds & {int, float, bool}
+    kinds = set(get_args(field.annotation)) or {field.annotation}
+    return kinds <= {str, Path, NoneType}
 
 
 def to_yaml(config: Config) -> str:
