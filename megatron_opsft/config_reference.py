@@ -36,14 +36,14 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, 
 
 def _method_rows() -> Iterator[tuple[str, str, str]]:
     """Keys of all methods; one row where several have a key with the same default and meaning."""
-    name = MethodSettings.model_fields["name"]
-    yield "method.name", _default_of(name), str(name.description)
+    which = MethodSettings.model_fields["name"]
+    yield "method.name", _default_of(which), str(which.description)
     owners: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for method in METHODS.values():
-        for key, field in method.settings.model_fields.items():
+    for name, method in METHODS.items():
+        for key, field in method.model_fields.items():
             if key != "name":
                 row = (_default_of(field), str(field.description))
-                owners.setdefault(key, {}).setdefault(row, []).append(method.name)
+                owners.setdefault(key, {}).setdefault(row, []).append(name)
     for key, rows in owners.items():
         for (default, meaning), names in rows.items():
             many = "the others" if len(rows) > 1 else "most methods"

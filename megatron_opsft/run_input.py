@@ -140,7 +140,7 @@ def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None)
         references = read_references(path)
         check_references(references, (problem.id for problem in problems), path)
     method = MethodRun(config.method, seed=config.run.seed, references=references)
-    if held_out is not None and (size := method.monitor_size()) is not None:
+    if held_out is not None and (size := config.method.monitor_size(method.state)) is not None:
         monitor = shuffled_subset(problems, size[0], seed=0)
         check_monitor((p.text for p in monitor), (p.text for p in held_out.problems))
     return method

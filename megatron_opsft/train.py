@@ -77,7 +77,7 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     """One rollout batch and the update on it, or several."""
     enter_phase("prepare", step)
     watch = Stopwatch(s.device)
-    if s.method.starts_stage:
+    if s.config.method.starts_stage(s.method.state):
         begin_stage(s)
     observe_monitor(s, watch)
     batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)

@@ -13,7 +13,7 @@ from megatron_opsft.config.run import CheckpointConfig, EvalConfig, RunConfig
 from megatron_opsft.config.training import ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.config_section import FREE, Section
 from megatron_opsft.methods.catalog import with_class
-from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.settings import MethodSettings, RunSize
 
 
@@ -24,9 +24,7 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
-    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = (
-        OnPolicySftSettings()
-    )
+    method: Annotated[SerializeAsAny[MethodSettings], BeforeValidator(with_class)] = OnPolicySft()
     verify: VerifyConfig = VerifyConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     parallel: Annotated[ParallelConfig, FREE] = ParallelConfig()

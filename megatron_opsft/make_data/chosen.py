@@ -9,10 +9,18 @@ from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.make_data.draw import Draw, scores_of, stored_of
 from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.batch import select
-from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings, against
-from megatron_opsft.methods.data_choice import shortest_correct
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
 from megatron_opsft.methods.facts import ReferenceStatistics
 from megatron_opsft.records import Response
+
+
+def shortest_correct(responses: Sequence[Response], texts: Sequence[str]) -> int | None:
+    """CRST's: the correct, finished response of fewest tokens, the first of equal ones; None if
+    there is none. Of equal texts only the first counts.
+    """
+    firsts = {text: index for index, text in reversed(list(enumerate(texts)))}
+    usable = [i for i in firsts.values() if responses[i].correct and responses[i].finished]
+    return min(usable, key=lambda i: (responses[i].num_tokens, i), default=None)
 
 
 def crst_choice(facts: Sequence[Response], texts: Mapping[tuple[int, int], str]) -> list[Response]:
@@ -34,7 +42,7 @@ def off_policy_rows(draw: Draw, limit: int) -> list[StoredResponse]:
 
 
 def o1_choice(
-    problem_id: str, facts: Sequence[Response], settings: O1PrunerSettings, seed: int
+    problem_id: str, facts: Sequence[Response], settings: O1Pruner, seed: int
 ) -> list[tuple[Response, float]]:
     """Of one problem: some of its responses at random, with their rewards against the mean length
     and accuracy of all.
@@ -49,7 +57,7 @@ def o1_choice(
     return [(facts[index], rewards[index]) for index in sorted(kept)]
 
 
-def o1_rows(draw: Draw, settings: O1PrunerSettings, temperature: float) -> list[StoredResponse]:
+def o1_rows(draw: Draw, settings: O1Pruner, temperature: float) -> list[StoredResponse]:
     """With rewards for advantages, and log-probs as the training's objective takes them; the same
     on every rank. temperature: of the log-probs.
     """

@@ -11,7 +11,7 @@ from megatron_opsft.command_line import RunCommand
 from megatron_opsft.config import Config
 from megatron_opsft.config_file import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.fixed_data import SELF, StepEntropySettings, TokenSkipSettings
+from megatron_opsft.methods.catalog.fixed_data import SELF, StepEntropy, TokenSkip
 
 
 class MakeData(RunCommand):
@@ -45,14 +45,14 @@ def check_data(config: Config, out: Path) -> None:
             f"method.name={method.name} samples while it trains; data are made for crst, "
             "off_policy_sft, o1_pruner with method.form=fixed, step_entropy and tokenskip"
         )
-    if isinstance(method, StepEntropySettings) and (
+    if isinstance(method, StepEntropy) and (
         method.answer_tokens >= config.rollout.max_response_tokens
     ):
         raise UserError(
             f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
             f"rollout.max_response_tokens={config.rollout.max_response_tokens}; lower it"
         )
-    if isinstance(method, TokenSkipSettings) and method.scorer != SELF and not _has_llmlingua():
+    if isinstance(method, TokenSkip) and method.scorer != SELF and not _has_llmlingua():
         raise UserError(
             f"method.scorer={method.scorer} needs the llmlingua package: pip install "
             "'.[tokenskip]', or set method.scorer=self"

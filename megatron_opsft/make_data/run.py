@@ -14,23 +14,13 @@ from megatron_opsft.config_identity import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.chosen import (
-    crst_rows,
-    o1_rows,
-    off_policy_rows,
-    with_z_scores,
-)
+from megatron_opsft.make_data.chosen import crst_rows, o1_rows, off_policy_rows, with_z_scores
 from megatron_opsft.make_data.draw import Draw, draw_responses
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
-from megatron_opsft.methods.catalog.fixed_data import (
-    CrstSettings,
-    OffPolicySftSettings,
-    StepEntropySettings,
-    TokenSkipSettings,
-)
-from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
-from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySftSettings
+from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
 from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import append_line, whole_lines, write_bytes
@@ -58,11 +48,11 @@ def recipe_of(method: MethodSettings, temperature: float, session: Session) -> R
     """temperature: of the sampling."""
     limit = session.settings.max_response_tokens
     match method:
-        case CrstSettings():
+        case Crst():
             return Recipe(samples=method.samples, rows=crst_rows)
-        case OffPolicySftSettings():
+        case OffPolicySft():
             return Recipe(samples=method.samples, rows=lambda d: off_policy_rows(d, limit))
-        case O1PrunerSettings():
+        case O1Pruner():
             of_loss = method.objective(temperature).temperature
             return Recipe(
                 samples=method.samples,
@@ -70,10 +60,10 @@ def recipe_of(method: MethodSettings, temperature: float, session: Session) -> R
                 whole=with_z_scores if method.z_score else list,
                 notes={"log_prob_temperature": of_loss},
             )
-        case StepEntropySettings():
+        case StepEntropy():
             marks = marks_of(session.sampler.encoder.tokenizer, method.separator)
             return Recipe(samples=1, rows=lambda d: step_entropy_rows(d, method, marks))
-        case TokenSkipSettings():
+        case TokenSkip():
             shorten = open_llmlingua(method.scorer, session.device.torch_device)
             return Recipe(samples=1, rows=lambda d: tokenskip_rows(d, method, shorten))
     raise AssertionError(f"no data are made for {method.name}")
@@ -184,7 +174,7 @@ def _sampling_alone(config: Config, out: Path) -> Config:
     """
     return config.model_copy(
         update={
-            "method": OnPolicySftSettings(),
+            "method": OnPolicySft(),
             "data": config.data.model_copy(update={"responses": None}),
             "rollout": config.rollout.model_copy(update={"temperature": 1.0}),
             "run": config.run.model_copy(update={"dir": out.parent}),

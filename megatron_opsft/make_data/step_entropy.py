@@ -5,6 +5,7 @@ writes behind what is left.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,8 +14,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.make_data.draw import Draw, draw_responses, scores_of
 from megatron_opsft.make_data.thinking import find_thinking
 from megatron_opsft.methods.batch import THINK_END, select
-from megatron_opsft.methods.catalog.fixed_data import StepEntropySettings
-from megatron_opsft.methods.data_choice import skipped_steps, steps_of
+from megatron_opsft.methods.catalog.fixed_data import StepEntropy
 from megatron_opsft.records import Sample
 
 SKIP = "[SKIP]"
@@ -45,6 +45,35 @@ def marks_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Marks:
     )
 
 
+def steps_of(token_ids: Sequence[int], separators: Collection[int]) -> list[range]:
+    """StepEntropy's steps: the stretches between separator tokens (a double line break), without
+    empty ones.
+    """
+    borders = [-1, *(i for i, t in enumerate(token_ids) if t in separators), len(token_ids)]
+    steps = [range(a + 1, b) for a, b in zip(borders, borders[1:], strict=False)]
+    return [step for step in steps if step]
+
+
+def skipped_steps(
+    steps: Sequence[range],
+    entropies: Sequence[float],
+    *,
+    share: float = 0.8,
+    score: Literal["sum", "mean"] = "sum",
+) -> set[int]:
+    """The int(share * steps) steps of least entropy, the earlier of equal ones; they become
+    `[SKIP]`.
+
+    entropies: of every token. sum: the paper's score of a step; mean: the code's, which takes
+    -p log p of the sampled token for its entropy.
+    """
+    sums = [math.fsum(entropies[i] for i in step) for step in steps]
+    if score == "mean":
+        sums = [total / len(step) for total, step in zip(sums, steps, strict=True)]
+    order = sorted(range(len(steps)), key=lambda number: (sums[number], number))
+    return set(order[: int(share * len(steps))])
+
+
 def masked(
     token_ids: Sequence[int], steps: Sequence[range], skipped: Collection[int], marks: Marks
 ) -> tuple[int, ...]:
@@ -60,9 +89,7 @@ def own_parts(log_probs: Sequence[float]) -> list[float]:
     return [-math.exp(log_prob) * log_prob for log_prob in log_probs]
 
 
-def step_entropy_rows(
-    draw: Draw, settings: StepEntropySettings, marks: Marks
-) -> list[StoredResponse]:
+def step_entropy_rows(draw: Draw, settings: StepEntropy, marks: Marks) -> list[StoredResponse]:
     """Those whose answer is right, the same on every rank."""
     s, limit = draw.session, draw.session.settings.max_response_tokens
     thoughts = _masked_thoughts(draw, settings, marks)
@@ -93,7 +120,7 @@ def step_entropy_rows(
 
 
 def _masked_thoughts(
-    draw: Draw, settings: StepEntropySettings, marks: Marks
+    draw: Draw, settings: StepEntropy, marks: Marks
 ) -> dict[str, tuple[Sample, tuple[int, ...]]]:
     """By problem id: the response, and its thinking with fewer steps, closed; of those that end
     their thinking.

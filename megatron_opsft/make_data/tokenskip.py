@@ -5,6 +5,7 @@ As in the authors' code, the llmlingua package shortens the reasoning (LLMLingua
 chosen by the model's own self-information, the mean of -log p of their tokens.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
@@ -12,21 +13,22 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
-from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.errors import NonFiniteError, UserError, first_line
 from megatron_opsft.make_data.draw import Draw, scores_of
 from megatron_opsft.make_data.thinking import find_thinking
 from megatron_opsft.methods.batch import select
-from megatron_opsft.methods.catalog.fixed_data import SELF, TokenSkipSettings
-from megatron_opsft.methods.data_choice import kept_words, ratio_of
+from megatron_opsft.methods.catalog.fixed_data import SELF, TokenSkip
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.session import Session
 from megatron_opsft.storage.model_paths import resolve_model
 
+RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 Shorten = Callable[[str, float], str]  # a text to about a share of its tokens
 
 
@@ -62,6 +64,23 @@ def words_of(texts: Sequence[str]) -> list[range]:
         if index == 0 or text[:1].isspace() or texts[index - 1][-1:].isspace()
     ]
     return [range(a, b) for a, b in pairwise([*starts, len(texts)])]
+
+
+def ratio_of(problem_id: str, seed: int) -> float:
+    """TokenSkip's share of tokens to keep, drawn once for each problem."""
+    return random.Random(f"tokenskip:{seed}:{problem_id}").choice(RATIOS)
+
+
+def kept_words(scores: Sequence[float], num_tokens: Sequence[int], ratio: float) -> list[bool]:
+    """TokenSkip's choice: words strictly above the percentile int(100 (1 - ratio) + 1) of the
+    scores, in which a word counts once for each of its tokens. A ratio of 1 keeps all.
+    """
+    if ratio >= 1 or not scores:
+        return [True] * len(scores)
+    threshold = np.percentile(np.repeat(scores, num_tokens), int(100 * (1 - ratio) + 1))
+    if not np.isfinite(threshold):
+        raise NonFiniteError("scores of a response's words are NaN or infinite")
+    return [bool(score > threshold) for score in scores]
 
 
 def pruned(
@@ -107,7 +126,7 @@ class _Reasoning:
 
 
 def tokenskip_rows(
-    draw: Draw, settings: TokenSkipSettings, shorten: Shorten | None
+    draw: Draw, settings: TokenSkip, shorten: Shorten | None
 ) -> list[StoredResponse]:
     """The same on every rank; without those whose prompt has no room for the ratio."""
     s, encoder = draw.session, draw.session.sampler.encoder

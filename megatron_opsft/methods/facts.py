@@ -6,13 +6,15 @@ from typing import Literal
 
 from megatron_opsft.records import Response
 
+LengthKind = Literal["exact", "max"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthTarget:
     """The length in tokens that a prompt asks for: exactly, or at most."""
 
     num_tokens: int
-    kind: Literal["exact", "max"] = "exact"
+    kind: LengthKind = "exact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,20 @@ class Group:
     def correct_lengths(self) -> list[int]:
         """Tokens of the correct ones."""
         return [response.num_tokens for response in self.responses if response.correct]
+
+    @property
+    def verdicts(self) -> list[float]:
+        """Of every response: 1 if correct, else 0."""
+        return [float(response.correct) for response in self.responses]
+
+    def within(self, limit: int) -> list[float]:
+        """Of every response: 1 if correct, finished, and no longer than `limit`, else 0."""
+        return [float(r.correct and r.finished and r.num_tokens <= limit) for r in self.responses]
+
+    @property
+    def stored_advantages(self) -> list[float]:
+        """Of every response, where they come from fixed data: what its row says."""
+        return [response.advantage for response in self.responses]
 
     @property
     def num_correct(self) -> int:

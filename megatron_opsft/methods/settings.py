@@ -1,16 +1,20 @@
-"""What the settings of all methods have in common; each method's own are in its file in `catalog/`.
+"""What all methods have in common. A method is one class, in its file in `catalog/`: its fields are
+the keys of its settings, its methods say what it does otherwise than the classes here.
 
-`config.method` is one of them, chosen by its `name`.
+`config.method` is an instance of one of them, chosen by its `name`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
+from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
 from megatron_opsft.methods.aggregation import Aggregation
+from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.objective import (
     LIKELIHOOD,
     KlEstimator,
@@ -75,8 +79,25 @@ class MethodState(Section):
     refills: int = Field(0, ge=0)
 
 
+State = Any  # An instance of the method's `state_class`.
+
+
 class MethodSettings(Section):
-    """Keys of every method."""
+    """A method: what a run has set, and what it does with responses.
+
+        groups of responses -> rewards -> advantages -> weights and one factor (-> loss/)
+
+    All of it is pure and the same on every rank: it sees facts of all groups of the batch and no
+    token. What a method does not define is as here: likelihood of the correct responses.
+
+    formula, paper: for the table of methods; needs: what a run must have beyond a model and
+    problems, in words. state: the method's before the step in question.
+    """
+
+    formula: ClassVar[str]
+    paper: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ()
+    state_class: ClassVar[type[MethodState]] = MethodState
 
     name: str = Field(
         "on_policy_sft", description="The method; `megatron-opsft methods` lists them."
@@ -115,9 +136,70 @@ class MethodSettings(Section):
                 "rollout.group_size=1 leaves nothing to compare; set it to 2 or more"
             )
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """The reward of each response to one problem."""
+        return group.verdicts
+
+    def rewards(self, batch: Sequence[Group], state: State) -> Values:
+        """The rewards of a batch, one list a group."""
+        return [self.group_rewards(group, state) for group in batch]
+
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """Of each response, from the rewards of the batch."""
+        return rewards
+
+    def first_state(self) -> MethodState:
+        """The state before the first step."""
+        return self.state_class()
+
+    def next_state(self, state: State, batch: Sequence[Group]) -> State:
+        """The state after a step on `batch`; `MethodRun` counts steps and refills."""
+        return state
+
+    def limit(self, state: State) -> int | None:
+        """The longest response in this step, in tokens; None: the run's own."""
+        return None
+
+    def starts_stage(self, state: State) -> bool:
+        """Whether optimizer and reference model begin anew with this step."""
+        return False
+
+    def target_length(self, problem_id: str, seed: int) -> LengthTarget | None:
+        """The length that the prompt of a problem asks for."""
+        return None
+
+    def evaluation_target(self, problem_id: str, seed: int) -> LengthTarget | None:
+        """... and the prompt of a held-out problem."""
+        return None
+
+    def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
+        """What a problem's prompt gets beyond the template."""
+        return PromptChange()
+
+    def monitor_size(self, state: State) -> tuple[int, int] | None:
+        """(problems, responses to each) outside the batch that the method wants to see before this
+        step, if any; before the first one, if at all.
+        """
+        return None
+
+    def observe(self, state: State, groups: Sequence[Group]) -> State:
+        """The state, with what the groups of the monitor problems say."""
+        return state
+
+    @property
+    def most_refills(self) -> int:
+        """How often problems are drawn again, at most, in place of groups that are not kept."""
+        return 0
+
+    def keeps(self, group: Group) -> bool:
+        """Whether to train on a group."""
+        return True
+
 
 class PolicySettings(MethodSettings):
-    """Keys of methods with a policy gradient: clipped ratios, a divergence, several updates."""
+    """Methods with a policy gradient: clipped ratios, a divergence, several updates. Advantages are
+    Dr. GRPO's: r - mean.
+    """
 
     aggregation: AggregationKey = "all_tokens"
     clip_low: float = Field(
@@ -174,10 +256,16 @@ class PolicySettings(MethodSettings):
                 f"data.prompts_per_step={run.prompts_per_step}; choose a divisor"
             )
 
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        return [group_centered(group) for group in rewards]
+
 
 class GroupNormalizedSettings(PolicySettings):
-    """Keys of methods with GRPO's advantage."""
+    """Methods with GRPO's advantage: (r - mean) / std."""
 
     std_epsilon: float = Field(
         1e-6, ge=0, description="Added to a group's standard deviation; verl 1e-6, TRL 1e-4."
     )
+
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        return [group_normalized(group, self.std_epsilon) for group in rewards]

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_opsft.methods.catalog import METHODS
-from megatron_opsft.methods.method import Method
+from megatron_opsft.methods.settings import MethodSettings
 
 COLUMNS = ("name", "formula", "paper", "needs")
 
@@ -16,23 +16,23 @@ def describe_methods() -> list[dict[str, Any]]:
     """One record a method; settings: the defaults of its keys, or null where one must be given."""
     return [
         {
-            "name": method.name,
+            "name": name,
             "formula": method.formula,
             "paper": method.paper,
             "needs": _needs(method),
             "settings": {
                 key: None if field.is_required() else field.default
-                for key, field in method.settings.model_fields.items()
+                for key, field in method.model_fields.items()
                 if key != "name"
             },
         }
-        for method in METHODS.values()
+        for name, method in METHODS.items()
     ]
 
 
-def _needs(method: Method) -> list[str]:
+def _needs(method: type[MethodSettings]) -> list[str]:
     """By its default settings."""
-    diverges = method.settings().objective(1.0).needs_reference
+    diverges = method().objective(1.0).needs_reference
     return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
 
 

@@ -5,18 +5,29 @@ method's state from step to step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from megatron_opsft.methods.aggregation import aggregate
-from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import Group, PromptChange, ReferenceStatistics
-from megatron_opsft.methods.method import Weights
 from megatron_opsft.methods.settings import MethodSettings, MethodState
 from megatron_opsft.records import Problem, Response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Of every response of a batch, group by group. token_weights: of each of its tokens; factor:
+    of the whole sum; trained: whether it takes part in the update at all.
+    """
+
+    rewards: tuple[float, ...]
+    advantages: tuple[float, ...]
+    token_weights: tuple[float, ...]
+    trained: tuple[bool, ...]
+    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +56,7 @@ class MethodRun:
         references: Mapping[str, ReferenceStatistics] = MappingProxyType({}),
     ) -> None:
         self.settings = settings
-        self._method = METHODS[settings.name]
-        self.state: MethodState = self._method.start(settings)
+        self.state: MethodState = settings.first_state()
         self._seed = seed
         self._references = references
 
@@ -54,39 +64,19 @@ class MethodRun:
         """Which batch of problems a step begins with, counted from 0."""
         return step - 1 + self.state.refills
 
-    @property
-    def limit(self) -> int | None:
-        """The longest response in this step, in tokens; None: the run's own."""
-        return self._method.limit(self.settings, self.state)
-
-    @property
-    def starts_stage(self) -> bool:
-        """Whether optimizer and reference model begin anew with this step."""
-        return self._method.starts_stage(self.settings, self.state)
-
     def prompt_change(self, problem_id: str) -> PromptChange:
         """What a problem's prompt gets beyond the template."""
-        target = self._method.target(self.settings, problem_id, self._seed)
-        return self._method.prompt(self.settings, self.state, target)
+        target = self.settings.target_length(problem_id, self._seed)
+        return self.settings.prompt(self.state, target)
 
     def evaluation_prompt_change(self, problem_id: str) -> PromptChange:
         """What a held-out problem's prompt gets: a length where the method asks for one too."""
-        target = self._method.evaluation_target(self.settings, problem_id, self._seed)
-        if target is None:
-            return PromptChange()
-        return self._method.prompt(self.settings, self.state, target)
-
-    def monitor_size(self) -> tuple[int, int] | None:
-        """(problems, responses to each) that the method wants to see before this step, if any."""
-        monitor = self._method.monitor
-        if monitor is None or not monitor.due(self.settings, self.state):
-            return None
-        return monitor.size(self.settings)
+        target = self.settings.evaluation_target(problem_id, self._seed)
+        return self.settings.prompt(self.state, target) if target is not None else PromptChange()
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Let the method see its monitor problems' groups."""
-        assert self._method.monitor is not None
-        self.state = self._method.monitor.observe(self.settings, self.state, groups)
+        self.state = self.settings.observe(self.state, groups)
 
     def groups(
         self, responses: Sequence[Response], problems: Sequence[Problem], limit: int
@@ -99,19 +89,40 @@ class MethodRun:
                 responses=list(found),
                 limit=limit,
                 problem_id=problems[index].id,
-                target=self._method.target(self.settings, problems[index].id, self._seed),
+                target=self.settings.target_length(problems[index].id, self._seed),
                 reference=self._references.get(problems[index].id),
             )
             for index, found in groupby(responses, key=attrgetter("problem_index"))
         ]
 
     def fill(self, groups: Sequence[Group], wanted: int, refills: int) -> tuple[list[int], bool]:
-        """(which groups to train on, whether to draw problems again); see `Method.fill`."""
-        return self._method.fill(self.settings, groups, wanted, refills)
+        """(which groups to train on, at most as many as wanted; whether to draw problems again).
 
-    def weigh(self, groups: Sequence[Group]) -> Weights:
-        """What each response counts; see `Method.weigh`."""
-        return self._method.weigh(groups, self.settings, self.state)
+        refills: how often they were already.
+        """
+        kept = [i for i, group in enumerate(groups) if self.settings.keeps(group)]
+        return kept[:wanted], len(kept) < wanted and refills < self.settings.most_refills
+
+    def weigh(self, batch: Sequence[Group]) -> Weights:
+        """What each response of the batch counts.
+
+        A response without advantage is trained on only for its divergence from the reference.
+        """
+        rewards = self.settings.rewards(batch, self.state)
+        advantages = tuple(chain.from_iterable(self.settings.advantages(batch, rewards)))
+        lengths = [length for group in batch for length in group.lengths]
+        accepted = [advantage != 0 for advantage in advantages]
+        limit = max(group.limit for group in batch)
+        token_weights, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+        diverges = self.settings.objective(1.0).needs_reference
+        trained = tuple(kept or diverges for kept in accepted)
+        return Weights(
+            rewards=tuple(chain.from_iterable(rewards)),
+            advantages=advantages,
+            token_weights=token_weights,
+            trained=trained,
+            factor=factor if any(trained) else 0.0,
+        )
 
     def updates(self, groups: Sequence[Group], weights: Weights) -> list[Update]:
         """The optimizer steps on a batch: equal shares of its problems, in order, and a factor for
@@ -141,11 +152,13 @@ class MethodRun:
 
     def advance(self, groups: Sequence[Group], refills: int) -> None:
         """To the next step. refills: how often problems were drawn again for this one."""
-        self.state = self._method.advance(self.settings, self.state, groups, refills)
+        state = self.settings.next_state(self.state, groups)
+        changed = {"step": state.step + 1, "refills": state.refills + refills}
+        self.state = state.model_copy(update=changed)
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """The state of a checkpoint, as `state.model_dump()` gave it."""
-        self.state = self._method.state.model_validate(values)
+        self.state = self.settings.state_class.model_validate(values)
 
 
 def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:

@@ -1,7 +1,6 @@
 """Everything that can be wrong with a run before a device is there: the checks of the trainer."""
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.estimate import RunEstimate
 from megatron_opsft.plan.job import TrainingJob
@@ -68,14 +67,14 @@ def notes_of(run: RunEstimate) -> list[str]:
         notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
     if job.hardware.is_cuda and config.model.dtype == "float32":
         notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
-    method = METHODS[config.method.name]
-    if method.refill is not None:
+    method = config.method
+    if method.most_refills:
         notes.append(
-            f"{method.name} draws problems again, up to {method.refill.at_most(config.method)} "
+            f"{method.name} draws problems again, up to {method.most_refills} "
             "times a step, where groups teach nothing: one draw is counted"
         )
-    if method.monitor is not None:
-        problems, samples = method.monitor.size(config.method)
+    if (monitored := method.monitor_size(method.first_state())) is not None:
+        problems, samples = monitored
         notes.append(
             f"{method.name} samples {samples} responses to each of {problems} monitor problems "
             "from time to time: they are not counted"

@@ -11,8 +11,7 @@ from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Weights
-from megatron_opsft.methods.updates import Update
+from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
@@ -58,7 +57,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     says, or until there are as many as in any step. Were all dropped, the batch is the first ones,
     and the step learns from none of them.
     """
-    limit = s.method.limit or s.settings.max_response_tokens
+    limit = s.config.method.limit(s.method.state) or s.settings.max_response_tokens
     wanted = s.config.data.prompts_per_step
     parts: list[JudgedProblems] = []
     more = True
@@ -121,7 +120,7 @@ def begin_stage(s: Session) -> None:
 
 def observe_monitor(s: Session, watch: Stopwatch) -> None:
     """Let the method see its monitor problems, where it wants to. Called by every rank."""
-    if (size := s.method.monitor_size()) is None:
+    if (size := s.config.method.monitor_size(s.method.state)) is None:
         return
     problems = shuffled_subset(s.problems.problems, size[0], seed=0)
     limit = s.settings.max_response_tokens

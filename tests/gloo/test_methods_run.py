@@ -74,7 +74,7 @@ LENGTHENED = {"thinkprune": ["run.steps=3"]}
 KILLED_AFTER = {"thinkprune": 2}
 # Methods whose steps depend on no step before them resume by the same code: one of each kind.
 RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", *FIXED} | {
-    name for name, method in METHODS.items() if method.state is not MethodState
+    name for name, method in METHODS.items() if method.state_class is not MethodState
 }
 # In the run's process: what its prompts say, what its monitor sees, and its directory as it is
 # when a kill after so many steps would leave it.

@@ -7,7 +7,7 @@ from responses import facts
 
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Weights
+from megatron_opsft.methods.updates import MethodRun, Weights
 from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
@@ -30,7 +30,6 @@ def group(
 
 def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys: Any) -> Weights:
     """What a method makes of a batch, with these settings and this state."""
-    method = METHODS[name]
-    settings = method.settings(**keys)
-    first = method.start(settings)
-    return method.weigh(batch, settings, first.model_copy(update=state or {}))
+    run = MethodRun(METHODS[name](**keys), seed=0)
+    run.state = run.state.model_copy(update=state or {})
+    return run.weigh(batch)

@@ -7,14 +7,9 @@ import pytest
 from responses import facts
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.data_choice import (
-    RATIOS,
-    kept_words,
-    ratio_of,
-    shortest_correct,
-    skipped_steps,
-    steps_of,
-)
+from megatron_opsft.make_data.chosen import shortest_correct
+from megatron_opsft.make_data.step_entropy import skipped_steps, steps_of
+from megatron_opsft.make_data.tokenskip import RATIOS, kept_words, ratio_of
 from megatron_opsft.records import Outcome, Response
 
 

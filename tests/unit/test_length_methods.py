@@ -30,33 +30,31 @@ from megatron_opsft.records import Outcome
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import resolve_model
 
-ONLINE = [name for name, method in METHODS.items() if not method.settings().has_fixed_data]
+ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]
 
 
 def settings_of(name: str, **keys: Any) -> Any:
-    return METHODS[name].settings(**keys)
+    return METHODS[name](**keys)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
-    method = METHODS[name]
-    settings = method.settings()
+    run = MethodRun(METHODS[name](), seed=0)
     reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
     batch = [
         group(correct=c, target=LengthTarget(num_tokens=2000, kind="exact"), reference=reference)
         for c in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1))
     ]
-    state = method.start(settings)
     for step in (1, 2):
-        assert state.step == step
-        weights = method.weigh(batch, settings, state)
+        assert run.state.step == step
+        weights = run.weigh(batch)
         assert len(weights.rewards) == len(weights.advantages) == len(weights.trained) == 12
         assert all(map(math.isfinite, weights.advantages)) and weights.factor > 0
-        state = method.advance(settings, state, batch, refills=2)
-    assert state.refills == 4
-    assert (
-        method.state.model_validate(json.loads(json.dumps(state.model_dump(mode="json")))) == state
-    )
+        run.advance(batch, refills=2)
+    assert run.state.refills == 4
+    resumed = MethodRun(METHODS[name](), seed=0)
+    resumed.restore(json.loads(json.dumps(run.state.model_dump(mode="json"))))
+    assert resumed.state == run.state
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -81,34 +79,31 @@ def test_the_order_of_groups_changes_nothing(name: str) -> None:
 
 
 def test_thinkprune_goes_through_its_stages() -> None:
-    method = METHODS["thinkprune"]
-    settings = settings_of(
+    method = settings_of(
         "thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True
     )
-    state, seen = method.start(settings), []
+    run, seen = MethodRun(method, seed=0), []
     for _ in range(5):
-        prompt = method.prompt(settings, state, None)
-        seen.append((method.limit(settings, state), method.starts_stage(settings, state)))
-        assert f" {seen[-1][0]} tokens" in prompt.system
-        state = method.advance(settings, state, [])
+        seen.append((method.limit(run.state), method.starts_stage(run.state)))
+        assert f" {seen[-1][0]} tokens" in run.prompt_change("p0").system
+        run.advance([], refills=0)
     assert seen == [(4000, False), (4000, False), (3000, True), (2000, True), (2000, False)]
     plain = settings_of("thinkprune")
-    assert method.limit(plain, state) is None
-    assert method.prompt(plain, state, None).system == ""
+    assert plain.limit(run.state) is None
+    assert plain.prompt(run.state, None).system == ""
 
 
 def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
-    method = METHODS["l1_max"]
-    settings = settings_of("l1_max", lowest_target=100, highest_target=4000)
-    drawn = [method.target(settings, f"p{n}", 7) for n in range(2000)]
-    assert drawn == [method.target(settings, f"p{n}", 7) for n in range(2000)]
-    assert drawn != [method.target(settings, f"p{n}", 8) for n in range(2000)]
+    method = settings_of("l1_max", lowest_target=100, highest_target=4000)
+    drawn = [method.target_length(f"p{n}", 7) for n in range(2000)]
+    assert drawn == [method.target_length(f"p{n}", 7) for n in range(2000)]
+    assert drawn != [method.target_length(f"p{n}", 8) for n in range(2000)]
     tokens = [target.num_tokens for target in drawn if target]
     assert 100 <= min(tokens) < 110 and 3990 < max(tokens) <= 4000
     assert fmean(tokens) == pytest.approx(2050, abs=75)  # 3 standard errors
     share = fmean(target.kind == "max" for target in drawn if target)
     assert share == pytest.approx(0.5, abs=0.034)
-    exact = METHODS["l1_exact"].target(settings_of("l1_exact", highest_target=4000), "p0", 7)
+    exact = settings_of("l1_exact", highest_target=4000).target_length("p0", 7)
     assert exact and exact.kind == "exact"
 
 
@@ -123,11 +118,12 @@ def test_l1_asks_for_a_length_in_evaluations_too() -> None:
 
 
 def test_l1_prompts_end_with_the_target() -> None:
-    method, state = METHODS["l1_max"], METHODS["l1_max"].state()
+    method, untold = settings_of("l1_max"), settings_of("l1_max", prompt_target=False)
+    state = method.first_state()
     targets = [LengthTarget(num_tokens=800, kind=kind) for kind in ("exact", "max")]
-    ends = [method.prompt(settings_of("l1_max"), state, target).suffix for target in targets]
+    ends = [method.prompt(state, target).suffix for target in targets]
     assert ends == [" Think for 800 tokens.", " Think for maximum 800 tokens."]
-    assert method.prompt(settings_of("l1_max", prompt_target=False), state, targets[0]).suffix == ""
+    assert untold.prompt(state, targets[0]).suffix == ""
 
 
 def monitor_groups() -> list[Group]:
@@ -165,21 +161,18 @@ def test_laser_targets_are_the_smallest_that_cover_enough(
 
 
 def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -> None:
-    method = METHODS["laser_d"]
-    settings = settings_of("laser_d", highest_target=4096)
-    monitor, state = method.monitor, method.start(settings)
-    assert monitor is not None and monitor.size(settings) == (500, 8)
-    due = [monitor.due(settings, state.model_copy(update={"step": n})) for n in range(1, 42)]
-    assert [n for n, is_due in enumerate(due, 1) if is_due] == [1, 21, 41]
-    state = monitor.observe(settings, state, monitor_groups())
-    assert state.model_dump()["targets"] == {"easy": 1024, "medium": 3072, "hard": None}
+    run = MethodRun(settings_of("laser_d", highest_target=4096), seed=0)
+    states = [run.state.model_copy(update={"step": n}) for n in range(1, 42)]
+    sizes = {state.step: run.settings.monitor_size(state) for state in states}
+    assert {n: size for n, size in sizes.items() if size} == dict.fromkeys((1, 21, 41), (500, 8))
+    run.observe(monitor_groups())
+    assert run.state.model_dump()["targets"] == {"easy": 1024, "medium": 3072, "hard": None}
     easy = group((900, 1100, 9000), (1, 1, 0))
-    assert method.weigh([easy], settings, state).rewards == (1.5, 1.0, -0.5)
+    assert run.weigh([easy]).rewards == (1.5, 1.0, -0.5)
     hard = group((900, 1100, 9000, 16384), (1, 0, 0, 0))  # any length will do
-    assert method.weigh([hard], settings, state).rewards == (1.5, -0.5, -0.5, -0.5)
-    de = METHODS["laser_de"]
-    explored = de.weigh([easy], de.settings(highest_target=4096), state).rewards
-    assert explored == (1.5, 1.0, 0.0)
+    assert run.weigh([hard]).rewards == (1.5, -0.5, -0.5, -0.5)
+    explored = weigh("laser_de", easy, state=run.state.model_dump(), highest_target=4096)
+    assert explored.rewards == (1.5, 1.0, 0.0)
 
 
 def test_laser_punishes_a_response_without_answer_most() -> None:
@@ -216,15 +209,15 @@ def test_kimi_warms_up_without_lengths() -> None:
 
 
 def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> None:
-    method, settings = METHODS["dler"], settings_of("dler", max_refills=2)
+    dler = MethodRun(settings_of("dler", max_refills=2), seed=0)
     mixed, solved, failed = (group((5, 6), c) for c in ((1, 0), (1, 1), (0, 0)))
     late = group((5, 60), (1, 1), limit=30)  # right, but too long: mixed
     groups = [mixed, solved, failed, late, mixed]
-    assert method.fill(settings, groups, 4, 0) == ([0, 3, 4], True)
-    assert method.fill(settings, groups, 4, 2) == ([0, 3, 4], False)
-    assert method.fill(settings, groups, 2, 0) == ([0, 3], False)  # what is over is left out
-    grpo = METHODS["grpo"]
-    assert grpo.fill(grpo.settings(), groups, 5, 0) == ([0, 1, 2, 3, 4], False)
+    assert dler.fill(groups, 4, 0) == ([0, 3, 4], True)
+    assert dler.fill(groups, 4, 2) == ([0, 3, 4], False)
+    assert dler.fill(groups, 2, 0) == ([0, 3], False)  # what is over is left out
+    grpo = MethodRun(settings_of("grpo"), seed=0)
+    assert grpo.fill(groups, 5, 0) == ([0, 1, 2, 3, 4], False)
 
 
 def test_da_dler_has_a_shorter_limit_where_half_are_correct() -> None:
@@ -271,29 +264,26 @@ def test_ddca_by_hand() -> None:
 
 
 def test_short_rl_rewards_length_only_while_accuracy_holds() -> None:
-    method, settings = METHODS["short_rl"], settings_of("short_rl", length_tolerance=700)
-    state = method.start(settings)
+    run = MethodRun(settings_of("short_rl", length_tolerance=700), seed=0)
     batch = [group()]  # three quarters correct
     # The shortest has 800 tokens, the longest correct one 4,000.
-    assert method.weigh(batch, settings, state).rewards == (1.5, 1.25, 0.0, 0.5)
-    near = settings_of("short_rl", length_tolerance=800)
-    assert method.weigh(batch, near, state).rewards == (1.5, 1.5, 0.0, 0.5)
-    state = method.advance(settings, state, batch)
+    assert run.weigh(batch).rewards == (1.5, 1.25, 0.0, 0.5)
+    assert weigh("short_rl", *batch, length_tolerance=800).rewards == (1.5, 1.5, 0.0, 0.5)
+    run.advance(batch, refills=0)
     worse = [group(correct=(1, 0, 0, 1))]
-    assert method.weigh(worse, settings, state).rewards == (1.0, 0.0, 0.0, 1.0)
-    state = method.advance(settings, state, worse)
-    assert state.model_dump() == {"step": 3, "refills": 0, "best_accuracy": 0.75}
+    assert run.weigh(worse).rewards == (1.0, 0.0, 0.0, 1.0)
+    run.advance(worse, refills=0)
+    assert run.state.model_dump() == {"step": 3, "refills": 0, "best_accuracy": 0.75}
 
 
 def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
-    method = METHODS["a_dlp"]
     settings = settings_of("a_dlp", first_price=1e-3, price_rate=0.01, reference_accuracy=0.5)
-    state, prices = method.start(settings), []
+    run, prices = MethodRun(settings, seed=0), []
     for correct in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)):
-        prices.append(state.model_dump()["price"])
-        rewards = method.weigh([group(correct=correct)], settings, state).rewards
+        prices.append(run.state.model_dump()["price"])
+        rewards = run.weigh([group(correct=correct)]).rewards
         assert rewards[3] == pytest.approx(correct[3] - prices[-1] * 4000)
-        state = method.advance(settings, state, [group(correct=correct)])
+        run.advance([group(correct=correct)], refills=0)
     assert prices == pytest.approx([1e-3, 3.5e-3, 0.0])
 
 

@@ -19,7 +19,14 @@ from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_scores
 from megatron_opsft.make_data.draw import scores_of
 from megatron_opsft.make_data.run import chunk_size
-from megatron_opsft.make_data.step_entropy import Marks, marks_of, masked, own_parts
+from megatron_opsft.make_data.step_entropy import (
+    Marks,
+    marks_of,
+    masked,
+    own_parts,
+    skipped_steps,
+    steps_of,
+)
 from megatron_opsft.make_data.thinking import find_thinking
 from megatron_opsft.make_data.tokenskip import (
     behind_reasoning,
@@ -27,8 +34,7 @@ from megatron_opsft.make_data.tokenskip import (
     reasoning_of,
     words_of,
 )
-from megatron_opsft.methods.catalog.o1_pruner import O1PrunerSettings
-from megatron_opsft.methods.data_choice import skipped_steps, steps_of
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
 
@@ -60,9 +66,9 @@ def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
         for index, (length, right) in enumerate(zip(lengths, correct, strict=True))
     ]
     rewards = (2.25, 0.875, -1.5833, 0.05)
-    settings = O1PrunerSettings(form="fixed", samples_kept=4)
+    settings = O1Pruner(form="fixed", samples_kept=4)
     assert [r for _, r in o1_choice("p", found, settings, 0)] == pytest.approx(rewards, abs=5.1e-5)
-    two = O1PrunerSettings(form="fixed", clip_rewards=True, accuracy_weight=10)
+    two = O1Pruner(form="fixed", clip_rewards=True, accuracy_weight=10)
     kept = {
         tuple(kept.rollout_index for kept, _ in o1_choice(f"p{n}", found, two, seed=0))
         for n in range(200)

@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.loss import surrogates
 from megatron_opsft.loss.token_losses import ObjectiveLosses, WeightedLikelihood, token_losses
-from megatron_opsft.methods.catalog.er_rl import ErRlSettings
+from megatron_opsft.methods.catalog.er_rl import ErRl
 from megatron_opsft.methods.objective import (
     LIKELIHOOD,
     KlEstimator,
@@ -212,7 +212,7 @@ def test_a_divergence_in_the_rewards_costs_a_token_and_all_before_it() -> None:
         old_log_probs_R=torch.tensor([-1.0, -2.0, -3.0, -1.0, -1.0]),
         reference_log_probs_R=torch.tensor([-1.5, -1.0, -3.0, -2.0, -0.5]),
     )
-    settings = ErRlSettings(beta=0.5, whiten="tokens")
+    settings = ErRl(beta=0.5, whiten="tokens")
     objective = settings.objective(1.0)
     assert objective.needs_reference and not objective.is_weighted_likelihood
     assert (objective.beta, objective.reward_beta) == (0.0, 0.5)

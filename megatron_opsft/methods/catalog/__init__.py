@@ -4,45 +4,46 @@ import difflib
 from typing import Any
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.a_dlp import A_DLP
-from megatron_opsft.methods.catalog.ddca import DDCA
-from megatron_opsft.methods.catalog.dler import DLER
-from megatron_opsft.methods.catalog.er_rl import ER_RL
-from megatron_opsft.methods.catalog.fixed_data import CRST, OFF_POLICY_SFT, STEP_ENTROPY, TOKENSKIP
-from megatron_opsft.methods.catalog.gdpo import GDPO
-from megatron_opsft.methods.catalog.grpo import DR_GRPO, GRPO
-from megatron_opsft.methods.catalog.kimi import KIMI
-from megatron_opsft.methods.catalog.l1 import L1_EXACT, L1_MAX
-from megatron_opsft.methods.catalog.laser import LASER, LASER_D, LASER_DE
-from megatron_opsft.methods.catalog.linear import LINEAR
-from megatron_opsft.methods.catalog.mastery_gated import MASTERY_GATED
-from megatron_opsft.methods.catalog.o1_pruner import O1_PRUNER
-from megatron_opsft.methods.catalog.on_policy_sft import ON_POLICY_SFT
-from megatron_opsft.methods.catalog.short_rl import SHORT_RL
-from megatron_opsft.methods.catalog.smart_thinker import SMART_THINKER
-from megatron_opsft.methods.catalog.thinkprune import THINKPRUNE
-from megatron_opsft.methods.method import Method
+from megatron_opsft.methods.catalog.a_dlp import ADlp
+from megatron_opsft.methods.catalog.ddca import Ddca
+from megatron_opsft.methods.catalog.dler import Dler
+from megatron_opsft.methods.catalog.er_rl import ErRl
+from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.gdpo import Gdpo
+from megatron_opsft.methods.catalog.grpo import DrGrpo, Grpo
+from megatron_opsft.methods.catalog.kimi import Kimi
+from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
+from megatron_opsft.methods.catalog.laser import Laser, LaserD, LaserDe
+from megatron_opsft.methods.catalog.linear import Linear
+from megatron_opsft.methods.catalog.mastery_gated import MasteryGated
+from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
+from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.short_rl import ShortRl
+from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
+from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
 from megatron_opsft.methods.settings import MethodSettings
 
-_BASIC = (ON_POLICY_SFT, GRPO, DR_GRPO)
-_LENGTH = (THINKPRUNE, O1_PRUNER, L1_EXACT, L1_MAX, ER_RL, LASER, LASER_D, LASER_DE)
-_LATER = (KIMI, MASTERY_GATED, DLER, GDPO, DDCA, SHORT_RL, A_DLP, SMART_THINKER, LINEAR)
-_FIXED_DATA = (CRST, TOKENSKIP, STEP_ENTROPY, OFF_POLICY_SFT)
-METHODS: dict[str, Method] = {m.name: m for m in (*_BASIC, *_LENGTH, *_LATER, *_FIXED_DATA)}
+_BASIC = (OnPolicySft, Grpo, DrGrpo)
+_LENGTH = (ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe)
+_LATER = (Kimi, MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear)
+_FIXED_DATA = (Crst, TokenSkip, StepEntropy, OffPolicySft)
+METHODS: dict[str, type[MethodSettings]] = {
+    method.model_fields["name"].default: method
+    for method in (*_BASIC, *_LENGTH, *_LATER, *_FIXED_DATA)
+}
 
 
-def method_named(name: Any) -> Method:
-    """Errors: `UserError` that lists the names."""
+def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
+    """The method that the keys of a configuration's `method` name.
+
+    Errors: `UserError` that lists the names.
+    """
+    name = values.get("name", "on_policy_sft")
     if not isinstance(name, str) or name not in METHODS:
         near = difflib.get_close_matches(str(name), METHODS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise UserError(f"config key method.name={name!r}: {hint}there are: {', '.join(METHODS)}")
     return METHODS[name]
-
-
-def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
-    """Of the method that the keys of a configuration's `method` name."""
-    return method_named(values.get("name", ON_POLICY_SFT.name)).settings
 
 
 def with_class(values: Any) -> Any:

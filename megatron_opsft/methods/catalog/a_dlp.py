@@ -6,20 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group, accuracy_of
-from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState
-
-
-class ADlpSettings(GroupNormalizedSettings):
-    """A-DLP."""
-
-    name: Literal["a_dlp"] = "a_dlp"
-    beta: Beta = 0.001
-    first_price: float = Field(1e-3, ge=0, description="Lambda of the first step, a token.")
-    price_rate: float = Field(1e-3, ge=0, description="How fast lambda follows accuracy.")
-    reference_accuracy: float = Field(
-        0.62, ge=0, le=1, description="Accuracy above which lambda rises: the starting model's."
-    )
 
 
 class ADlpState(MethodState):
@@ -28,24 +15,29 @@ class ADlpState(MethodState):
     price: float
 
 
-def a_dlp_reward(group: Group, settings: ADlpSettings, state: ADlpState) -> list[float]:
-    """c - lambda n."""
-    return [r.correct - state.price * r.num_tokens for r in group.responses]
+class ADlp(GroupNormalizedSettings):
+    """A-DLP."""
 
+    formula = "r = 1[correct] - lambda n, lambda += eta (accuracy - reference)"
+    paper = "A-DLP, arXiv 2505.18298"
+    state_class = ADlpState
+    name: Literal["a_dlp"] = "a_dlp"
+    beta: Beta = 0.001
+    first_price: float = Field(1e-3, ge=0, description="Lambda of the first step, a token.")
+    price_rate: float = Field(1e-3, ge=0, description="How fast lambda follows accuracy.")
+    reference_accuracy: float = Field(
+        0.62, ge=0, le=1, description="Accuracy above which lambda rises: the starting model's."
+    )
 
-def follow(settings: ADlpSettings, state: ADlpState, batch: Sequence[Group]) -> ADlpState:
-    """lambda <- max(0, lambda + eta (accuracy - reference))."""
-    better = accuracy_of(batch) - settings.reference_accuracy
-    price = state.price + settings.price_rate * better
-    return state.model_copy(update={"price": max(0.0, price)})
+    def first_state(self) -> ADlpState:
+        return ADlpState(price=self.first_price)
 
+    def group_rewards(self, group: Group, state: ADlpState) -> list[float]:
+        """c - lambda n."""
+        return [r.correct - state.price * r.num_tokens for r in group.responses]
 
-A_DLP = Method(
-    formula="r = 1[correct] - lambda n, lambda += eta (accuracy - reference)",
-    paper="A-DLP, arXiv 2505.18298",
-    settings=ADlpSettings,
-    reward=each_group(a_dlp_reward),
-    state=ADlpState,
-    first=lambda settings: ADlpState(price=settings.first_price),
-    updated=follow,
-)
+    def next_state(self, state: ADlpState, batch: Sequence[Group]) -> ADlpState:
+        """lambda <- max(0, lambda + eta (accuracy - reference))."""
+        better = accuracy_of(batch) - self.reference_accuracy
+        price = state.price + self.price_rate * better
+        return state.model_copy(update={"price": max(0.0, price)})

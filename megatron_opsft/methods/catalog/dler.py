@@ -9,13 +9,14 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, Refill, centered, each_group
-from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, MethodState, PolicySettings
+from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, PolicySettings, State
 
 
-class DlerSettings(PolicySettings):
+class Dler(PolicySettings):
     """As in the paper; the code's KL is k3 by default."""
 
+    formula = "r = 1[correct and n <= L]; A = whitened over the batch (r - mean)"
+    paper = "DLER, arXiv 2510.15110"
     name: Literal["dler"] = "dler"
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.0005
@@ -34,31 +35,21 @@ class DlerSettings(PolicySettings):
     )
     easy_pass_rate: float = Field(0.5, ge=0, le=1, description="... which is this share.")
 
+    @property
+    def most_refills(self) -> int:
+        return self.max_refills
 
-def dler_reward(group: Group, settings: DlerSettings, state: MethodState) -> list[float]:
-    """1 if correct within the limit."""
-    limit = group.limit
-    if settings.easy_limit is not None and group.pass_rate >= settings.easy_pass_rate:
-        limit = settings.easy_limit
-    return [float(r.correct and r.finished and r.num_tokens <= limit) for r in group.responses]
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """1 if correct within the limit."""
+        if self.easy_limit is not None and group.pass_rate >= self.easy_pass_rate:
+            return group.within(self.easy_limit)
+        return group.within(group.limit)
 
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """r - mean, then whitened over the batch."""
+        lengths = [group.lengths for group in batch]
+        return whiten(super().advantages(batch, rewards), lengths, self.whiten)
 
-def dler_advantage(batch: Sequence[Group], rewards: Values, settings: DlerSettings) -> Values:
-    """r - mean, then whitened over the batch."""
-    lengths = [group.lengths for group in batch]
-    return whiten(centered(batch, rewards, settings), lengths, settings.whiten)
-
-
-def is_mixed(settings: DlerSettings, group: Group) -> bool:
-    """Whether neither all nor none of the responses are rewarded."""
-    return 0 < sum(dler_reward(group, settings, MethodState())) < len(group.responses)
-
-
-DLER = Method(
-    formula="r = 1[correct and n <= L]; A = whitened over the batch (r - mean)",
-    paper="DLER, arXiv 2510.15110",
-    settings=DlerSettings,
-    reward=each_group(dler_reward),
-    advantage=dler_advantage,
-    refill=Refill(keeps=is_mixed, at_most=lambda settings: settings.max_refills),
-)
+    def keeps(self, group: Group) -> bool:
+        """Whether neither all nor none of the responses are rewarded."""
+        return 0 < sum(self.group_rewards(group, self.first_state())) < len(group.responses)

@@ -10,14 +10,15 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, leave_one_out, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.objective import Objective
-from megatron_opsft.methods.settings import AggregationKey, Beta, MethodState, PolicySettings
+from megatron_opsft.methods.settings import AggregationKey, Beta, PolicySettings, State
 
 
-class ErRlSettings(PolicySettings):
+class ErRl(PolicySettings):
     """Its divergence is in the reward of each token, and not in the loss."""
 
+    formula = "r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others"
+    paper = "Training Language Models to Reason Efficiently, arXiv 2502.04463"
     name: Literal["er_rl"] = "er_rl"
     aggregation: AggregationKey = "sequence"
     beta: Beta = 0.0
@@ -32,33 +33,22 @@ class ErRlSettings(PolicySettings):
         whitens = self.whiten == "tokens" and self.beta > 0
         return replace(plain, beta=0.0, reward_beta=self.beta, whitens_tokens=whitens)
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """1 - alpha sigma((n - mu)/s) for the correct ones."""
+        if not group.num_correct:
+            return [0.0] * len(group.responses)
+        scores = sigmoid_of_length(group, group.correct_lengths)
+        left = iter([1 - self.alpha * score for score in scores])
+        return [next(left) if response.correct else 0.0 for response in group.responses]
+
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """Leave one out, then perhaps whitened: with a divergence the tokens' own are, later."""
+        whitening = "none" if self.beta else self.whiten
+        lengths = [group.lengths for group in batch]
+        return whiten([leave_one_out(r) for r in rewards], lengths, whitening, count_less=0)
+
 
 def sigmoid_of_length(group: Group, lengths: Sequence[int]) -> list[float]:
     """sigma((n - mu) / s) of each length, mu and s (by the count) of the correct responses."""
     mean, std = fmean(group.correct_lengths), pstdev(group.correct_lengths) + 1e-7
     return [1 / (1 + math.exp((mean - length) / std)) for length in lengths]
-
-
-def er_rl_reward(group: Group, settings: ErRlSettings, state: MethodState) -> list[float]:
-    """1 - alpha sigma((n - mu)/s) for the correct ones."""
-    if not group.num_correct:
-        return [0.0] * len(group.responses)
-    scores = sigmoid_of_length(group, group.correct_lengths)
-    left = iter([1 - settings.alpha * score for score in scores])
-    return [next(left) if response.correct else 0.0 for response in group.responses]
-
-
-def er_rl_advantage(batch: Sequence[Group], rewards: Values, settings: ErRlSettings) -> Values:
-    """Leave one out, then perhaps whitened: with a divergence the tokens' own are, later."""
-    whitening = "none" if settings.beta else settings.whiten
-    lengths = [group.lengths for group in batch]
-    return whiten([leave_one_out(r) for r in rewards], lengths, whitening, count_less=0)
-
-
-ER_RL = Method(
-    formula="r = 1[correct] (1 - alpha sigma((n - mu)/s)); A = r - mean of the others",
-    paper="Training Language Models to Reason Efficiently, arXiv 2502.04463",
-    settings=ErRlSettings,
-    reward=each_group(er_rl_reward),
-    advantage=er_rl_advantage,
-)

@@ -6,31 +6,39 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.method import Method, as_rewarded, each_group
-from megatron_opsft.methods.rewards import stored
-from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples, State
 
 SELF = "self"  # instead of the name of TokenSkip's scorer
 
 
 class FixedDataSettings(MethodSettings):
-    """Keys of all of them."""
+    """What all of them share: a response counts what its row says; `data` has done the rest."""
+
+    needs = ("fixed data",)
 
     @property
     def has_fixed_data(self) -> bool:
         return True
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        return group.stored_advantages
 
-class CrstSettings(FixedDataSettings):
+
+class Crst(FixedDataSettings):
     """CRST."""
 
+    formula = "cross-entropy on the shortest correct of N samples"
+    paper = "Self-Training Elicits Concise Reasoning, arXiv 2502.20122"
     name: Literal["crst"] = "crst"
     samples: Samples = 16
 
 
-class TokenSkipSettings(FixedDataSettings):
+class TokenSkip(FixedDataSettings):
     """TokenSkip."""
 
+    formula = "cross-entropy on correct samples without their least important tokens"
+    paper = "TokenSkip, arXiv 2502.12067"
     name: Literal["tokenskip"] = "tokenskip"
     ratio: float | None = Field(
         None,
@@ -52,9 +60,11 @@ class TokenSkipSettings(FixedDataSettings):
     )
 
 
-class StepEntropySettings(FixedDataSettings):
+class StepEntropy(FixedDataSettings):
     """StepEntropy's first stage."""
 
+    formula = "cross-entropy on correct samples without their 80 % of steps of least entropy"
+    paper = "CoT Compression via Step Entropy, arXiv 2508.03346"
     name: Literal["step_entropy"] = "step_entropy"
     share: float = Field(
         0.8, ge=0, le=1, description="Share of the steps of least entropy that become [SKIP]."
@@ -73,43 +83,11 @@ class StepEntropySettings(FixedDataSettings):
     )
 
 
-class OffPolicySftSettings(FixedDataSettings):
+class OffPolicySft(FixedDataSettings):
     """On-policy SFT's acceptance, on responses of the model of up to 50 steps before."""
 
+    formula = "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds"
+    paper = "On-Policy Supervised Fine-Tuning for Efficient Reasoning"
     name: Literal["off_policy_sft"] = "off_policy_sft"
     aggregation: AggregationKey = "max_accepted"
     samples: Samples = 8
-
-
-def _method(formula: str, paper: str, settings: type[FixedDataSettings]) -> Method:
-    """A response counts what its row says; `data` has done the rest."""
-    return Method(
-        formula=formula,
-        paper=paper,
-        settings=settings,
-        reward=each_group(stored),
-        advantage=as_rewarded,
-        needs=("fixed data",),
-    )
-
-
-CRST = _method(
-    "cross-entropy on the shortest correct of N samples",
-    "Self-Training Elicits Concise Reasoning, arXiv 2502.20122",
-    CrstSettings,
-)
-TOKENSKIP = _method(
-    "cross-entropy on correct samples without their least important tokens",
-    "TokenSkip, arXiv 2502.12067",
-    TokenSkipSettings,
-)
-STEP_ENTROPY = _method(
-    "cross-entropy on correct samples without their 80 % of steps of least entropy",
-    "CoT Compression via Step Entropy, arXiv 2508.03346",
-    StepEntropySettings,
-)
-OFF_POLICY_SFT = _method(
-    "on_policy_sft's loss on data of the model of up to 50 steps before, in rounds",
-    "On-Policy Supervised Fine-Tuning for Efficient Reasoning",
-    OffPolicySftSettings,
-)

@@ -7,18 +7,14 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, group_normalized, whiten
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, each_group
-from megatron_opsft.methods.settings import (
-    GroupNormalizedSettings,
-    MethodState,
-    RunSize,
-    check_reached,
-)
+from megatron_opsft.methods.settings import GroupNormalizedSettings, RunSize, State, check_reached
 
 
-class GdpoSettings(GroupNormalizedSettings):
+class Gdpo(GroupNormalizedSettings):
     """Its rewards: 1 if correct, and 1 if finished within `target`."""
 
+    formula = "A = whitened over the batch, sum over 1[correct] and 1[n <= Lt] of (r - mean)/std"
+    paper = "GDPO, arXiv 2601.05242"
     name: Literal["gdpo"] = "gdpo"
     target: int = Field(2000, ge=1, description="Tokens within which the length reward is paid.")
     whiten: Literal["none", "responses", "tokens"] = Field(
@@ -30,33 +26,20 @@ class GdpoSettings(GroupNormalizedSettings):
         super().check(run)
         check_reached("target", self.target, run)
 
+    def length_rewards(self, group: Group) -> list[float]:
+        """1 if finished within the target."""
+        return [float(r.finished and r.num_tokens <= self.target) for r in group.responses]
 
-def within(group: Group, settings: GdpoSettings) -> list[float]:
-    """1 if finished within the target."""
-    return [float(r.finished and r.num_tokens <= settings.target) for r in group.responses]
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """The sum, which is only reported."""
+        scores = self.length_rewards(group)
+        return [c + score for c, score in zip(group.verdicts, scores, strict=True)]
 
-
-def gdpo_reward(group: Group, settings: GdpoSettings, state: MethodState) -> list[float]:
-    """The sum, which is only reported."""
-    scores = within(group, settings)
-    return [r.correct + score for r, score in zip(group.responses, scores, strict=True)]
-
-
-def gdpo_advantage(batch: Sequence[Group], rewards: Values, settings: GdpoSettings) -> Values:
-    """whiten(sum over both rewards of (r - mean)/std)."""
-    summed = []
-    for group in batch:
-        correct = [float(response.correct) for response in group.responses]
-        both = (correct, within(group, settings))
-        parts = [group_normalized(values, settings.std_epsilon) for values in both]
-        summed.append([sum(pair) for pair in zip(*parts, strict=True)])
-    return whiten(summed, [group.lengths for group in batch], settings.whiten)
-
-
-GDPO = Method(
-    formula="A = whitened over the batch, sum over 1[correct] and 1[n <= Lt] of (r - mean)/std",
-    paper="GDPO, arXiv 2601.05242",
-    settings=GdpoSettings,
-    reward=each_group(gdpo_reward),
-    advantage=gdpo_advantage,
-)
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """whiten(sum over both rewards of (r - mean)/std)."""
+        summed = []
+        for group in batch:
+            both = (group.verdicts, self.length_rewards(group))
+            parts = [group_normalized(values, self.std_epsilon) for values in both]
+            summed.append([sum(pair) for pair in zip(*parts, strict=True)])
+        return whiten(summed, [group.lengths for group in batch], self.whiten)

@@ -7,14 +7,12 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, group_centered, leave_one_out
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, centered, each_group, normalized
-from megatron_opsft.methods.rewards import truncation, verdict
 from megatron_opsft.methods.settings import (
     AggregationKey,
     Beta,
     GroupNormalizedSettings,
-    MethodState,
     PolicySettings,
+    State,
 )
 
 # Overrides of `method.name=grpo`, each on top of those before it; the last one is on-policy SFT.
@@ -27,9 +25,11 @@ TO_ON_POLICY_SFT = (
 )
 
 
-class GrpoSettings(GroupNormalizedSettings):
+class Grpo(GroupNormalizedSettings):
     """GRPO, its parts as switches."""
 
+    formula = "r = 1[correct]; A = (r - mean)/std"
+    paper = "DeepSeekMath, arXiv 2402.03300"
     name: Literal["grpo"] = "grpo"
     beta: Beta = 0.001
     reward: Literal["verdict", "truncation"] = Field(
@@ -48,41 +48,25 @@ class GrpoSettings(GroupNormalizedSettings):
     def learns_from_rejected(self) -> bool:
         return self.compares_group or self.beta > 0
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        return group.verdicts if self.reward == "verdict" else group.within(group.limit)
 
-class DrGrpoSettings(PolicySettings):
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        match self.advantage:
+            case "group_normalized":
+                return super().advantages(batch, rewards)
+            case "group_centered":
+                return [group_centered(group) for group in rewards]
+            case "leave_one_out":
+                return [leave_one_out(group) for group in rewards]
+            case "identity":
+                return rewards
+
+
+class DrGrpo(PolicySettings):
     """No standard deviation, no length of the response, no divergence."""
 
+    formula = "r = 1[correct]; A = r - mean; 1/(N L)"
+    paper = "Understanding R1-Zero-Like Training, arXiv 2503.20783"
     name: Literal["dr_grpo"] = "dr_grpo"
     aggregation: AggregationKey = "constant"
-
-
-def grpo_reward(group: Group, settings: GrpoSettings, state: MethodState) -> list[float]:
-    """The verdict or the truncated one."""
-    reward = verdict if settings.reward == "verdict" else truncation
-    return reward(group, settings, state)
-
-
-def grpo_advantage(batch: Sequence[Group], rewards: Values, settings: GrpoSettings) -> Values:
-    """The one that is chosen."""
-    if settings.advantage == "group_normalized":
-        return normalized(batch, rewards, settings)
-    if settings.advantage == "identity":
-        return rewards
-    function = group_centered if settings.advantage == "group_centered" else leave_one_out
-    return [function(group) for group in rewards]
-
-
-GRPO = Method(
-    formula="r = 1[correct]; A = (r - mean)/std",
-    paper="DeepSeekMath, arXiv 2402.03300",
-    settings=GrpoSettings,
-    reward=each_group(grpo_reward),
-    advantage=grpo_advantage,
-)
-DR_GRPO = Method(
-    formula="r = 1[correct]; A = r - mean; 1/(N L)",
-    paper="Understanding R1-Zero-Like Training, arXiv 2503.20783",
-    settings=DrGrpoSettings,
-    reward=each_group(verdict),
-    advantage=centered,
-)

@@ -5,14 +5,15 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, centered, each_group
 from megatron_opsft.methods.objective import SquaredLogRatio, Surrogate
 from megatron_opsft.methods.settings import AggregationKey, MethodState, PolicySettings
 
 
-class KimiSettings(PolicySettings):
+class Kimi(PolicySettings):
     """The report gives neither weight nor tau nor warm-up."""
 
+    formula = "r = 1[correct] + w (1/2 - (n - min)/(max - min)), of wrong ones <= 0; A = r - mean"
+    paper = "Kimi k1.5, arXiv 2501.12599"
     name: Literal["kimi"] = "kimi"
     aggregation: AggregationKey = "sequence_sum"
     weight: float = Field(1.0, ge=0, description="Of the length reward.")
@@ -29,24 +30,13 @@ class KimiSettings(PolicySettings):
             return super().surrogate
         return SquaredLogRatio(tau=self.tau)
 
-
-def kimi_reward(group: Group, settings: KimiSettings, state: MethodState) -> list[float]:
-    """c + w x, x = 1/2 - (n - min)/(max - min); of a wrong one at most 0."""
-    rewards = [float(response.correct) for response in group.responses]
-    shortest, longest = min(group.lengths), max(group.lengths)
-    if state.step <= settings.warmup_steps or shortest == longest:
-        return rewards
-    scores = [0.5 - (length - shortest) / (longest - shortest) for length in group.lengths]
-    return [
-        reward + settings.weight * (score if reward else min(0.0, score))
-        for reward, score in zip(rewards, scores, strict=True)
-    ]
-
-
-KIMI = Method(
-    formula="r = 1[correct] + w (1/2 - (n - min)/(max - min)), of wrong ones <= 0; A = r - mean",
-    paper="Kimi k1.5, arXiv 2501.12599",
-    settings=KimiSettings,
-    reward=each_group(kimi_reward),
-    advantage=centered,
-)
+    def group_rewards(self, group: Group, state: MethodState) -> list[float]:
+        """c + w x, x = 1/2 - (n - min)/(max - min); of a wrong one at most 0."""
+        shortest, longest = min(group.lengths), max(group.lengths)
+        if state.step <= self.warmup_steps or shortest == longest:
+            return group.verdicts
+        scores = [0.5 - (length - shortest) / (longest - shortest) for length in group.lengths]
+        return [
+            correct + self.weight * (score if correct else min(0.0, score))
+            for correct, score in zip(group.verdicts, scores, strict=True)
+        ]

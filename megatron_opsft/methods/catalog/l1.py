@@ -1,25 +1,20 @@
 """L1: the prompt asks for a length, exactly or at most, and the reward holds the model to it."""
 
 import random
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
-from megatron_opsft.methods.method import Method, each_group
-from megatron_opsft.methods.settings import (
-    Beta,
-    DualClip,
-    GroupNormalizedSettings,
-    MethodState,
-    RunSize,
-)
+from megatron_opsft.methods.facts import Group, LengthKind, LengthTarget, PromptChange
+from megatron_opsft.methods.settings import Beta, DualClip, GroupNormalizedSettings, RunSize, State
 
 
 class L1Settings(GroupNormalizedSettings):
-    """Keys of L1-Exact and L1-Max."""
+    """What L1-Exact and L1-Max share."""
 
+    paper = "L1, arXiv 2503.04697"
+    eval_kind: ClassVar[LengthKind] = "exact"
     beta: Beta = 0.001
     dual_clip: DualClip = 3.0
     lowest_target: int = Field(
@@ -45,16 +40,54 @@ class L1Settings(GroupNormalizedSettings):
                 "must ascend in this order; change the first that is too high"
             )
 
+    def draw_kind(self, draw: random.Random) -> LengthKind:
+        """Of a problem's target."""
+        return "exact"
 
-class L1ExactSettings(L1Settings):
+    def target_length(self, problem_id: str, seed: int) -> LengthTarget:
+        """The problem's target, the same whenever it is drawn."""
+        draw = random.Random(f"l1:{seed}:{problem_id}")
+        num_tokens = draw.randint(self.lowest_target, self.highest_target)
+        return LengthTarget(num_tokens=num_tokens, kind=self.draw_kind(draw))
+
+    def evaluation_target(self, problem_id: str, seed: int) -> LengthTarget:
+        """The one that is given, of L1-Max at most, or as in training."""
+        if self.eval_target is None:
+            return self.target_length(problem_id, seed)
+        return LengthTarget(num_tokens=self.eval_target, kind=self.eval_kind)
+
+    def prompt(self, state: State, target: LengthTarget | None) -> PromptChange:
+        """The end of the prompt, in the words that the authors' models know."""
+        if target is None or not self.prompt_target:
+            return PromptChange()
+        kind = "maximum " if target.kind == "max" else ""
+        return PromptChange(suffix=f" Think for {kind}{target.num_tokens} tokens.")
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c - alpha |Lt - n|."""
+        off = tokens_off(group)
+        return [c - self.alpha * abs(d) for c, d in zip(group.verdicts, off, strict=True)]
+
+
+def tokens_off(group: Group) -> list[int]:
+    """Lt - n of every response."""
+    assert group.target is not None
+    return [group.target.num_tokens - length for length in group.lengths]
+
+
+class L1Exact(L1Settings):
     """L1-Exact."""
 
+    formula = "r = 1[correct] - alpha |Lt - n|, Lt in the prompt"
     name: Literal["l1_exact"] = "l1_exact"
 
 
-class L1MaxSettings(L1Settings):
+class L1Max(L1Settings):
     """L1-Max."""
 
+    formula = "r = 1[correct] clip(alpha (Lt - n) + delta, 0, 1), Lt in the prompt"
+    needs = ("a model from l1_exact to start with",)
+    eval_kind = "max"
     name: Literal["l1_max"] = "l1_max"
     delta: float = Field(0.5, ge=0, le=1, description="Reward of a correct one on the target.")
     exact_share: float = Field(
@@ -64,61 +97,13 @@ class L1MaxSettings(L1Settings):
         False, description="The published code's slope: alpha / 2, and 1/2 on the target."
     )
 
+    def draw_kind(self, draw: random.Random) -> LengthKind:
+        return "max" if draw.random() >= self.exact_share else "exact"
 
-def draw_target(settings: L1Settings, problem_id: str, seed: int) -> LengthTarget:
-    """The problem's target, the same whenever it is drawn."""
-    draw = random.Random(f"l1:{seed}:{problem_id}")
-    num_tokens = draw.randint(settings.lowest_target, settings.highest_target)
-    is_max = isinstance(settings, L1MaxSettings) and draw.random() >= settings.exact_share
-    return LengthTarget(num_tokens=num_tokens, kind="max" if is_max else "exact")
-
-
-def evaluation_target(settings: L1Settings, problem_id: str, seed: int) -> LengthTarget:
-    """The one that is given, of L1-Max at most, or as in training."""
-    if settings.eval_target is None:
-        return draw_target(settings, problem_id, seed)
-    kind: Literal["exact", "max"] = "max" if isinstance(settings, L1MaxSettings) else "exact"
-    return LengthTarget(num_tokens=settings.eval_target, kind=kind)
-
-
-def ask(settings: L1Settings, state: MethodState, target: LengthTarget | None) -> PromptChange:
-    """The end of the prompt, in the words that the authors' models know."""
-    if target is None or not settings.prompt_target:
-        return PromptChange()
-    kind = "maximum " if target.kind == "max" else ""
-    return PromptChange(suffix=f" Think for {kind}{target.num_tokens} tokens.")
-
-
-def l1_reward(group: Group, settings: L1Settings, state: MethodState) -> list[float]:
-    """c - alpha |Lt - n|; at most: c clip(alpha (Lt - n) + delta, 0, 1)."""
-    assert group.target is not None
-    off = [group.target.num_tokens - length for length in group.lengths]
-    correct = [float(response.correct) for response in group.responses]
-    if group.target.kind == "exact":
-        return [c - settings.alpha * abs(d) for c, d in zip(correct, off, strict=True)]
-    assert isinstance(settings, L1MaxSettings)
-    slope, delta = settings.alpha, settings.delta
-    if settings.code_reward:
-        slope, delta = settings.alpha / 2, 0.5
-    return [c * min(max(slope * d + delta, 0.0), 1.0) for c, d in zip(correct, off, strict=True)]
-
-
-L1_EXACT = Method(
-    formula="r = 1[correct] - alpha |Lt - n|, Lt in the prompt",
-    paper="L1, arXiv 2503.04697",
-    settings=L1ExactSettings,
-    reward=each_group(l1_reward),
-    target=draw_target,
-    evaluation_target=evaluation_target,
-    prompt=ask,
-)
-L1_MAX = Method(
-    formula="r = 1[correct] clip(alpha (Lt - n) + delta, 0, 1), Lt in the prompt",
-    paper="L1, arXiv 2503.04697",
-    settings=L1MaxSettings,
-    reward=each_group(l1_reward),
-    target=draw_target,
-    evaluation_target=evaluation_target,
-    prompt=ask,
-    needs=("a model from l1_exact to start with",),
-)
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c clip(alpha (Lt - n) + delta, 0, 1) where the target is the most."""
+        if group.target is not None and group.target.kind == "exact":
+            return super().group_rewards(group, state)
+        slope, delta = (self.alpha / 2, 0.5) if self.code_reward else (self.alpha, self.delta)
+        paid = [min(max(slope * d + delta, 0.0), 1.0) for d in tokens_off(group)]
+        return [c * share for c, share in zip(group.verdicts, paid, strict=True)]

@@ -9,20 +9,27 @@ from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.laser_targets import Targets, band_of, choose_targets
-from megatron_opsft.methods.method import Method, Monitor, each_group
 from megatron_opsft.methods.settings import (
     Beta,
     ClipHigh,
     GroupNormalizedSettings,
     MethodState,
     RunSize,
+    State,
     check_reached,
 )
 
 
-class LaserRewards(GroupNormalizedSettings):
-    """Keys of all three."""
+class LaserState(MethodState):
+    """targets: by difficulty; None: no candidate covers enough, so every length will do."""
 
+    targets: Targets = Field({"easy": None, "medium": None, "hard": None})
+
+
+class LaserRewards(GroupNormalizedSettings):
+    """What all three share."""
+
+    paper = "LASER, arXiv 2505.15612"
     clip_high: ClipHigh = 0.28
     beta: Beta = 0.001
     bonus: float = Field(0.5, ge=0, description="Reward within the target length.")
@@ -31,10 +38,20 @@ class LaserRewards(GroupNormalizedSettings):
         -1.0, description="Reward without an answer; a cut response has none."
     )
 
+    def stepped(self, group: Group, target: int) -> list[float]:
+        """1, wrong or bad_format; a correct one within the target gets the bonus."""
+        return [
+            1.0 + self.bonus * (r.num_tokens <= target)
+            if r.correct
+            else (self.wrong if r.has_answer else self.bad_format)
+            for r in group.responses
+        ]
 
-class LaserSettings(LaserRewards):
+
+class Laser(LaserRewards):
     """LASER."""
 
+    formula = "r = R + 0.5 [correct and n <= Lt], R = 1, -0.5 or -1"
     name: Literal["laser"] = "laser"
     target: int = Field(2048, ge=1, description="Lt: tokens within which the bonus is paid.")
 
@@ -43,10 +60,16 @@ class LaserSettings(LaserRewards):
         super().check(run)
         check_reached("target", self.target, run)
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """One target for all problems."""
+        return self.stepped(group, self.target)
+
 
 class LaserTargets(LaserRewards):
-    """Keys of LASER-D and LASER-DE."""
+    """What LASER-D and LASER-DE share: targets by difficulty, from monitor problems."""
 
+    needs = ("monitor problems",)
+    state_class = LaserState
     lowest_target: int = Field(
         1024, ge=1, description="Candidates for a target length: from here ..."
     )
@@ -64,95 +87,44 @@ class LaserTargets(LaserRewards):
         super().check(run)
         check_reached("lowest_target", self.lowest_target, run)
 
+    def monitor_size(self, state: LaserState) -> tuple[int, int] | None:
+        is_due = (state.step - 1) % self.monitor_every == 0
+        return (self.monitor_problems, self.monitor_samples) if is_due else None
 
-class LaserDSettings(LaserTargets):
+    def observe(self, state: LaserState, groups: Sequence[Group]) -> LaserState:
+        """New targets from the monitor problems."""
+        candidates = range(self.lowest_target, self.highest_target + 1, self.target_step)
+        targets = choose_targets(groups, candidates, self.rounding)
+        return state.model_copy(update={"targets": targets})
+
+    def group_rewards(self, group: Group, state: LaserState) -> list[float]:
+        """The difficulty's target."""
+        return self.stepped(group, target_of(group, state))
+
+
+class LaserD(LaserTargets):
     """LASER-D."""
 
+    formula = "laser with Lt by difficulty, chosen anew every 20 steps"
     name: Literal["laser_d"] = "laser_d"
 
 
-class LaserDeSettings(LaserTargets):
+class LaserDe(LaserTargets):
     """LASER-DE."""
 
+    formula = "laser_d + 0.5 [wrong and n > Lt]"
     name: Literal["laser_de"] = "laser_de"
 
-
-class LaserState(MethodState):
-    """targets: by difficulty; None: no candidate covers enough, so every length will do."""
-
-    targets: Targets = Field({"easy": None, "medium": None, "hard": None})
+    def group_rewards(self, group: Group, state: LaserState) -> list[float]:
+        """... and the bonus for wrong answers beyond it, which may explore."""
+        target = target_of(group, state)
+        return [
+            reward + self.bonus * (not r.correct and r.has_answer and r.num_tokens > target)
+            for reward, r in zip(self.stepped(group, target), group.responses, strict=True)
+        ]
 
 
 def target_of(group: Group, state: LaserState) -> int:
     """Lt of the group's difficulty."""
     target = state.targets[band_of(group)]
     return group.limit if target is None else target
-
-
-def stepped(group: Group, target: int, settings: LaserRewards) -> list[float]:
-    """1, wrong or bad_format; a correct one within the target gets the bonus."""
-    return [
-        1.0 + settings.bonus * (r.num_tokens <= target)
-        if r.correct
-        else (settings.wrong if r.has_answer else settings.bad_format)
-        for r in group.responses
-    ]
-
-
-def laser_reward(group: Group, settings: LaserSettings, state: MethodState) -> list[float]:
-    """One target for all problems."""
-    return stepped(group, settings.target, settings)
-
-
-def laser_d_reward(group: Group, settings: LaserTargets, state: LaserState) -> list[float]:
-    """The difficulty's target."""
-    return stepped(group, target_of(group, state), settings)
-
-
-def laser_de_reward(group: Group, settings: LaserDeSettings, state: LaserState) -> list[float]:
-    """... and the bonus for wrong answers beyond it, which may explore."""
-    target = target_of(group, state)
-    return [
-        reward + settings.bonus * (not r.correct and r.has_answer and r.num_tokens > target)
-        for reward, r in zip(stepped(group, target, settings), group.responses, strict=True)
-    ]
-
-
-def observe(settings: LaserTargets, state: LaserState, groups: Sequence[Group]) -> LaserState:
-    """New targets from the monitor problems."""
-    candidates = range(settings.lowest_target, settings.highest_target + 1, settings.target_step)
-    targets = choose_targets(groups, candidates, settings.rounding)
-    return state.model_copy(update={"targets": targets})
-
-
-MONITOR = Monitor(
-    due=lambda settings, state: (state.step - 1) % settings.monitor_every == 0,
-    observe=observe,
-    size=lambda settings: (settings.monitor_problems, settings.monitor_samples),
-)
-PAPER = "LASER, arXiv 2505.15612"
-
-LASER = Method(
-    formula="r = R + 0.5 [correct and n <= Lt], R = 1, -0.5 or -1",
-    paper=PAPER,
-    settings=LaserSettings,
-    reward=each_group(laser_reward),
-)
-LASER_D = Method(
-    formula="laser with Lt by difficulty, chosen anew every 20 steps",
-    paper=PAPER,
-    settings=LaserDSettings,
-    reward=each_group(laser_d_reward),
-    state=LaserState,
-    monitor=MONITOR,
-    needs=("monitor problems",),
-)
-LASER_DE = Method(
-    formula="laser_d + 0.5 [wrong and n > Lt]",
-    paper=PAPER,
-    settings=LaserDeSettings,
-    reward=each_group(laser_de_reward),
-    state=LaserState,
-    monitor=MONITOR,
-    needs=("monitor problems",),
-)

@@ -5,27 +5,18 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, centered, each_group
-from megatron_opsft.methods.settings import MethodState, PolicySettings
+from megatron_opsft.methods.settings import PolicySettings, State
 
 
-class LinearSettings(PolicySettings):
+class Linear(PolicySettings):
     """prime-rl's `linear`."""
 
+    formula = "r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean"
+    paper = "prime-rl, pull request 2901"
     name: Literal["linear"] = "linear"
     weight: float = Field(0.25, ge=0, description="Of the length penalty.")
 
-
-def linear_reward(group: Group, settings: LinearSettings, state: MethodState) -> list[float]:
-    """c - w pass_rate n / max n."""
-    price = settings.weight * group.pass_rate / max(group.lengths)
-    return [response.correct - price * response.num_tokens for response in group.responses]
-
-
-LINEAR = Method(
-    formula="r = 1[correct] - 0.25 pass_rate n/max n; A = r - mean",
-    paper="prime-rl, pull request 2901",
-    settings=LinearSettings,
-    reward=each_group(linear_reward),
-    advantage=centered,
-)
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c - w pass_rate n / max n."""
+        price = self.weight * group.pass_rate / max(group.lengths)
+        return [response.correct - price * response.num_tokens for response in group.responses]

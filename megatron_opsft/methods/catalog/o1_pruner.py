@@ -12,22 +12,17 @@ from megatron_opsft.config_section import HomeExpanded
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, z_score
 from megatron_opsft.methods.facts import Group, ReferenceStatistics
-from megatron_opsft.methods.method import Method, each_group
 from megatron_opsft.methods.objective import SequenceClip, Surrogate
-from megatron_opsft.methods.rewards import stored
-from megatron_opsft.methods.settings import (
-    AggregationKey,
-    MethodState,
-    PolicySettings,
-    RunSize,
-    Samples,
-)
+from megatron_opsft.methods.settings import AggregationKey, PolicySettings, RunSize, Samples, State
 from megatron_opsft.records import Response
 
 
-class O1PrunerSettings(PolicySettings):
+class O1Pruner(PolicySettings):
     """clip_rewards and z_score are the code's; the paper has neither."""
 
+    formula = "A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses"
+    paper = "O1-Pruner, arXiv 2501.12570"
+    needs = ("lengths and accuracy of the reference model (method.references), or fixed data",)
     name: Literal["o1_pruner"] = "o1_pruner"
     aggregation: AggregationKey = "sequence_sum"
     form: Literal["online", "fixed"] = Field(
@@ -68,21 +63,24 @@ class O1PrunerSettings(PolicySettings):
                 "response tokens and accuracy under the reference model, or method.form=fixed"
             )
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """Lref/n - 1 + lambda (c - Aref); of fixed data what they say."""
+        if self.form == "fixed":
+            return group.stored_advantages
+        if group.reference is None:
+            raise UserError(
+                f"method.references has no line for problem {group.problem_id}; add its "
+                "mean_tokens and accuracy under the reference model"
+            )
+        return against(group.reference, group.responses, self)
 
-def harmonized(group: Group, settings: O1PrunerSettings, state: MethodState) -> list[float]:
-    """Lref/n - 1 + lambda (c - Aref); of fixed data what they say."""
-    if settings.form == "fixed":
-        return stored(group, settings, state)
-    if group.reference is None:
-        raise UserError(
-            f"method.references has no line for problem {group.problem_id}; add its mean_tokens "
-            "and accuracy under the reference model"
-        )
-    return against(group.reference, group.responses, settings)
+    def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """The rewards themselves, or their z-scores."""
+        return z_score(rewards) if self.z_score and self.form == "online" else rewards
 
 
 def against(
-    reference: ReferenceStatistics, responses: Sequence[Response], settings: O1PrunerSettings
+    reference: ReferenceStatistics, responses: Sequence[Response], settings: O1Pruner
 ) -> list[float]:
     """The rewards of a problem's responses, by what the reference model's are like."""
     rewards = [
@@ -92,18 +90,3 @@ def against(
         for r in responses
     ]
     return [min(max(r, -2.0), 4.0) for r in rewards] if settings.clip_rewards else rewards
-
-
-def o1_advantage(batch: Sequence[Group], rewards: Values, settings: O1PrunerSettings) -> Values:
-    """The rewards themselves, or their z-scores."""
-    return z_score(rewards) if settings.z_score and settings.form == "online" else rewards
-
-
-O1_PRUNER = Method(
-    formula="A = Lref/n - 1 + lambda (1[correct] - Aref), clipped by whole responses",
-    paper="O1-Pruner, arXiv 2501.12570",
-    settings=O1PrunerSettings,
-    reward=each_group(harmonized),
-    advantage=o1_advantage,
-    needs=("lengths and accuracy of the reference model (method.references), or fixed data",),
-)

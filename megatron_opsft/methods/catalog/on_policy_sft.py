@@ -4,14 +4,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from megatron_opsft.methods.method import Method, as_rewarded, each_group
-from megatron_opsft.methods.rewards import truncation
-from megatron_opsft.methods.settings import MethodSettings
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.settings import MethodSettings, State
 
 
-class OnPolicySftSettings(MethodSettings):
+class OnPolicySft(MethodSettings):
     """Algorithm 1."""
 
+    formula = "A = 1[correct and n <= L], likelihood"
+    paper = "On-Policy Supervised Fine-Tuning for Efficient Reasoning"
     name: Literal["on_policy_sft"] = "on_policy_sft"
     aggregation: Literal["max_accepted", "accepted_tokens", "sequence"] = Field(
         "max_accepted",
@@ -19,11 +20,6 @@ class OnPolicySftSettings(MethodSettings):
         "accepted_tokens: 1/sum |o|, the released code's.",
     )
 
-
-ON_POLICY_SFT = Method(
-    formula="A = 1[correct and n <= L], likelihood",
-    paper="On-Policy Supervised Fine-Tuning for Efficient Reasoning",
-    settings=OnPolicySftSettings,
-    reward=each_group(truncation),
-    advantage=as_rewarded,
-)
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """1 if correct, finished, and no longer than the limit."""
+        return group.within(group.limit)

@@ -7,17 +7,7 @@ from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values
 from megatron_opsft.methods.facts import Group, accuracy_of
-from megatron_opsft.methods.method import Method
 from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState
-
-
-class ShortRlSettings(GroupNormalizedSettings):
-    """Short-RL."""
-
-    name: Literal["short_rl"] = "short_rl"
-    beta: Beta = 0.001
-    length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
-    accuracy_tolerance: float = Field(0.05, ge=0, description="Of the batch, below the best one.")
 
 
 class ShortRlState(MethodState):
@@ -26,36 +16,36 @@ class ShortRlState(MethodState):
     best_accuracy: float = 0.0
 
 
+class ShortRl(GroupNormalizedSettings):
+    """Short-RL."""
+
+    formula = "correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol"
+    paper = "Short-RL, arXiv 2505.12284"
+    state_class = ShortRlState
+    name: Literal["short_rl"] = "short_rl"
+    beta: Beta = 0.001
+    length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
+    accuracy_tolerance: float = Field(0.05, ge=0, description="Of the batch, below the best one.")
+
+    def rewards(self, batch: Sequence[Group], state: ShortRlState) -> Values:
+        """c, and the bonus of correct ones if the batch is accurate enough."""
+        is_open = accuracy_of(batch) >= state.best_accuracy - self.accuracy_tolerance
+
+        def reward(n: int, correct_lengths: Sequence[int]) -> float:
+            return 1.0 + is_open * bonus(n, correct_lengths, self.length_tolerance)
+
+        return [
+            [reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0 for r in g.responses]
+            for g in batch
+        ]
+
+    def next_state(self, state: ShortRlState, batch: Sequence[Group]) -> ShortRlState:
+        """The best accuracy, this batch's included."""
+        best = max(state.best_accuracy, accuracy_of(batch))
+        return state.model_copy(update={"best_accuracy": best})
+
+
 def bonus(length: int, lengths: Sequence[int], tolerance: int) -> float:
     """1/2 near the shortest of `lengths`, else 1/2 - (n - min)/(max - min)."""
     beyond = length - min(lengths)
     return 0.5 - (beyond / (max(lengths) - min(lengths)) if beyond > tolerance else 0.0)
-
-
-def rewarded(batch: Sequence[Group], settings: ShortRlSettings, state: ShortRlState) -> Values:
-    """c, and the bonus of correct ones if the batch is accurate enough."""
-    is_open = accuracy_of(batch) >= state.best_accuracy - settings.accuracy_tolerance
-
-    def reward(n: int, correct_lengths: Sequence[int]) -> float:
-        return 1.0 + is_open * bonus(n, correct_lengths, settings.length_tolerance)
-
-    return [
-        [reward(r.num_tokens, g.correct_lengths) if r.correct else 0.0 for r in g.responses]
-        for g in batch
-    ]
-
-
-def best_of(settings: ShortRlSettings, state: ShortRlState, batch: Sequence[Group]) -> MethodState:
-    """The best accuracy, this batch's included."""
-    best = max(state.best_accuracy, accuracy_of(batch))
-    return state.model_copy(update={"best_accuracy": best})
-
-
-SHORT_RL = Method(
-    formula="correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol",
-    paper="Short-RL, arXiv 2505.12284",
-    settings=ShortRlSettings,
-    reward=rewarded,
-    state=ShortRlState,
-    updated=best_of,
-)

@@ -6,14 +6,27 @@ from statistics import fmean, pvariance
 from typing import Literal
 
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.method import Method, each_group
-from megatron_opsft.methods.settings import GroupNormalizedSettings, MethodState
+from megatron_opsft.methods.settings import GroupNormalizedSettings, State
 
 
-class SmartThinkerSettings(GroupNormalizedSettings):
+class SmartThinker(GroupNormalizedSettings):
     """SmartThinker."""
 
+    formula = "r = 1[correct] - a (n - l*)+ of correct ones, a such that their A >= 0"
+    paper = "SmartThinker, arXiv 2603.08000"
     name: Literal["smart_thinker"] = "smart_thinker"
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c - a d, d = (n - l*)+ of correct ones; a leaves the longest of them the mean reward."""
+        rewards = group.verdicts
+        if not 0 < group.pass_rate < 1:
+            return rewards
+        best = best_length(group)
+        beyond = [max(r.num_tokens - best, 0.0) * r.correct for r in group.responses]
+        if not any(beyond):
+            return rewards
+        price = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
+        return [reward - price * tokens for reward, tokens in zip(rewards, beyond, strict=True)]
 
 
 def best_length(group: Group) -> float:
@@ -27,24 +40,3 @@ def best_length(group: Group) -> float:
     mean, mean_correct = fmean(lengths), fmean(correct)
     peak = (of_correct * mean - variance * mean_correct) / (of_correct - variance)
     return min(max(peak, min(lengths)), max(lengths))
-
-
-def smart_reward(group: Group, settings: SmartThinkerSettings, state: MethodState) -> list[float]:
-    """c - a d, d = (n - l*)+ of correct ones; a leaves the longest of them the mean reward."""
-    rewards = [float(response.correct) for response in group.responses]
-    if not 0 < group.pass_rate < 1:
-        return rewards
-    best = best_length(group)
-    beyond = [max(r.num_tokens - best, 0.0) * r.correct for r in group.responses]
-    if not any(beyond):
-        return rewards
-    price = (1 - group.pass_rate) / (max(beyond) - fmean(beyond))
-    return [reward - price * tokens for reward, tokens in zip(rewards, beyond, strict=True)]
-
-
-SMART_THINKER = Method(
-    formula="r = 1[correct] - a (n - l*)+ of correct ones, a such that their A >= 0",
-    paper="SmartThinker, arXiv 2603.08000",
-    settings=SmartThinkerSettings,
-    reward=each_group(smart_reward),
-)

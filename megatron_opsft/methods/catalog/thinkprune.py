@@ -7,15 +7,21 @@ from pydantic import Field
 
 from megatron_opsft.config_section import CommaSeparated
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import LengthTarget, PromptChange
-from megatron_opsft.methods.method import Method, each_group
-from megatron_opsft.methods.rewards import truncation
-from megatron_opsft.methods.settings import Beta, GroupNormalizedSettings, MethodState, RunSize
+from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
+from megatron_opsft.methods.settings import (
+    Beta,
+    GroupNormalizedSettings,
+    MethodState,
+    RunSize,
+    State,
+)
 
 
-class ThinkPruneSettings(GroupNormalizedSettings):
+class ThinkPrune(GroupNormalizedSettings):
     """Without `limits` there is one stage, at rollout.max_response_tokens."""
 
+    formula = "r = 1[correct and n <= L], L shrinks in stages"
+    paper = "ThinkPrune, arXiv 2504.01296"
     name: Literal["thinkprune"] = "thinkprune"
     beta: Beta = 0.001
     limits: Annotated[tuple[int, ...], CommaSeparated] = Field(
@@ -46,37 +52,25 @@ class ThinkPruneSettings(GroupNormalizedSettings):
                 f"rollout.max_response_tokens={run.max_response_tokens}; raise that one"
             )
 
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """1 if correct, finished, and no longer than the stage's limit."""
+        return group.within(group.limit)
 
-def limit_of_stage(settings: ThinkPruneSettings, state: MethodState) -> int | None:
-    """The limit in the state's step."""
-    ended = sum(state.step > steps for steps in accumulate(settings.stage_steps))
-    return settings.limits[ended] if settings.limits else None
+    def limit(self, state: MethodState) -> int | None:
+        """That of the state's stage."""
+        ended = sum(state.step > steps for steps in accumulate(self.stage_steps))
+        return self.limits[ended] if self.limits else None
 
+    def starts_stage(self, state: MethodState) -> bool:
+        """Whether a stage but the first begins with the state's step."""
+        return state.step - 1 in accumulate(self.stage_steps)
 
-def starts_stage(settings: ThinkPruneSettings, state: MethodState) -> bool:
-    """Whether a stage but the first begins with the state's step."""
-    return state.step - 1 in accumulate(settings.stage_steps)
-
-
-def announced(
-    settings: ThinkPruneSettings, state: MethodState, target: LengthTarget | None
-) -> PromptChange:
-    """The system message; the authors' has the same content."""
-    limit = limit_of_stage(settings, state)
-    if not settings.announce_limit or limit is None:
-        return PromptChange()
-    return PromptChange(
-        system="Think first, between <think> and </think>, then answer. Use no more than "
-        f"{limit} tokens in all."
-    )
-
-
-THINKPRUNE = Method(
-    formula="r = 1[correct and n <= L], L shrinks in stages",
-    paper="ThinkPrune, arXiv 2504.01296",
-    settings=ThinkPruneSettings,
-    reward=each_group(truncation),
-    limit=limit_of_stage,
-    starts_stage=starts_stage,
-    prompt=announced,
-)
+    def prompt(self, state: MethodState, target: LengthTarget | None) -> PromptChange:
+        """The system message; the authors' has the same content."""
+        limit = self.limit(state)
+        if not self.announce_limit or limit is None:
+            return PromptChange()
+        return PromptChange(
+            system="Think first, between <think> and </think>, then answer. Use no more than "
+            f"{limit} tokens in all."
+        )
