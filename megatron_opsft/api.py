@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from megatron_opsft import config_file
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
+from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.loading import loading_libraries
@@ -60,7 +60,7 @@ def load_config(
     """
     if isinstance(overrides, Mapping):
         overrides = [f"{key}={json.dumps(value, default=str)}" for key, value in overrides.items()]
-    return config_file.load_config(Path(path) if path is not None else None, overrides)
+    return config_load.load_config(Path(path) if path is not None else None, overrides)
 
 
 def train(

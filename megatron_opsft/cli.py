@@ -20,7 +20,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, StartCommand, group, invoke
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
@@ -88,7 +88,7 @@ class ShowConfig(Command):
 
     def run(self) -> None:
         """Print it."""
-        from megatron_opsft.config_reference import reference_table
+        from megatron_opsft.config.reference import reference_table
 
         if self.reference:
             print(reference_table())

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 

@@ -34,7 +34,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching import exchange
 from megatron_opsft.batching.packing import plan_packing
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob

@@ -1,6 +1,6 @@
 """The configuration of a run: frozen, nested, checked once; YAML plus dotted overrides.
 
-A function receives its own section, never the whole. `config_file.load_config` is the only way in.
+A function receives its own section, never the whole. `load.load_config` is the only way in.
 """
 
 from typing import Annotated, Self

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from megatron_opsft.config import VerifyConfig
-from megatron_opsft.config_file import load
+from megatron_opsft.config.load import load
+from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.config_section import (
     CommaSeparated,
     HomeExpanded,
@@ -22,7 +23,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
-from megatron_opsft.run_prompt import settings_of_run
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 
@@ -152,7 +152,7 @@ def load_settings(
     overrides: Sequence[str] = (),
     options: Mapping[str, object] | None = None,
 ) -> EvalSettings:
-    """See `config_file.load`. Where the model is a run's, what is not set of prompt and judge is
+    """See `config.load.load`. Where the model is a run's, what is not set of prompt and judge is
     that run's.
     """
     settings = load(EvalSettings, path, overrides, options)

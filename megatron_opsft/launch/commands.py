@@ -9,9 +9,9 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, RunCommand, StartCommand, group
 from megatron_opsft.config import Config, ParallelConfig
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
+from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.config_section import Section
-from megatron_opsft.config_yaml import find_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run

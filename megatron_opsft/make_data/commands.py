@@ -9,7 +9,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import RunCommand
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog.fixed_data import SELF, StepEntropy, TokenSkip
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import StepEstimate, estimate_step

@@ -11,7 +11,7 @@ from pydantic import (
     ValidationError,
 )
 
-from megatron_opsft.config_yaml import parse_yaml
+from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
-from megatron_opsft.config_identity import check_resumable
+from megatron_opsft.config.identity import check_resumable
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
-from megatron_opsft.config_identity import check_resumable, config_hash
+from megatron_opsft.config.identity import check_resumable, config_hash
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.versions import installed_versions
 from megatron_opsft.session import Session

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.callbacks import Callback
-from megatron_opsft.config_file import to_yaml
-from megatron_opsft.config_identity import config_hash
+from megatron_opsft.config.identity import config_hash
+from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_identity import config_hash
+from megatron_opsft.config.identity import config_hash
 from megatron_opsft.report.before_after import before_and_after
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.best import best_evaluation

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config_file import load, load_config
+from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds

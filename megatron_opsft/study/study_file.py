@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load, load_config, read_yaml
+from megatron_opsft.config.load import load, load_config, read_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 

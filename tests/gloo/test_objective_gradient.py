@@ -11,7 +11,7 @@ from jobs import Case
 from objective_jobs import objective_gradient
 from world import World
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.objective import Objective, SequenceClip, SquaredLogRatio, TokenClip
 
 GRPO = Objective(surrogate=TokenClip(low=0.1, high=0.15), beta=0.2)

@@ -13,7 +13,7 @@ from small_run import QUICKSTART, SMALL_RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import World
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses

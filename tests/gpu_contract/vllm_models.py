@@ -21,7 +21,7 @@ from pretend_cuda import pretend, pretend_to_vllm
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.weights.rules import WeightTable
 
 WORLD_SIZE = 16

@@ -361,7 +361,7 @@ def train_steps(built: Built, case: Case, steps: range) -> list[StepResult]:
 def run_training(config_file: str, overrides: list[str]) -> int:
     """`megatron-opsft train` inside the job's process group; its exit code."""
     # Here: what only trains does not need the packages of rollout engines and verifier.
-    from megatron_opsft.config_file import load_config
+    from megatron_opsft.config.load import load_config
     from megatron_opsft.train import train
 
     return train(load_config(Path(config_file), overrides))

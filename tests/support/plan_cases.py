@@ -1,7 +1,7 @@
 """Jobs of published models for plans, without Megatron."""
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.workload import Workload, make_workload

@@ -13,7 +13,7 @@ from tiny_models import SHAPES
 
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.config import TrainConfig
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config

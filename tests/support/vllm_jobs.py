@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from world import World
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.records import Sample
 from megatron_opsft.run.recorder import RunRecorder, open_recorder

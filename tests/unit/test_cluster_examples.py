@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMAND = ["-m", "megatron_opsft", "train"]

@@ -3,7 +3,7 @@
 import pytest
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.duplicates import (
     DuplicateCounts,
     count_duplicates,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import (
     Device,

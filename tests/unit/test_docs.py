@@ -7,7 +7,7 @@ import pytest
 from commands import calls_in, command_of
 
 from megatron_opsft.command_line import Program
-from megatron_opsft.config_reference import reference_table
+from megatron_opsft.config.reference import reference_table
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

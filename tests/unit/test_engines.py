@@ -9,7 +9,7 @@ from responses import facts
 from tiny_models import SHAPES
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Sample
 from megatron_opsft.rollout.engine import checked_stream

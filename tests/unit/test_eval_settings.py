@@ -6,7 +6,7 @@ import pytest
 from commands import command_of
 
 from megatron_opsft.command_line import Program
-from megatron_opsft.config_file import load
+from megatron_opsft.config.load import load
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.commands import Evaluate
 from megatron_opsft.evaluate.settings import EvalSettings, load_settings

@@ -11,17 +11,11 @@ PACKAGE = Path(__file__).parents[2] / "megatron_opsft"
 # The rooms of the package, from the bottom up: folders, and files at its top. A room imports from
 # lower lines alone; those of one line do not know each other.
 LAYERS: list[list[str]] = [
-    ["config_section", "config_yaml"],
+    ["config_section"],
     ["records", "errors", "callbacks"],
     ["methods"],
-    ["config", "run_prompt"],
-    [
-        "config_file",
-        "config_identity",
-        "config_reference",
-        "runtime",
-        "architectures",
-    ],
+    ["config"],
+    ["runtime", "architectures"],
     ["report", "command_line"],
     ["data", "weights", "loss", "batching"],
     ["verify", "storage", "rollout"],
@@ -51,7 +45,7 @@ HOMES = {
         "rollout/vllm/cpu_kernels.py",
     ],
     "click": ["cli.py", "command_line.py"],
-    "ruamel": ["config_yaml.py"],
+    "ruamel": ["config/yaml_text.py"],
     "datasets": ["data/sources.py"],
     "tensorboard": ["run/metrics.py"],
     "torch.utils.tensorboard": ["run/metrics.py"],

@@ -8,7 +8,7 @@ import pytest
 from forked_cli import ROOT
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.check import check_run
 from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER, resolve_config

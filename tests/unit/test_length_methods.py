@@ -13,7 +13,7 @@ from groups import group, weigh
 from responses import facts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import (

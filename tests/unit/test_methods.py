@@ -9,7 +9,7 @@ import pytest
 from groups import group, weigh
 from responses import facts
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.methods import catalog
 from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
 from megatron_opsft.methods.aggregation import Aggregation, aggregate

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from megatron_opsft.config import Config, DataConfig
-from megatron_opsft.config_file import load_config, to_yaml
-from megatron_opsft.config_identity import config_hash
+from megatron_opsft.config.identity import config_hash
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training, order_of

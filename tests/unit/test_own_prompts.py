@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_prompts import write_model_dir
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.errors import PromptError, UserError

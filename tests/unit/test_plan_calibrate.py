@@ -9,7 +9,7 @@ from forked_cli import ForkedCli
 from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
-from megatron_opsft.config_file import to_yaml
+from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.calibrate import (
     PHASES,

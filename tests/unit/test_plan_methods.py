@@ -9,7 +9,7 @@ from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
 from megatron_opsft.architectures.flops import forward_flops
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.plan.checks import notes_of
 from megatron_opsft.plan.estimate import RunEstimate, estimate_run
 from megatron_opsft.plan.hardware import load_hardware

@@ -7,7 +7,7 @@ import pytest
 from plan_jobs import built_stages
 from real_shapes import REAL_SHAPES
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import TrainingJob
 from megatron_opsft.plan.stages import count_stages

@@ -7,7 +7,7 @@ from forked_cli import ROOT
 from plan_cases import make_job, make_responses
 from real_shapes import REAL_SHAPES
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import SAFE_SHARE, estimate_run

@@ -15,7 +15,7 @@ from filelock import SoftFileLease
 from forked_cli import ROOT
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight import lock as locks
 from megatron_opsft.preflight.check import check_run, is_finished, opened_run
@@ -172,7 +172,7 @@ def start_rank(rank: int, port: int, run_dir: Path) -> subprocess.Popen[str]:
     """A rank that says whether anything is left to do in what it sees as the run's directory."""
     code = """if True:
         from pathlib import Path
-        from megatron_opsft.config_file import load_config
+        from megatron_opsft.config.load import load_config
         from megatron_opsft.preflight.check import opened_run
         config = load_config(Path({file!r}), ["run.dir={run_dir}"])
         with opened_run(config, resume=True, overwrite=False) as something_is_left:

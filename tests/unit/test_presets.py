@@ -10,7 +10,7 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import RunEstimate, estimate_run

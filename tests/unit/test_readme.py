@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from megatron_opsft.config import Config
-from megatron_opsft.config_file import load, load_config
-from megatron_opsft.config_reference import reference_table
+from megatron_opsft.config.load import load, load_config
+from megatron_opsft.config.reference import reference_table
 from megatron_opsft.evaluate.settings import EvalSettings
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ import pytest
 from forked_cli import ForkedCli
 from small_run import QUICKSTART, SMALL_RUN
 
-from megatron_opsft.config_file import load_config
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.stored_responses import (
     StoredResponse,
     read_stored_responses,

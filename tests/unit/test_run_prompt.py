@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import load_settings
 

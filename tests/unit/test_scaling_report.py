@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from forked_cli import ForkedCli
 
-from megatron_opsft.config_file import load_config, to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.scaling import efficiencies, read_row, scaling_runs, scaling_table
 

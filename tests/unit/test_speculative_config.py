@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_opsft.config_file import load_config, to_yaml
-from megatron_opsft.config_identity import check_resumable, config_hash
+from megatron_opsft.config.identity import check_resumable, config_hash
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.limits import check_engine
 

@@ -14,7 +14,7 @@ import pytest
 from forked_cli import ROOT
 from world import World
 
-from megatron_opsft.config_file import load
+from megatron_opsft.config.load import load
 from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.runtime.job import current_job

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.config_yaml import parse_yaml
+from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.learning import describe_skipped
 from megatron_opsft.report.lines import read_json_lines

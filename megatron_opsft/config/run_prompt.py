@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.config_yaml import parse_yaml
+from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 
 log = logging.getLogger("megatron_opsft")

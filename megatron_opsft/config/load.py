@@ -12,12 +12,12 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from megatron_opsft.config import Config
+from megatron_opsft.config.run_prompt import settings_of_run
+from megatron_opsft.config.yaml_text import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
 from megatron_opsft.config_section import section_of
-from megatron_opsft.config_yaml import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
-from megatron_opsft.run_prompt import settings_of_run
 
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
