@@ -66,7 +66,7 @@ class Report(Command):
                 runs, figure, self.gpu, self.hardware, lambda line: print(printable(line))
             )
         if self.gpu is not None or self.hardware is not None:
-            raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...; leave them out")
+            raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
         parts = parts_of(self.paths)
         if self.figure is not None and len(parts.runs) != 1:
             raise UserError("--figure is of one run; without it each run gets its curves.png")
