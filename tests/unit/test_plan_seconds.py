@@ -137,7 +137,7 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
         reduced = max(0.0, reduced - last)
     training = estimate_training(job, [stage], workload)
-    factor, host = hardware.train_factor, 7.5e-6 * 512
+    factor, host = hardware.train_factor, 15e-6 * 512
     assert training.num_microbatches == 8
     assert training.update == pytest.approx(factor * optimizer_seconds(job, stage))
     assert training.exchange == pytest.approx(factor * reduced)
