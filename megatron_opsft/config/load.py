@@ -95,8 +95,8 @@ def _keys_by_section(model: type[BaseModel], tree: Mapping[str, Any]) -> _Keys:
     keys: _Keys = {"": model.model_fields}
     for name, field in model.model_fields.items():
         if section := section_of(field):
-            if section is MethodSettings:
-                section = settings_class(tree.get(name, {}))
+            if section is MethodSettings and isinstance(given := tree.get(name, {}), dict):
+                section = settings_class(given)
             keys[name] = section.model_fields
     return keys
 

@@ -86,6 +86,8 @@ def test_wrong_override_is_named(path: Path, override: str, parts: list[str]) ->
         ("model: {path: m\n", "cannot be read"),
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
         (MINIMAL + "optimizer:\n", "optimizer"),
+        (MINIMAL + "method: 3\n", "config section method must hold keys, not 3"),
+        (MINIMAL + "method: [grpo]\n", "config section method must hold keys, not ['grpo']"),
         (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun"),
         (MINIMAL + "1: 2\n", "1"),
     ],
@@ -116,6 +118,12 @@ def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Pat
 def test_a_wrong_base_is_one_line(path: Path, text: str, message: str) -> None:
     path.write_text(text)
     assert message in error_of(path)
+
+
+def test_an_override_of_a_wrong_section_is_one_line(path: Path) -> None:
+    path.write_text(MINIMAL + "method: 3\n")
+    for override in ("run.seed=1", "method.beta=1"):
+        assert "config section method must hold keys, not 3" in error_of(path, override)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
