@@ -111,7 +111,6 @@ class Program(click.Command):
         )
         self.keys_of = command.keys_of
         self._command = command
-        self._keys: list[str] = []
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """What stands behind the name in the first line of the help."""
@@ -122,7 +121,8 @@ class Program(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Writes every option as --key=text, and puts the keys of a configuration aside."""
         options, rest = self._command.options(), list(args)
-        words, self._keys = [], []
+        words: list[str] = []
+        keys: list[str] = []
         while rest:
             word = rest.pop(0)
             key, equals, text = word.removeprefix("--").partition("=")
@@ -142,8 +142,10 @@ class Program(click.Command):
             else:
                 field = self.keys_of.model_fields.get(key)  # type: ignore[union-attr]
                 joint = "." if dashed and field and get_origin(field.annotation) is dict else "="
-                self._keys.append(f"{key}{joint}{text}")  # --data a=FILE is data.a=FILE
-        return super().parse_args(ctx, words)
+                keys.append(f"{key}{joint}{text}")  # --data a=FILE is data.a=FILE
+        rest = super().parse_args(ctx, words)
+        ctx.params |= {"keys": tuple(keys)} if keys else {}
+        return rest
 
     def read(self, words: Sequence[str]) -> Command:
         """The command as the words set it. Errors: `click.UsageError`, `UserError`."""
@@ -155,8 +157,6 @@ class Program(click.Command):
             for name, value in values.items()
             if value not in (None, ())
         }
-        if self.keys_of is not None:
-            tree["keys"] = self._keys
         try:
             return self._command.model_validate(tree)
         except ValidationError as error:
