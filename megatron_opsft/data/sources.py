@@ -69,10 +69,6 @@ def has_split(source: str, split: str, subset: str | None, section: str = "data.
         raise _hub_error(source, subset, section, error) from error
 
 
-def _names_a_file(source: str) -> bool:
-    return source.endswith((*FILE_ENDINGS, ".json", ".csv")) or source.startswith(("/", ".", "~"))
-
-
 def _read_jsonl(path: Path) -> list[Row]:
     rows = []
     try:
