@@ -14,7 +14,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.checks import check_job
 from megatron_opsft.plan.estimate import StepEstimate, estimate_step
-from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.plan.hardware import PHASES, Hardware
 from megatron_opsft.plan.job import TrainingJob, make_job
 from megatron_opsft.plan.stages import count_stages
 from megatron_opsft.plan.workload import (
@@ -26,7 +26,6 @@ from megatron_opsft.plan.workload import (
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import write_text
 
-PHASES = ("rollout", "verify", "train", "sync")  # of a plan and of metrics.jsonl
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
 
 Seconds = dict[str, tuple[float, float]]
@@ -36,34 +35,37 @@ Seconds = dict[str, tuple[float, float]]
 def read_steps(
     path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
 ) -> list[Seconds]:
-    """The steps of `plan_steps`, each phase measured and planned. Errors: as there."""
+    """The steps of `plan_steps`, each phase measured and planned. Errors: as there, and as of
+    `read_run`.
+    """
+    config, manifest = read_run(path)
+    job = make_job(config, hardware, manifest["world_size"])
     return [
         {
             phase: (float(line[f"{phase}_seconds"]), float(getattr(planned, phase)))
             for phase in PHASES
         }
-        for line, planned in plan_steps(path, hardware, prompt_tokens=prompt_tokens, sigma=sigma)
+        for line, planned in plan_steps(path, job, prompt_tokens=prompt_tokens, sigma=sigma)
     ]
 
 
 def plan_steps(
-    path: Path, hardware: Hardware, *, prompt_tokens: int, sigma: float
+    path: Path, job: TrainingJob, *, prompt_tokens: int, sigma: float
 ) -> list[tuple[dict[str, Any], StepEstimate]]:
     """The steps of a run directory with an update, without the first ones: each line of
-    metrics.jsonl beside its plan.
+    metrics.jsonl beside its plan as a step of `job`.
 
-    Errors: `UserError` for what is missing or damaged, and where no step is left.
+    Errors: `UserError` for a damaged line, for a job that cannot be, and where no step is left.
     """
-    config, manifest = read_run(path)
-    job = make_job(config, hardware, manifest["world_size"])
     check_job(job)
+    stages = count_stages(job)
     required = ["num_accepted", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
     lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
     steps = []
     for line in lines:
         if line["num_accepted"]:
             workload = _workload(line, job, prompt_tokens, sigma)
-            steps.append((line, estimate_step(job, workload, count_stages(job))))
+            steps.append((line, estimate_step(job, workload, stages)))
     if not steps:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"

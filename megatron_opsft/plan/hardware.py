@@ -15,6 +15,7 @@ from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 
 SHIPPED = Path(__file__).with_name("hardware.yaml")
+PHASES = ("rollout", "verify", "train", "sync")  # of a plan and of metrics.jsonl
 
 
 class Hardware(BaseModel):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA
 from megatron_opsft.report.canvas import figure_saved_as
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from megatron_opsft.plan.estimate import StepEstimate
 
 _NAME = re.compile(r"nodes_(\d+)")
-_PHASES = ("rollout", "verify", "train", "sync")
 _COLORS = {
     "step": "#222222",
     "rollout": "#2a6f97",
@@ -90,6 +89,7 @@ def report_scaling(
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     """The steps of a run without the first two, whose start is in them. Errors: `UserError`."""
     from megatron_opsft.plan.calibrate import plan_steps, read_run  # heavy
+    from megatron_opsft.plan.job import make_job
 
     config, manifest = read_run(run)
     gpus, nodes = manifest["world_size"], _nodes(run)
@@ -101,7 +101,8 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
         gpus_per_node=gpus // nodes,
     )
     prompt_tokens = min(DEFAULT_PROMPT_TOKENS, config.data.max_prompt_tokens)
-    steps = plan_steps(run, device, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA)
+    job = make_job(config, device, gpus)
+    steps = plan_steps(run, job, prompt_tokens=prompt_tokens, sigma=DEFAULT_SIGMA)
     both = [_both(line, estimate, gpus) for line, estimate in steps]
     measured, planned = (
         {name: median(one[place][name] for one in both) for name in both[0][place]}
@@ -123,11 +124,11 @@ def _both(
     """(measured, planned) of one step."""
     tokens = line["num_rollouts"] * line["mean_response_tokens"]
     phases = (
-        {"step": line["step_seconds"], **{p: line[f"{p}_seconds"] for p in _PHASES}},
-        {"step": estimate.total, **{p: getattr(estimate, p) for p in _PHASES}},
+        {"step": line["step_seconds"], **{p: line[f"{p}_seconds"] for p in PHASES}},
+        {"step": estimate.total, **{p: getattr(estimate, p) for p in PHASES}},
     )
     for one in phases:
-        one["other"] = max(0.0, one["step"] - sum(one[phase] for phase in _PHASES))
+        one["other"] = max(0.0, one["step"] - sum(one[phase] for phase in PHASES))
         one["rate"] = tokens / one["step"] / gpus
     return phases
 

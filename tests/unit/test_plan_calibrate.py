@@ -12,14 +12,13 @@ from real_shapes import REAL_SHAPES
 from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.calibrate import (
-    PHASES,
     Seconds,
     calibrate,
     read_steps,
     write_hardware,
 )
 from megatron_opsft.plan.estimate import estimate_step
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.stages import count_stages
 
 NAME = "DeepSeek-R1-Distill-Qwen-1.5B"
