@@ -1,6 +1,8 @@
 """README, CONTRIBUTING and docs/: links, commands, keys, exit codes and variables are there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,16 @@ def test_shipped_configurations_and_those_in_the_docs_load(tmp_path: Path) -> No
         file.write_text(block)
         model = [] if "model:" in block else ["model.path=tiny_reasoner"]
         assert load_config(file, model).data.parts
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= {
+        folder.name for folder in tmp_path.iterdir()
+    }
 
 
 def test_readme_is_read_in_two_minutes() -> None:
