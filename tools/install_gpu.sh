@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/versions.md, the project
+# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/gpu.md, the project
 # included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler and headers come as
 # wheels. Steps that are done are skipped: run it again after a failure.
 #

@@ -115,7 +115,7 @@ def _find_responses(
 def _row(
     response: Response, kl: list[float], alternatives: list[Alternative], tokenizer: Any
 ) -> dict[str, Any]:
-    """A line of tokens.jsonl; docs/diagnose.md says what is what."""
+    """A line of tokens.jsonl; docs/evaluation.md says what is what."""
     sample = response.sample
     return {
         "problem_id": sample.problem_id,
