@@ -1,4 +1,4 @@
-"""The paper's metrics of one benchmark and overall, from scored samples alone.
+"""The paper's metrics of one benchmark and overall, from stored samples alone.
 
 Shapes: P problems, N samples of each, D draws (rows of problem counts). Every metric is computed
 for D weightings of the problems at once: a row of ones gives the metric itself, a row of bootstrap
@@ -8,33 +8,22 @@ Source: the paper's section on evaluation, its appendix on the coefficient of va
 pass@k, Chen et al. 2021 (arXiv 2107.03374), equation 1.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from megatron_opsft.evaluate.samples import StoredSample
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 QUANTILES = {"median_tokens": 0.5, "p95_tokens": 0.95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredSample:
-    """One response and its verdict.
-
-    num_tokens: of the response, end token included, >= 1. finished: False where it hit the token
-    limit. has_answer: the verifier found an answer in it, right or wrong.
-    """
-
-    problem_id: str
-    sample_index: int
-    num_tokens: int
-    correct: bool
-    finished: bool
-    has_answer: bool
+_BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,33 +49,41 @@ class SampleGrid:
         """N."""
         return self.tokens_PN.shape[1]
 
+    def cut_at(self, budget: int) -> "SampleGrid":
+        """The grid had generation stopped after `budget` tokens: a longer response is unfinished,
+        wrong and `budget` tokens long, and one that fits stays as it is. Whether a cut response
+        already held its answer is not asked, as in the paper's truncation.
+        """
+        fits_PN = self.tokens_PN <= budget
+        return replace(
+            self,
+            tokens_PN=np.minimum(self.tokens_PN, budget),
+            correct_PN=self.correct_PN & fits_PN,
+            finished_PN=self.finished_PN & fits_PN,
+            answered_PN=self.answered_PN & fits_PN,
+        )
 
-def arrange(samples: Sequence[ScoredSample]) -> SampleGrid:
-    """The samples as arrays, the same for every order of `samples`.
 
-    `ValueError` where there is none, a sample is there twice or has no token, or the problems have
-    different numbers of samples: an evaluation that is not finished has no metrics.
+def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
+    """The samples as arrays, the same for every order of `samples`; each is there once.
+
+    `ValueError` where problems have different numbers of samples, or there are none: an evaluation
+    that is not finished has no metrics.
     """
-    if not samples:
-        raise ValueError("there is no sample")
-    rows: dict[str, list[ScoredSample]] = {}
-    for sample in sorted(samples, key=lambda sample: (sample.problem_id, sample.sample_index)):
-        if sample.num_tokens < 1:
-            raise ValueError(f"problem {sample.problem_id}: a sample without tokens")
-        row = rows.setdefault(sample.problem_id, [])
-        if row and row[-1].sample_index == sample.sample_index:
-            raise ValueError(f"problem {sample.problem_id}: sample {sample.sample_index} twice")
-        row.append(sample)
-    numbers = {len(row) for row in rows.values()}
-    if len(numbers) > 1:
+    counts = Counter(sample.problem_id for sample in samples)
+    if len(numbers := set(counts.values())) != 1:
         raise ValueError(f"problems have different numbers of samples: {sorted(numbers)}")
-    table = list(rows.values())
+    ordered = sorted(samples, key=lambda sample: (sample.problem_id, sample.sample_index))
+
+    def grid(name: str, dtype: type) -> NDArray[Any]:
+        return np.array([getattr(s, name) for s in ordered], dtype=dtype).reshape(len(counts), -1)
+
     return SampleGrid(
-        problem_ids=tuple(rows),
-        tokens_PN=np.array([[s.num_tokens for s in row] for row in table], dtype=np.int64),
-        correct_PN=np.array([[s.correct for s in row] for row in table], dtype=np.bool_),
-        finished_PN=np.array([[s.finished for s in row] for row in table], dtype=np.bool_),
-        answered_PN=np.array([[s.has_answer for s in row] for row in table], dtype=np.bool_),
+        problem_ids=tuple(sorted(counts)),
+        tokens_PN=grid("num_tokens", np.int64),
+        correct_PN=grid("correct", np.bool_),
+        finished_PN=grid("finished", np.bool_),
+        answered_PN=grid("has_answer", np.bool_),
     )
 
 
@@ -104,6 +101,16 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
         if name == "mean_tokens":
             metrics |= dict(zip(QUANTILES, quantiles, strict=True))
             metrics["efficiency"] = efficiency(means["accuracy"], value)
+    return metrics
+
+
+def measure_at(grid: SampleGrid, budget: int, counts_DP: Counts) -> dict[str, Floats]:
+    """Metric -> [D] of the samples cut at `budget`: accuracy, mean tokens, NormStd if there is any,
+    truncated share and efficiency.
+    """
+    values = problem_values(grid.cut_at(budget))
+    metrics = mean_over_problems({n: values[n] for n in values if n in _BUDGET_METRICS}, counts_DP)
+    metrics["efficiency"] = efficiency(metrics["accuracy"], metrics["mean_tokens"])
     return metrics
 
 

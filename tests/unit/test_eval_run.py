@@ -74,11 +74,8 @@ def test_every_output_is_there(whole: Path) -> None:
     assert told["num_samples"] == NUM_SAMPLES and told["tokens_per_second"] > 0
 
 
-@pytest.mark.parametrize("batch_size", [3, 64])
-def test_batch_size_changes_nothing(
-    cli: ForkedCli, whole: Path, tmp_path: Path, batch_size: int
-) -> None:
-    evaluate(cli, tmp_path / "out", f"batch_size={batch_size}")
+def test_batch_size_changes_nothing(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    evaluate(cli, tmp_path / "out", "batch_size=3")
     assert outputs(tmp_path / "out") == outputs(whole)
 
 
@@ -252,24 +249,18 @@ def error_of(ended: Finished) -> str:
         (["--benchmarks", "aime25"], "--data aime25=FILE"),
         (["--data", "mine"], "'data.mine': write key=value"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["samples=0"], "samples=0"),
         (["--samples", "5000"], "samples=5000"),
         (["max_tokens=2000"], "set max_tokens="),
-        (["budgets=0"], "budgets=0: must be"),
         (["--budgets", "100,251"], "budgets=251: must be"),
         (["budgets=many"], "config key budgets.0='many'"),
-        (["temperature=0"], "temperature=0"),
-        (["--top-p", "1.5"], "top_p=1.5"),
         (["tp=2"], "error: tp=2 is vLLM's; set engine=vllm or tp=1"),
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["device=cuda"], "torch sees no GPU"),
         (["method=deer", "deer.transition_words=Notaword"], "'Notaword' is not a single token"),
         (["method=deer", "budgets=100"], "budgets: early exit tries answers"),
+        (["method=deer", "engine=vllm", "tp=2"], "engines of one rank only, not tp=2"),
         (["/nowhere.yaml"], "/nowhere.yaml does not exist"),
-        (["a.yaml", "b.yaml"], "unexpected extra argument (b.yaml)"),
         (["--max-token", "8"], "unknown config key max_token in"),
-        (["--max-tokens"], "--max-tokens has no value"),
-        (["max_tokens"], "max_tokens does not exist"),
     ],
 )
 def test_bad_options_are_one_line_before_anything_is_sampled(
