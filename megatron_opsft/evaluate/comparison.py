@@ -201,8 +201,7 @@ def _legend(
     parts = [_LEGEND]
     if has_overall:
         parts.append("Overall: plain mean over benchmarks.")
-    level = 100 * results[0].bootstrap.level
-    parts.append(f"In brackets: {level:g} % intervals, bootstrap over problems.")
+    parts.append("In brackets: 95 % intervals, bootstrap over problems.")
     fewest = min(r.benchmarks[name].num_problems for r in results for name in sizes)
     if fewest < FEW_PROBLEMS:
         parts.append(
@@ -227,14 +226,13 @@ def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator
 
 
 def _differing_settings(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
-    """The settings, sizes and intervals' making in which results differ: the values of each, and
-    which rows have them.
+    """The settings and sizes in which results differ: the values of each, and which rows have
+    them.
     """
     size = {"num_problems", "samples_per_problem"}
     flat = {
         label: flatten(result.settings)
         | flatten({name: result.benchmarks[name].model_dump(include=size) for name in shared})
-        | flatten(result.bootstrap.model_dump(), "bootstrap.")
         for label, result in results.items()
     }
     for name in dict.fromkeys(name for settings in flat.values() for name in settings):

@@ -49,19 +49,24 @@ _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
-    """One response under way; `ids` are those of the response so far.
+    """One response under way. ids: of the response so far; limit: how many there may be.
 
     extra_tokens: sampled tokens that are not part of it: those of the trials, and the transition
     word that an exit drops. The inducer is read, not sampled, and not counted.
     """
 
     request: ResponseRequest
+    limit: int
     ids: list[int] = field(default_factory=list)
     num_segments: int = 0
     num_trials: int = 0
     extra_tokens: int = 0
     interruptible: bool = True  # a transition would stop it
-    version: int = 0
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self.limit - len(self.ids)
 
     def behind(self, context: Sequence[int], seed: int) -> ResponseRequest:
         """For what comes after the prompt and `context`."""
@@ -126,20 +131,29 @@ class Deer:
         A rollout is as if sampled in one go: thinking, end of thinking, conclusion, end token, at
         most sampling.max_response_tokens. No two requests may be for the same sample of a problem.
         """
-        responses = [_Response(request=request) for request in requests]
+        responses = [
+            _Response(request=request, limit=sampling.max_response_tokens) for request in requests
+        ]
         stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
         thinking, uninterrupted = responses, []
         while thinking:
             self._extend(engine, thinking, sampling, stops)
-            live = [r for r in thinking if not _is_complete(r, sampling)]
+            live = [r for r in thinking if r.room and r.ids[-1] not in sampling.end_token_ids]
             for response in live:
-                response.interruptible = self._can_try(response, sampling)
+                response.interruptible = self._can_try(response)
             self._try_answers(engine, [r for r in live if r.interruptible], sampling)
             thinking = [r for r in live if r.interruptible]
             uninterrupted += [r for r in live if not r.interruptible]
         # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
         self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
-        rollouts = [self._finish(response, sampling) for response in responses]
+        assert engine.version is not None, "an engine without weights"
+        rollouts = make_rollouts(
+            requests,
+            [response.ids for response in responses],
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self._tokenizer,
+            version=engine.version,
+        )
         return [(r, each.extra_tokens) for r, each in zip(rollouts, responses, strict=True)]
 
     def _ids_of(self, text: str) -> list[int]:
@@ -184,7 +198,7 @@ class Deer:
         """
         by_room: defaultdict[int, list[_Response]] = defaultdict(list)
         for response in responses:
-            by_room[_room(response, sampling).bit_length()].append(response)
+            by_room[response.room.bit_length()].append(response)
         for bits, group in by_room.items():
             limit = min(2**bits - 1, sampling.max_response_tokens)
             rollouts = engine.generate(
@@ -192,18 +206,17 @@ class Deer:
                 replace(sampling, max_response_tokens=limit, end_token_ids=tuple(stops)),
             )
             for response, rollout in zip(group, rollouts, strict=True):
-                response.ids += rollout.response_ids[: _room(response, sampling)]
+                response.ids += rollout.response_ids[: response.room]
                 response.num_segments += 1
-                response.version = rollout.weight_version
 
-    def _can_try(self, response: _Response, sampling: SamplingSettings) -> bool:
+    def _can_try(self, response: _Response) -> bool:
         """Whether it stands at a transition with room for a trial and, after it, a conclusion.
 
         A trial takes no tokens of the budget. But the engine was made for prompts and responses of
         a certain length, and scoring may sample one token more.
         """
         trial = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
-        room = _room(response, sampling) + 1  # the transition word would go
+        room = response.room + 1  # the transition word would go
         at_transition = response.ids[-1] in self._transition_ids
         return at_transition and room >= max(trial, len(self._exit_ids) + 1)
 
@@ -266,16 +279,6 @@ class Deer:
                 return slice(first, last + 1)
         return None
 
-    def _finish(self, response: _Response, sampling: SamplingSettings) -> Rollout:
-        (rollout,) = make_rollouts(
-            [response.request],
-            [response.ids],
-            end_token_ids=sampling.end_token_ids,
-            tokenizer=self._tokenizer,
-            version=response.version,
-        )
-        return rollout
-
 
 def geometric_mean(log_probs: Sequence[float]) -> float:
     """Geometric mean of one or more probabilities, given by their logarithms.
@@ -286,11 +289,3 @@ def geometric_mean(log_probs: Sequence[float]) -> float:
     if math.isnan(mean):
         raise NonFiniteError("early exit: the model's log-probs of a trial answer are NaN")
     return mean
-
-
-def _room(response: _Response, sampling: SamplingSettings) -> int:
-    return sampling.max_response_tokens - len(response.ids)
-
-
-def _is_complete(response: _Response, sampling: SamplingSettings) -> bool:
-    return response.ids[-1] in sampling.end_token_ids or _room(response, sampling) == 0

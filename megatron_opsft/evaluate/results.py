@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from megatron_opsft.data.pass_rates import PassRate
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import ordered
-from megatron_opsft.evaluate.bootstrap import Bootstrap, draw_counts, estimate
+from megatron_opsft.evaluate.bootstrap import LEVEL, NUM_RESAMPLES, SEED, draw_counts, estimate
 from megatron_opsft.evaluate.metrics import (
     Floats,
     arrange,
@@ -79,7 +79,11 @@ class Results(_Record):
     model: str
     baseline: str | None
     settings: dict[str, JsonValue]
-    bootstrap: Bootstrap
+    bootstrap: dict[str, int | float] = {
+        "num_resamples": NUM_RESAMPLES,
+        "seed": SEED,
+        "level": LEVEL,
+    }
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
 
@@ -89,20 +93,18 @@ def build_results(
     *,
     baseline: ModelSamples | None = None,
     budgets: Sequence[int],
-    bootstrap: Bootstrap | None = None,
 ) -> Results:
     """Everything results.json holds.
 
     budgets: ascending. baseline: on the same problems of every benchmark, with any number of
     samples.
     """
-    bootstrap = bootstrap or Bootstrap()
     own: list[_Limited] = []
     base: list[_Draws] = []
     benchmarks = {}
     for name in ordered(model.samples):
         grid = arrange(model.samples[name])
-        counts = draw_counts(grid.num_problems, name, bootstrap)
+        counts = draw_counts(grid.num_problems, name)
         own.append({None: measure(grid, counts)})
         own[-1].update((limit, measure_at(grid, limit, counts)) for limit in budgets)
         if baseline is not None:
@@ -111,7 +113,7 @@ def build_results(
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base[-1]["pass_at_n"]  # of another N: no difference
         benchmarks[name] = BenchmarkResults(
-            **_estimated(own[-1], base[-1] if base else None, bootstrap.level),
+            **_estimated(own[-1], base[-1] if base else None),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
         )
@@ -121,28 +123,23 @@ def build_results(
         model=model.name,
         baseline=baseline.name if baseline is not None else None,
         settings=dict(model.settings),
-        bootstrap=bootstrap,
         benchmarks=benchmarks,
-        overall=BlockResults(
-            **_estimated(overall, combine(base) if base else None, bootstrap.level)
-        ),
+        overall=BlockResults(**_estimated(overall, combine(base) if base else None)),
     )
 
 
-def _estimated(own: _Limited, base: _Draws | None, level: float) -> dict[str, Any]:
+def _estimated(own: _Limited, base: _Draws | None) -> dict[str, Any]:
     """The fields of `BlockResults`."""
     found = {
-        limit: {name: estimate(value, level) for name, value in draws.items()}
+        limit: {name: estimate(value) for name, value in draws.items()}
         for limit, draws in own.items()
     }
     metrics, differences = found.pop(None), {}
     if base is not None:
         ratio = compression_ratio(own[None]["mean_tokens"], base["mean_tokens"])
-        metrics["compression_ratio"] = estimate(ratio, level)
+        metrics["compression_ratio"] = estimate(ratio)
         differences = {
-            name: estimate(value - base[name], level)
-            for name, value in own[None].items()
-            if name in base
+            name: estimate(value - base[name]) for name, value in own[None].items() if name in base
         }
     points = [BudgetPoint(budget=limit, metrics=at) for limit, at in found.items() if limit]
     return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}

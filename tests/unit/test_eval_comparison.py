@@ -6,7 +6,6 @@ import pytest
 from eval_samples import stored
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import compare, compare_directories
 from megatron_opsft.evaluate.results import (
     ModelSamples,
@@ -17,7 +16,6 @@ from megatron_opsft.evaluate.results import (
 from megatron_opsft.report.page.evaluation_plots import pareto_front, plots_of_block
 from megatron_opsft.report.table import OVERALL
 
-FAST = Bootstrap(num_resamples=100)
 BUDGETS = (64, 4096)
 
 
@@ -47,7 +45,7 @@ def model(
 def build(
     own: ModelSamples, base: ModelSamples | None = None, budgets: tuple[int, ...] = BUDGETS
 ) -> Results:
-    return build_results(own, baseline=base, budgets=budgets, bootstrap=FAST)
+    return build_results(own, baseline=base, budgets=budgets)
 
 
 OLD, NEW = model("old", 1000, 6), model("new", 200, 7)
@@ -146,13 +144,6 @@ def test_the_table_says_where_intervals_are_too_narrow() -> None:
         for name, block in few.benchmarks.items()
     }
     assert "too narrow" not in compare([few.model_copy(update={"benchmarks": enough})]).markdown()
-
-
-def test_how_intervals_were_made_is_a_setting() -> None:
-    other = build_results(NEW, budgets=BUDGETS, bootstrap=Bootstrap(num_resamples=50, seed=3))
-    resamples, seed = compare([build(OLD), other]).notes
-    assert resamples.startswith("differs: bootstrap.num_resamples: 100 (old)")
-    assert seed == "differs: bootstrap.seed: 0 (old); 3 (new)"
 
 
 def test_points_and_curves() -> None:

@@ -49,6 +49,7 @@ class FakeEngine:
     calls: (what, number of requests, limit) of every call. seeds: of what was not greedy.
     """
 
+    version: int = 7
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 

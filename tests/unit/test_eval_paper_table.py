@@ -7,7 +7,6 @@ five benchmarks; derived are the five CR and the overall Acc, P@N, Tok, CR and E
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.metrics import combine, compression_ratio, efficiency
 from megatron_opsft.evaluate.results import BenchmarkResults, BlockResults, Results
@@ -153,7 +152,6 @@ def typed_results(model: str, row: str) -> Results:
         model=row,
         baseline=None,
         settings={},
-        bootstrap=Bootstrap(),
         benchmarks={
             name: BenchmarkResults(**scores(metrics), num_problems=30, samples_per_problem=5)
             for name, metrics in own.items()

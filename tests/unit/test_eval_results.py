@@ -11,7 +11,6 @@ import pytest
 from eval_samples import measure_samples, stored
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Bootstrap
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     build_results,
@@ -22,7 +21,6 @@ from megatron_opsft.evaluate.results import (
 from megatron_opsft.evaluate.samples import StoredSample
 from megatron_opsft.records import Outcome
 
-FAST = Bootstrap(num_resamples=200)
 BUDGETS = (128, 512)
 
 
@@ -52,7 +50,7 @@ def model(name: str = "new", tokens: float = 100, seed: int = 1, samples: int = 
 
 def test_values_are_the_metrics_of_the_samples() -> None:
     new, old = model(), model("old", 300, 2)
-    results = build_results(new, baseline=old, budgets=BUDGETS, bootstrap=FAST)
+    results = build_results(new, baseline=old, budgets=BUDGETS)
     assert list(results.benchmarks) == ["gsm8k", "aime24", "zebra"]
     for name, scores in results.benchmarks.items():
         own, base = measure_samples(new.samples[name]), measure_samples(old.samples[name])
@@ -78,7 +76,7 @@ def test_values_are_the_metrics_of_the_samples() -> None:
 
 
 def test_a_model_against_itself_differs_by_nothing() -> None:
-    results = build_results(model(), baseline=model(), budgets=(), bootstrap=FAST)
+    results = build_results(model(), baseline=model(), budgets=())
     for scores in (results.overall, *results.benchmarks.values()):
         ratio = scores.metrics["compression_ratio"]
         assert (ratio.value, ratio.low, ratio.high) == (1, 1, 1)
@@ -87,7 +85,7 @@ def test_a_model_against_itself_differs_by_nothing() -> None:
 
 
 def test_pass_at_n_of_different_n_is_not_subtracted() -> None:
-    results = build_results(model(), baseline=model(samples=2), budgets=(), bootstrap=FAST)
+    results = build_results(model(), baseline=model(samples=2), budgets=())
     for scores in (results.overall, *results.benchmarks.values()):
         assert "pass_at_n" not in scores.differences
         assert "pass_at_2" in scores.differences
@@ -96,7 +94,7 @@ def test_pass_at_n_of_different_n_is_not_subtracted() -> None:
 
 def test_order_of_samples_benchmarks_and_settings_changes_no_byte(tmp_path: Path) -> None:
     first, base = model(), model("old", 300, 2)
-    text = to_json(build_results(first, baseline=base, budgets=BUDGETS, bootstrap=FAST))
+    text = to_json(build_results(first, baseline=base, budgets=BUDGETS))
     for seed in range(3):
         shuffle = random.Random(seed)
         other = ModelSamples(
@@ -107,13 +105,13 @@ def test_order_of_samples_benchmarks_and_settings_changes_no_byte(tmp_path: Path
             },
             settings={"data": {"a": [{"x": 3, "y": 2}], "b": 1}, "temperature": 0.6},
         )
-        again = build_results(other, baseline=base, budgets=BUDGETS, bootstrap=FAST)
+        again = build_results(other, baseline=base, budgets=BUDGETS)
         assert to_json(again) == text
     changed = [*first.samples["gsm8k"][1:], draw(9, 1, 1, 5)[0]]
     other = ModelSamples(
         name=first.name, samples=first.samples | {"gsm8k": changed}, settings=first.settings
     )
-    results = build_results(other, baseline=base, budgets=BUDGETS, bootstrap=FAST)
+    results = build_results(other, baseline=base, budgets=BUDGETS)
     assert to_json(results) != text
     write_results(tmp_path, results)
     assert read_results(tmp_path) == results
@@ -125,19 +123,19 @@ def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
     script = (
         f"import sys; sys.path[:0] = {sys.path!r}\n"
         "from test_eval_results import *\n"
-        "sys.stdout.write(to_json(build_results(model(), budgets=BUDGETS, bootstrap=FAST)))"
+        "sys.stdout.write(to_json(build_results(model(), budgets=BUDGETS)))"
     )
-    text = to_json(build_results(model(), budgets=BUDGETS, bootstrap=FAST))
+    text = to_json(build_results(model(), budgets=BUDGETS))
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert other.stdout == text, other.stderr
 
 
 def test_an_interval_does_not_depend_on_the_other_benchmarks() -> None:
-    whole = build_results(model(), budgets=BUDGETS, bootstrap=FAST)
+    whole = build_results(model(), budgets=BUDGETS)
     one = ModelSamples(
         name="new", samples={"aime24": model().samples["aime24"]}, settings=model().settings
     )
-    alone = build_results(one, budgets=BUDGETS, bootstrap=FAST)
+    alone = build_results(one, budgets=BUDGETS)
     assert alone.benchmarks["aime24"] == whole.benchmarks["aime24"]
     assert alone.overall.metrics == whole.benchmarks["aime24"].metrics
 
@@ -156,7 +154,7 @@ def test_an_interval_does_not_depend_on_the_other_benchmarks() -> None:
 def test_a_bad_file_is_named_with_its_field(
     tmp_path: Path, path: list[str | int], value: object, message: str
 ) -> None:
-    tree = json.loads(to_json(build_results(model(), budgets=BUDGETS, bootstrap=FAST)))
+    tree = json.loads(to_json(build_results(model(), budgets=BUDGETS)))
     place = tree
     for key in path[:-1]:
         place = place[key]
