@@ -91,21 +91,10 @@ class Inputs:
         """manifest.json but for its starts; `identity` is all that decides a sample. Reads the
         whole model for its hash: rank 0 alone calls it.
         """
-        benchmarks = {
-            each.name: {
-                "source": each.data.name,
-                "sha256": each.data.sha256,
-                "num_problems": len(each.problems),
-                "of_problems": len(each.data.problems),
-                "samples_per_problem": each.samples,
-            }
-            for each in self.benchmarks
-        }
         return {
             "model": self.model.name,
             "model_path": str(self.model.directory),
             "identity": self.comparable_settings() | self.model.identity(),
-            "benchmarks": benchmarks,
             "settings": self.settings.model_dump(mode="json"),
             "versions": installed_versions(),
             "example_prompt": self.model.tokenizer.decode(next(iter(self.prompts.values()))),

@@ -137,8 +137,10 @@ class EvalSettings(Section):
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
 
     @model_validator(mode="after")
-    def _early_exit_is_alone(self) -> Self:
-        """Errors: `UserError` for what early exit cannot be together with."""
+    def _fits_together(self) -> Self:
+        """Errors: `UserError` for what early exit cannot be together with, and where equal samples
+        would be made.
+        """
         if self.method == "deer" and self.tp != 1:
             raise UserError(
                 f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
@@ -149,11 +151,6 @@ class EvalSettings(Section):
                 "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
                 "max_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _greedy_samples_are_one(self) -> Self:
-        """Errors: `UserError` where equal samples would be made."""
         if self.temperature == 0 and (self.samples or 1) > 1:
             raise UserError(
                 f"samples={self.samples} with temperature=0: all samples of a problem are the "
@@ -165,8 +162,8 @@ class EvalSettings(Section):
     def earlier_baseline(self) -> Path | None:
         """The directory of the baseline where that is an evaluation made before."""
         directory = Path(self.baseline or "").expanduser()
-        is_there = (directory / "results.json").is_file() and (directory / "samples").is_dir()
-        return directory if self.baseline is not None and is_there else None
+        is_there = self.baseline is not None and (directory / "results.json").is_file()
+        return directory if is_there else None
 
     @property
     def verify(self) -> VerifyConfig:

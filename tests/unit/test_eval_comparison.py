@@ -13,7 +13,7 @@ from megatron_opsft.evaluate.results import (
     build_results,
     write_results,
 )
-from megatron_opsft.report.page.evaluation_plots import pareto_front, plots_of_block
+from megatron_opsft.report.page.evaluation_plots import plots_of_block
 from megatron_opsft.report.table import OVERALL
 
 BUDGETS = (64, 4096)
@@ -146,15 +146,8 @@ def test_the_table_says_where_intervals_are_too_narrow() -> None:
     assert "too narrow" not in compare([few.model_copy(update={"benchmarks": enough})]).markdown()
 
 
-def test_points_and_curves() -> None:
-    worse = build(model("worse", 1200, 6))
-    comparison = compare([build(OLD), build(NEW), worse])
-    overall = [row.blocks[OVERALL] for row in comparison.rows]
-    values = [(block["mean_tokens"].value, block["accuracy"].value) for block in overall]
-    assert [row.label for row in comparison.rows] == ["old", "new", "worse"]
-    assert values == [(1501.5, 0.6), (301.5, 0.7), (1801.5, 0.6)]
-    assert pareto_front(values) == {1}
-    budgets, metrics = zip(*comparison.rows[1].budgets["gsm8k"], strict=True)
+def test_curves() -> None:
+    budgets, metrics = zip(*compare([build(OLD), build(NEW)]).rows[1].budgets["gsm8k"], strict=True)
     assert budgets == BUDGETS
     assert [at["accuracy"].value for at in metrics] == [0, 0.7]
     assert [at["mean_tokens"].value for at in metrics] == [64, 201.5]
