@@ -125,7 +125,7 @@ def problem_values(grid: SampleGrid) -> dict[str, Floats]:
         values[f"pass_at_{k}"] = pass_at_k(correct_P, grid.samples_per_problem, k)
     values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
     if grid.samples_per_problem > 1:  # one length has no spread
-        values["norm_std"] = norm_std(grid.tokens_PN)
+        values["norm_std"] = grid.tokens_PN.std(axis=1) / grid.tokens_PN.mean(axis=1)
     values["truncated_share"] = 1.0 - grid.finished_PN.mean(axis=1)
     values["no_answer_share"] = 1.0 - grid.answered_PN.mean(axis=1)
     return values
@@ -142,16 +142,9 @@ def pass_at_k(correct_P: NDArray[np.integer], num_samples: int, k: int) -> Float
 
     1 - C(N - c, k) / C(N, k), of exact integers; unbiased for the chance that k fresh samples do.
     """
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} of {num_samples} samples")
     total = comb(num_samples, k)
     by_correct = [1.0 - comb(num_samples - c, k) / total for c in range(num_samples + 1)]
     return np.array(by_correct, dtype=np.float64)[correct_P]
-
-
-def norm_std(tokens_PN: Counts) -> Floats:
-    """[P]: population standard deviation of the N lengths over their mean."""
-    return tokens_PN.std(axis=1) / tokens_PN.mean(axis=1)
 
 
 def mean_over_problems(values_P: Mapping[str, Floats], counts_DP: Counts) -> dict[str, Floats]:
@@ -185,22 +178,11 @@ def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:
     return 1e4 * accuracy / mean_tokens
 
 
-def compression_ratio(mean_tokens: Floats, baseline_mean_tokens: Floats) -> Floats:
-    """CR as a share: mean tokens over the baseline's."""
-    return mean_tokens / baseline_mean_tokens
-
-
 def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean.
-
-    The ratio to a baseline is no mean either: `compression_ratio` of the overall tokens gives it.
-    """
+    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean."""
     names = [name for name in benchmarks[0] if all(name in metrics for metrics in benchmarks)]
-    means = {
-        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0)
-        for name in names
-        if name != "compression_ratio"
+    means: dict[str, Floats] = {
+        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0) for name in names
     }
-    if "efficiency" in means:
-        means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
+    means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
     return means

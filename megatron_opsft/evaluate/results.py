@@ -21,7 +21,6 @@ from megatron_opsft.evaluate.metrics import (
     Floats,
     arrange,
     combine,
-    compression_ratio,
     measure,
     measure_at,
 )
@@ -136,8 +135,7 @@ def _estimated(own: _Limited, base: _Draws | None) -> dict[str, Any]:
     }
     metrics, differences = found.pop(None), {}
     if base is not None:
-        ratio = compression_ratio(own[None]["mean_tokens"], base["mean_tokens"])
-        metrics["compression_ratio"] = estimate(ratio)
+        metrics["compression_ratio"] = estimate(own[None]["mean_tokens"] / base["mean_tokens"])
         differences = {
             name: estimate(value - base[name]) for name, value in own[None].items() if name in base
         }

@@ -100,24 +100,21 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     results, hashes = read_results(directory), read_manifest(directory)["identity"]["data"]
     for benchmark in benchmarks:
         name, here = benchmark.name, len(benchmark.problems)
-        if (scores := results.benchmarks.get(name)) is None:
-            there = ", ".join(results.benchmarks)
-            raise UserError(
-                f"--baseline {directory} has no {name}, only {there}; leave {name} out, or "
-                "evaluate the baseline on it"
-            )
-        each = scores.samples_per_problem
-        found = ""
-        if hashes[name] != benchmark.data.sha256:
+        scores = results.benchmarks.get(name)
+        if scores is None:
+            found = f"are not there, only those of {', '.join(results.benchmarks)}"
+        elif hashes[name] != benchmark.data.sha256:
             found = f"are of other data than {benchmark.data.name}"
         elif scores.num_problems != here:
             found = f"are of {scores.num_problems} problems, not of {here}"
-        elif missing := here * each - len(SampleFiles(directory).wanted(benchmark, each)):
-            found = f"are not whole: {missing} are not there"
+        else:
+            each = scores.samples_per_problem
+            missing = here * each - len(SampleFiles(directory).wanted(benchmark, each))
+            found = f"are not whole: {missing} are not there" if missing else ""
         if found:
             raise UserError(
-                f"--baseline {directory}: its samples of {name} {found}; use the same limit and "
-                "data, or evaluate the baseline on these"
+                f"--baseline {directory}: its samples of {name} {found}; use the same benchmarks, "
+                "limit and data, or evaluate the baseline on these"
             )
 
 
