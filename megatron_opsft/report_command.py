@@ -77,7 +77,7 @@ class Report(Command):
         unread = report_runs(parts.runs, self.figure, lambda line: print(printable(line)))
         baselines = parts.evaluations
         if parts.evaluations:
-            from megatron_opsft.evaluate.outputs import table_of, with_baselines  # heavy
+            from megatron_opsft.evaluate.comparison import table_of, with_baselines  # heavy
 
             several = len(parts.runs + parts.evaluations) > 1
             for path in parts.evaluations:

@@ -28,7 +28,7 @@ from megatron_opsft.data.prompts import (
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
-from megatron_opsft.evaluate.pass_rates import read_pass_rates
+from megatron_opsft.evaluate.results import read_pass_rates
 from megatron_opsft.methods.facts import ReferenceStatistics
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun

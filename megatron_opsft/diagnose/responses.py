@@ -13,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.evaluate.inputs import read_inputs
 from megatron_opsft.evaluate.model import EvalModel
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample, other_data
+from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Problem, Sample
 from megatron_opsft.runtime.device import Device
@@ -69,13 +69,14 @@ def sampled_responses(
     another length. data: where its problems lie now, where that is elsewhere. Errors: `UserError`.
     """
     inputs = read_inputs(_settings_of(directory, original, data, limit), device)
+    hashes = read_manifest(directory)["identity"]["data"]
     found, num_other = [], 0
     for benchmark in inputs.benchmarks:
         stored = SampleFiles(directory).read(benchmark.name)
-        if reason := other_data(stored, benchmark):
+        if hashes[benchmark.name] != benchmark.data.sha256:
             raise UserError(
-                f"--responses {directory}: its {benchmark.name} is from other data: {reason}; give "
-                f"the file with --data {benchmark.name}=FILE"
+                f"--responses {directory}: its {benchmark.name} is from other data than "
+                f"{benchmark.data.name}; give the file with --data {benchmark.name}=FILE"
             )
         problems = {problem.id: problem for problem in benchmark.problems}
         order = {name: place for place, name in enumerate(problems)}
@@ -86,7 +87,7 @@ def sampled_responses(
             sample = Sample(
                 problem_id=key,
                 sample_index=each.sample_index,
-                prompt_ids=inputs.model.prompts[key],
+                prompt_ids=inputs.prompts[key],
                 response_ids=ids,
             )
             problem = problems[each.problem_id]

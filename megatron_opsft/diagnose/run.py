@@ -19,7 +19,6 @@ from megatron_opsft.diagnose.responses import Response, sampled_responses, sha25
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import locked
-from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import EvalModel, open_model
 from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import load_settings
@@ -46,8 +45,8 @@ def diagnose(settings: DiagnoseSettings, *, overwrite: bool = False) -> str:
         if dtype == "auto":
             dtype = "bfloat16" if device.is_cuda else "float32"
         identity = {
-            "original": model_identity(original)["model_sha256"],
-            "efficient": model_identity(efficient)["model_sha256"],
+            "original": original.weights_sha256(),
+            "efficient": efficient.weights_sha256(),
             "responses": sha256_of(responses),
             "dtype": dtype,
         }

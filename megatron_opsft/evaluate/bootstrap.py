@@ -11,45 +11,36 @@ percentile intervals are too narrow: at 95 %, true coverage is 0.82-0.86 of 5 an
 from zlib import crc32
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from megatron_opsft.evaluate.metrics import Counts, Floats
 from megatron_opsft.report.estimate import Estimate
 
+NUM_RESAMPLES, SEED, LEVEL = 2000, 0, 0.95
 FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
 
 
-class Bootstrap(BaseModel):
-    """How intervals are made; `level` is their nominal coverage."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    num_resamples: int = Field(2000, ge=1)
-    seed: int = Field(0, ge=0)
-    level: float = Field(0.95, gt=0, lt=1)
-
-
-def draw_counts(num_problems: int, name: str, bootstrap: Bootstrap) -> Counts:
+def draw_counts(
+    num_problems: int, name: str, *, num_resamples: int = NUM_RESAMPLES, seed: int = SEED
+) -> Counts:
     """[1 + R, P]: how often each problem is there; row 0 is all ones, every row adds up to P.
 
     Depends on P, the benchmark's name and the seed alone: not on the model (that pairs models) nor
     on which other benchmarks there are.
     """
-    generator = np.random.default_rng([bootstrap.seed, crc32(name.encode("utf-8"))])
-    resamples = bootstrap.num_resamples
-    drawn_RP = generator.integers(num_problems, size=(resamples, num_problems))
-    drawn_RP += np.arange(resamples)[:, None] * num_problems
-    counts = np.bincount(drawn_RP.ravel(), minlength=resamples * num_problems)
+    generator = np.random.default_rng([seed, crc32(name.encode("utf-8"))])
+    drawn_RP = generator.integers(num_problems, size=(num_resamples, num_problems))
+    drawn_RP += np.arange(num_resamples)[:, None] * num_problems
+    counts = np.bincount(drawn_RP.ravel(), minlength=num_resamples * num_problems)
     ones = np.ones((1, num_problems), dtype=np.int64)
-    return np.concatenate([ones, counts.reshape(resamples, num_problems)])
+    return np.concatenate([ones, counts.reshape(num_resamples, num_problems)])
 
 
-def estimate(draws: Floats, level: float = 0.95) -> Estimate:
-    """Value and percentile interval of draws [1 + R] (row 0: the data as it is).
+def estimate(draws: Floats) -> Estimate:
+    """Value and 95 % percentile interval of draws [1 + R] (row 0: the data as it is).
 
     Rounded to 10 digits, below which the order of a sum in some BLAS would show.
     """
-    tail = 50 * (1 - level)
+    tail = 50 * (1 - LEVEL)
     low, high = np.percentile(draws[1:], [tail, 100 - tail])
     return Estimate(value=_round(draws[0]), low=_round(low), high=_round(high))
 

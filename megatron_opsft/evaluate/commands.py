@@ -68,7 +68,7 @@ class Compare(Command):
 
     def run(self) -> None:
         """Write table and figures."""
-        from megatron_opsft.evaluate.outputs import compare_directories
+        from megatron_opsft.evaluate.comparison import compare_directories
 
         table = compare_directories(self.results, self.out, self.baseline, overwrite=self.overwrite)
         print(printable(table), end="")

@@ -1,23 +1,29 @@
-"""Several results side by side: rows of one table, and every setting in which they differ.
+"""Several results side by side: rows of one table and its page, and every setting that differs.
 
-Results of different benchmark sets are compared on the benchmarks that all share; their overall
-values are then computed again from these, without intervals, which need the samples.
+Results of different benchmark sets are compared on the benchmarks that all share, and have no
+overall values, which are over each one's own set.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
-from megatron_opsft.evaluate.budgets import cut_is_exact
-from megatron_opsft.evaluate.directory import NOT_SET, flatten
-from megatron_opsft.evaluate.metrics import combine
-from megatron_opsft.evaluate.results import BlockResults, BudgetPoint, Results, ordered
+from megatron_opsft.evaluate.directory import MANIFEST, NOT_SET, flatten, read_manifest
+from megatron_opsft.evaluate.results import Results, read_results
 from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.table import OVERALL, TableRow, markdown_table, text_table, title_of
+from megatron_opsft.report.page.write import sections_of, write_page
+from megatron_opsft.report.table import (
+    OVERALL,
+    TableRow,
+    markdown_table,
+    text_table,
+    title_of,
+)
+from megatron_opsft.runtime.durable import write_text
 
 _RATIO = "compression_ratio"
 _LEGEND = (
@@ -28,7 +34,8 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """blocks: the shared benchmarks and OVERALL, or the one shared benchmark alone.
+    """rows: with the shared benchmarks, and OVERALL where all are over the same ones; blocks: what
+    the tables show of these, without OVERALL where there is one benchmark.
 
     sizes: benchmark -> its numbers of problems and samples, as text. legend: what the table's
     columns are; notes: lines on what is left out and on each setting that differs.
@@ -50,119 +57,130 @@ class Comparison:
         """For a terminal: the table, and the settings that differ."""
         return text_table(self.rows, self.blocks) + "".join(f"{note}\n" for note in self.notes)
 
+    def write(self, out: Path, evaluations: Sequence[Path]) -> None:
+        """table.md, and report.html of the evaluations that are compared."""
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "table.md", self.markdown())
+        text = " ".join([self.legend, *(f"{n[0].upper()}{n[1:]}." for n in self.notes)])
+        sections = sections_of(self.rows, self.sizes)
+        write_page(out / "report.html", [], evaluations, text=text, sections=sections)
+
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
-    """One comparison, rows in the order given.
+    """One comparison of one or more results, rows in the order given.
 
     baseline: label of the row whose tokens are 100 % of every CR; by default the first row. One
     result alone keeps the CR that it was evaluated with. `UserError` where no benchmark is in all
     of them, or no row has the label.
     """
-    if not results:
-        raise UserError("there is nothing to compare: name one result or more")
     shared = [n for n in ordered(results[0].benchmarks) if all(n in r.benchmarks for r in results)]
     if not shared:
         sets = "; ".join(f"{r.model}: {', '.join(ordered(r.benchmarks))}" for r in results)
         raise UserError(f"no benchmark is in all results, so nothing can be compared: {sets}")
-    labels = _labels(results)
-    rows = {label: _blocks(result, shared) for label, result in zip(labels, results, strict=True)}
-    if baseline is not None and baseline not in rows:
-        raise UserError(f"baseline {baseline}: there are {', '.join(labels)}")
-    reference = results[0].baseline
-    if len(results) > 1 or baseline is not None:
-        reference = baseline or labels[0]
-        base = rows[reference]
-        rows = {label: _with_ratio(blocks, base) for label, blocks in rows.items()}
-    blocks = tuple(shared) if len(shared) == 1 else (*shared, OVERALL)
-    sizes = {name: _size(results, name) for name in shared}
-    told = "; ".join(f"{title_of(name)}: {size}" for name, size in sizes.items())
-    legend = f"{_legend(results, shared)} {told}."
-    return Comparison(
-        rows=tuple(
-            TableRow(
-                label=label,
-                blocks={name: block.metrics for name, block in of_model.items()},
-                budgets={
-                    name: [(point.budget, point.metrics) for point in block.budgets]
-                    for name, block in of_model.items()
-                },
-            )
-            for label, of_model in rows.items()
-        ),
-        blocks=blocks,
-        sizes=sizes,
-        legend=f"{legend} Baseline: {reference}." if reference is not None else legend,
-        notes=_notes(results, labels, shared),
-    )
-
-
-def _labels(results: Sequence[Results]) -> list[str]:
-    """The models' names, each once: the second one of a name gets (2), and so on."""
-    labels: list[str] = []
+    same_sets = all(len(result.benchmarks) == len(shared) for result in results)
+    blocks = [*shared, OVERALL] if same_sets else shared
+    rows: dict[str, TableRow] = {}
     for result in results:
         label, number = result.model, 1
-        while label in labels:
+        while label in rows:
             number += 1
             label = f"{result.model} ({number})"
-        labels.append(label)
-    return labels
-
-
-def _blocks(result: Results, shared: Sequence[str]) -> dict[str, BlockResults]:
-    """The shared benchmarks and OVERALL: the stored one where it is over the same benchmarks."""
-    blocks: dict[str, BlockResults] = {name: result.benchmarks[name] for name in shared}
-    if len(shared) == len(result.benchmarks):
-        return blocks | {OVERALL: result.overall}
-    by_budget: dict[int, list[Mapping[str, Estimate]]] = {}
-    for block in blocks.values():
-        for point in block.budgets:
-            by_budget.setdefault(point.budget, []).append(point.metrics)
-    overall = BlockResults(
-        metrics=_mean([block.metrics for block in blocks.values()]),
-        differences={},
-        budgets=tuple(
-            BudgetPoint(budget=budget, metrics=_mean(metrics))
-            for budget, metrics in sorted(by_budget.items())
-            if len(metrics) == len(shared)
-        ),
+        rows[label] = _row(label, result, blocks)
+    if baseline is not None and baseline not in rows:
+        raise UserError(f"baseline {baseline}: there are {', '.join(rows)}")
+    reference = results[0].baseline
+    if len(results) > 1 or baseline is not None:
+        reference = baseline or results[0].model
+        rows = {label: _with_ratio(row, rows[reference]) for label, row in rows.items()}
+    sizes = {name: _size(results, name) for name in shared}
+    by_label = dict(zip(rows, results, strict=True))
+    return Comparison(
+        rows=tuple(rows.values()),
+        blocks=tuple(shared if len(shared) == 1 else blocks),
+        sizes=sizes,
+        legend=_legend(results, sizes, reference, has_overall=same_sets and len(shared) > 1),
+        notes=(*_left_out(by_label, shared), *_differing_settings(by_label, shared)),
     )
-    return blocks | {OVERALL: overall}
 
 
-def _mean(benchmarks: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
-    """Overall values from those of the benchmarks, without intervals."""
-    arrays = [{n: np.array([e.value]) for n, e in metrics.items()} for metrics in benchmarks]
-    return {name: Estimate(value=float(value[0])) for name, value in combine(arrays).items()}
+def compare_directories(
+    directories: Sequence[Path], out: Path, baseline: str | None, *, overwrite: bool = False
+) -> str:
+    """One table and page of several results, and the settings in which they differ; returns the
+    table for a terminal.
+
+    Errors: `UserError` for a directory without results, when nothing can be compared, or for a
+    table that is in `out` already, unless it may be overwritten.
+    """
+    results = [read_results(directory) for directory in directories]
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a directory")
+    if (out / "results.json").exists():
+        raise UserError(
+            f"--out {out} holds an evaluation, whose table would be replaced; name another "
+            "directory"
+        )
+    if (out / "table.md").exists() and not overwrite:
+        raise UserError(
+            f"--out {out} holds a table.md already; name another directory, or give --overwrite"
+        )
+    comparison = compare(results, baseline=baseline)
+    comparison.write(out, [d if d.is_dir() else d.parent for d in directories])
+    return comparison.text()
 
 
-def _with_ratio(
-    own: Mapping[str, BlockResults], base: Mapping[str, BlockResults]
-) -> dict[str, BlockResults]:
-    """The blocks with CR against `base`; with its interval where the result was evaluated against
+def table_of(directory: Path) -> str:
+    """The table of one evaluation and its baseline, for a terminal. Errors: `UserError` where there
+    is no evaluation.
+    """
+    return compare([read_results(path) for path in with_baselines([directory])]).text().rstrip()
+
+
+def with_baselines(directories: Sequence[Path]) -> list[Path]:
+    """The evaluations, each behind its baseline's where that is still there. Errors: `UserError`
+    where one is none.
+    """
+    found: dict[Path, Path] = {}
+    for directory in directories:
+        places = [directory / "baseline"]
+        if (directory / MANIFEST).is_file():
+            given = read_manifest(directory).get("settings", {}).get("baseline")
+            places.insert(0, Path(given or places[0]).expanduser())
+        if read_results(directory).baseline is None:
+            places = []
+        places = [place for place in places if (place / "results.json").is_file()][:1]
+        for place in (*places, directory):
+            found.setdefault(place.resolve(), place)
+    return list(found.values())
+
+
+def _row(label: str, result: Results, names: Sequence[str]) -> TableRow:
+    blocks = {
+        name: result.overall if name == OVERALL else result.benchmarks[name] for name in names
+    }
+    return TableRow(
+        label=label,
+        blocks={name: block.metrics for name, block in blocks.items()},
+        budgets={
+            name: [(at.budget, at.metrics) for at in block.budgets]
+            for name, block in blocks.items()
+        },
+    )
+
+
+def _with_ratio(row: TableRow, base: TableRow) -> TableRow:
+    """The row with CR against `base`; with its interval where the result was evaluated against
     these same samples.
     """
     blocks = {}
-    for name, block in own.items():
-        tokens = block.metrics["mean_tokens"].value
-        ratio = Estimate(value=tokens / base[name].metrics["mean_tokens"].value)
-        stored = block.metrics.get(_RATIO)
+    for name, metrics in row.blocks.items():
+        tokens = metrics["mean_tokens"].value
+        ratio = Estimate(value=tokens / base.blocks[name]["mean_tokens"].value)
+        stored = metrics.get(_RATIO)
         if stored is not None and math.isclose(stored.value, ratio.value, rel_tol=1e-6):
             ratio = stored
-        blocks[name] = block.model_copy(update={"metrics": {**block.metrics, _RATIO: ratio}})
-    return blocks
-
-
-def _legend(results: Sequence[Results], shared: Sequence[str]) -> str:
-    overall = " Overall: plain mean over benchmarks." if len(shared) > 1 else ""
-    level = 100 * results[0].bootstrap.level
-    bootstrap = f" In brackets: {level:g} % intervals, bootstrap over problems."
-    fewest = min(r.benchmarks[name].num_problems for r in results for name in shared)
-    if fewest < FEW_PROBLEMS:
-        bootstrap += (
-            f" They are too narrow for so few problems as {fewest}: at a nominal"
-            " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
-        )
-    return _LEGEND + overall + bootstrap
+        blocks[name] = {**metrics, _RATIO: ratio}
+    return replace(row, blocks=blocks)
 
 
 def _size(results: Sequence[Results], name: str) -> str:
@@ -173,34 +191,54 @@ def _size(results: Sequence[Results], name: str) -> str:
     return f"{' / '.join(problems)} problems, N = {' / '.join(samples)}"
 
 
-def _notes(
-    results: Sequence[Results], labels: Sequence[str], shared: Sequence[str]
-) -> tuple[str, ...]:
-    """What is left out, and the settings, sizes and intervals' making in which results differ: the
-    values of each, and which rows have them.
-    """
-    notes = []
-    everything = ordered({name for result in results for name in result.benchmarks})
-    if left_out := [name for name in everything if name not in shared]:
-        notes.append(f"not in all results, left out: {', '.join(left_out)}")
-    named = list(zip(labels, results, strict=True))
-    if cut := [label for label, r in named if not cut_is_exact(r.settings.get("method"))]:
-        notes.append(
-            f"no budget curve: {', '.join(cut)} (early exit tries answers by the room left, so its "
-            "samples do not tell what a smaller limit gives)"
+def _legend(
+    results: Sequence[Results],
+    sizes: Mapping[str, str],
+    reference: str | None,
+    *,
+    has_overall: bool,
+) -> str:
+    parts = [_LEGEND]
+    if has_overall:
+        parts.append("Overall: plain mean over benchmarks.")
+    parts.append("In brackets: 95 % intervals, bootstrap over problems.")
+    fewest = min(r.benchmarks[name].num_problems for r in results for name in sizes)
+    if fewest < FEW_PROBLEMS:
+        parts.append(
+            f"They are too narrow for so few problems as {fewest}: at a nominal"
+            " 95 %, about 84 % hold the true value at 5 problems and 92 % at 30."
         )
+    parts.append("; ".join(f"{title_of(name)}: {size}" for name, size in sizes.items()) + ".")
+    if reference is not None:
+        parts.append(f"Baseline: {reference}.")
+    return " ".join(parts)
+
+
+def _left_out(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
+    everything = ordered({name for result in results.values() for name in result.benchmarks})
+    if left_out := [name for name in everything if name not in shared]:
+        yield f"not in all results, left out: {', '.join(left_out)}"
+    if without := [label for label, result in results.items() if not result.overall.budgets]:
+        yield (
+            f"no budget curve: {', '.join(without)} (early exit tries answers by the room left, so "
+            "its samples do not tell what a smaller limit gives)"
+        )
+
+
+def _differing_settings(results: Mapping[str, Results], shared: Sequence[str]) -> Iterator[str]:
+    """The settings and sizes in which results differ: the values of each, and which rows have
+    them.
+    """
     size = {"num_problems", "samples_per_problem"}
-    flat = [
-        flatten(result.settings)
+    flat = {
+        label: flatten(result.settings)
         | flatten({name: result.benchmarks[name].model_dump(include=size) for name in shared})
-        | flatten(result.bootstrap.model_dump(), "bootstrap.")
-        for result in results
-    ]
-    for name in dict.fromkeys(name for settings in flat for name in settings):
+        for label, result in results.items()
+    }
+    for name in dict.fromkeys(name for settings in flat.values() for name in settings):
         who: dict[str, list[str]] = {}
-        for label, settings in zip(labels, flat, strict=True):
+        for label, settings in flat.items():
             who.setdefault(settings.get(name, NOT_SET), []).append(label)
         if len(who) > 1:
             values = "; ".join(f"{value} ({', '.join(rows)})" for value, rows in who.items())
-            notes.append(f"differs: {name}: {values}")
-    return tuple(notes)
+            yield f"differs: {name}: {values}"

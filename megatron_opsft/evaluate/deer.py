@@ -28,6 +28,7 @@ Where this differs from the released code, and why:
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,61 +37,49 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.evaluate.deer_settings import DeerSettings, DeerTokens
+from megatron_opsft.evaluate.settings import DeerSettings
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import RolloutEngine, SamplingSettings
 from megatron_opsft.rollout.requests import ResponseRequest, make_rollouts
 from megatron_opsft.rollout.sampling import response_seed
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyExit:
-    """A response and what it cost beyond its own tokens.
-
-    rollout: as if sampled in one go: thinking, end of thinking, conclusion, end token.
-    extra_tokens: sampled tokens that are not part of it: those of the trials, and the transition
-    word that an exit drops. The inducer is read, not sampled, and not counted.
-    exited: whether a trial ended the thinking.
-    """
-
-    rollout: Rollout
-    extra_tokens: int
-    num_trials: int
-    exited: bool
+_OPEN_BOX = re.compile(r"\\boxed\s*\{?$")
+_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
-    """One response under way; `ids` are those of the response so far."""
+    """One response under way. ids: of the response so far; limit: how many there may be.
 
-    problem_id: str
-    sample_index: int
-    prompt_ids: tuple[int, ...]
-    seed: int
+    extra_tokens: sampled tokens that are not part of it: those of the trials, and the transition
+    word that an exit drops. The inducer is read, not sampled, and not counted.
+    """
+
+    request: ResponseRequest
+    limit: int
     ids: list[int] = field(default_factory=list)
     num_segments: int = 0
     num_trials: int = 0
     extra_tokens: int = 0
-    exited: bool = False
     interruptible: bool = True  # a transition would stop it
-    version: int = 0
 
-    def request(self, context: Sequence[int], seed: int) -> ResponseRequest:
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self.limit - len(self.ids)
+
+    def behind(self, context: Sequence[int], seed: int) -> ResponseRequest:
         """For what comes after the prompt and `context`."""
-        return ResponseRequest(
-            problem_id=self.problem_id,
-            sample_index=self.sample_index,
-            prompt_ids=(*self.prompt_ids, *context),
-            seed=seed,
-        )
+        return replace(self.request, prompt_ids=(*self.request.prompt_ids, *context), seed=seed)
 
     def segment_seed(self) -> int:
         """The first segment has the response's own seed: without any transition the response is
         the one that plain sampling gives.
         """
         if self.num_segments == 0:
-            return self.seed
-        return response_seed(self.seed, self.num_segments, "deer", self.sample_index)
+            return self.request.seed
+        index = self.request.sample_index
+        return response_seed(self.request.seed, self.num_segments, "deer", index)
 
 
 class Deer:
@@ -103,56 +92,104 @@ class Deer:
     the help of others: the Hugging Face engine, or vLLM with tp=1.
     """
 
-    def __init__(
-        self,
-        settings: DeerSettings,
-        engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
-        """Errors: `UserError` for an engine that answers another rank; those of `DeerTokens`."""
-        if not engine.share.answers:
+    def __init__(self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Errors: `UserError` for a transition word or an end of thinking that is no single token
+        of the model, and for texts without what they must have.
+        """
+        self._settings, self._tokenizer = settings, tokenizer
+        opening = _OPEN_BOX.search(settings.trial_prompt)
+        if opening is None:
             raise UserError(
-                "deer: this rank's engine answers another rank, so no trial can be made here; "
-                "use engines of tensor-parallel size 1 (rollout.tp=1)"
+                f"deer.trial_prompt: {settings.trial_prompt!r} does not end with an open box; "
+                "end it with \\boxed or \\boxed{"
             )
-        self._settings = settings
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._tokens = DeerTokens.read(settings, tokenizer)
+        self._opening = opening.group()
+        self._trial_prompt_ids = self._ids_of(settings.trial_prompt)
+        think_end_ids = self._ids_of(settings.think_end)
+        if len(think_end_ids) != 1:
+            raise UserError(
+                f"deer.think_end: {settings.think_end!r} is not a single token of this model; name "
+                "the token that ends its thinking"
+            )
+        (self._think_end_id,) = think_end_ids
+        self._exit_ids = self._ids_of(settings.exit_text)
+        if self._exit_ids.count(self._think_end_id) != 1:
+            raise UserError(
+                f"deer.exit_text: {settings.exit_text!r} does not hold {settings.think_end!r} once"
+            )
+        self._transition_ids = self._spellings() - {self._think_end_id}
 
     def generate(
-        self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
-    ) -> list[EarlyExit]:
-        """All responses, in the order of the requests.
+        self,
+        engine: RolloutEngine,
+        requests: Sequence[ResponseRequest],
+        sampling: SamplingSettings,
+    ) -> list[tuple[Rollout, int]]:
+        """All responses, in the order of the requests, each with the number of tokens that were
+        sampled for it beyond its own.
 
-        A response has at most sampling.max_response_tokens, its closing text and end token
-        included. No two requests may be for the same sample of a problem.
+        A rollout is as if sampled in one go: thinking, end of thinking, conclusion, end token, at
+        most sampling.max_response_tokens. No two requests may be for the same sample of a problem.
         """
         responses = [
-            _Response(
-                problem_id=request.problem_id,
-                sample_index=request.sample_index,
-                prompt_ids=request.prompt_ids,
-                seed=request.seed,
-            )
-            for request in requests
+            _Response(request=request, limit=sampling.max_response_tokens) for request in requests
         ]
-        stops = (*sampling.end_token_ids, *self._tokens.transition_ids, self._tokens.think_end_id)
+        stops = (*sampling.end_token_ids, *self._transition_ids, self._think_end_id)
         thinking, uninterrupted = responses, []
         while thinking:
-            self._extend(thinking, sampling, stops)
-            live = [r for r in thinking if not _is_complete(r, sampling)]
+            self._extend(engine, thinking, sampling, stops)
+            live = [r for r in thinking if r.room and r.ids[-1] not in sampling.end_token_ids]
             for response in live:
-                response.interruptible = self._can_try(response, sampling)
-            self._try_answers([r for r in live if r.interruptible], sampling)
+                response.interruptible = self._can_try(response)
+            self._try_answers(engine, [r for r in live if r.interruptible], sampling)
             thinking = [r for r in live if r.interruptible]
             uninterrupted += [r for r in live if not r.interruptible]
         # What nothing interrupts any more waits for the rest: one large batch, not many small ones.
-        self._extend(uninterrupted, sampling, sampling.end_token_ids)
-        return [self._finish(response, sampling) for response in responses]
+        self._extend(engine, uninterrupted, sampling, sampling.end_token_ids)
+        assert engine.version is not None, "an engine without weights"
+        rollouts = make_rollouts(
+            requests,
+            [response.ids for response in responses],
+            end_token_ids=sampling.end_token_ids,
+            tokenizer=self._tokenizer,
+            version=engine.version,
+        )
+        return [(r, each.extra_tokens) for r, each in zip(rollouts, responses, strict=True)]
+
+    def _ids_of(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _texts_of(self, sequences: list[list[int]]) -> list[str]:
+        return self._tokenizer.batch_decode(
+            sequences, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+    def _spellings(self) -> set[int]:
+        """All tokens that spell a transition word, with whatever spaces and punctuation around it.
+
+        Upper and lower case are different words. A word that only several tokens spell together
+        would have to be distinguished from others that begin alike, behind its end: such words are
+        refused.
+        """
+        wanted = {_EDGES.sub("", word): word for word in self._settings.transition_words}
+        ids = sorted(
+            set(self._tokenizer.get_vocab().values()) - set(self._tokenizer.all_special_ids)
+        )
+        bare = [_EDGES.sub("", text) for text in self._texts_of([[token_id] for token_id in ids])]
+        for word, as_given in wanted.items():
+            if not word or word not in bare:
+                raise UserError(
+                    f"deer.transition_words: {as_given!r} is not a single token of this model; "
+                    "name words that are and that its thinking has where a thought ends"
+                )
+        return {token_id for token_id, word in zip(ids, bare, strict=True) if word in wanted}
 
     def _extend(
-        self, responses: Sequence[_Response], sampling: SamplingSettings, stops: Sequence[int]
+        self,
+        engine: RolloutEngine,
+        responses: Sequence[_Response],
+        sampling: SamplingSettings,
+        stops: Sequence[int],
     ) -> None:
         """Sample on from each response up to one of the stops (it is kept) or its own limit.
 
@@ -161,30 +198,31 @@ class Deer:
         """
         by_room: defaultdict[int, list[_Response]] = defaultdict(list)
         for response in responses:
-            by_room[_room(response, sampling).bit_length()].append(response)
+            by_room[response.room.bit_length()].append(response)
         for bits, group in by_room.items():
             limit = min(2**bits - 1, sampling.max_response_tokens)
-            rollouts = self._engine.generate(
-                [response.request(response.ids, response.segment_seed()) for response in group],
+            rollouts = engine.generate(
+                [response.behind(response.ids, response.segment_seed()) for response in group],
                 replace(sampling, max_response_tokens=limit, end_token_ids=tuple(stops)),
             )
             for response, rollout in zip(group, rollouts, strict=True):
-                response.ids += rollout.response_ids[: _room(response, sampling)]
+                response.ids += rollout.response_ids[: response.room]
                 response.num_segments += 1
-                response.version = rollout.weight_version
 
-    def _can_try(self, response: _Response, sampling: SamplingSettings) -> bool:
+    def _can_try(self, response: _Response) -> bool:
         """Whether it stands at a transition with room for a trial and, after it, a conclusion.
 
         A trial takes no tokens of the budget. But the engine was made for prompts and responses of
         a certain length, and scoring may sample one token more.
         """
-        trial = len(self._tokens.trial_prompt_ids) + self._settings.max_trial_tokens + 1
-        room = _room(response, sampling) + 1  # the transition word would go
-        at_transition = response.ids[-1] in self._tokens.transition_ids
-        return at_transition and room >= max(trial, len(self._tokens.exit_ids) + 1)
+        trial = len(self._trial_prompt_ids) + self._settings.max_trial_tokens + 1
+        room = response.room + 1  # the transition word would go
+        at_transition = response.ids[-1] in self._transition_ids
+        return at_transition and room >= max(trial, len(self._exit_ids) + 1)
 
-    def _try_answers(self, responses: Sequence[_Response], sampling: SamplingSettings) -> None:
+    def _try_answers(
+        self, engine: RolloutEngine, responses: Sequence[_Response], sampling: SamplingSettings
+    ) -> None:
         """A trial for each response, all of which end with a transition; exits where it is due."""
         if not responses:
             return
@@ -192,26 +230,24 @@ class Deer:
             temperature=0.0,
             top_p=1.0,
             max_response_tokens=self._settings.max_trial_tokens,
-            end_token_ids=(*sampling.end_token_ids, self._tokens.think_end_id),
+            end_token_ids=(*sampling.end_token_ids, self._think_end_id),
         )
-        contexts = [[*response.ids[:-1], *self._tokens.trial_prompt_ids] for response in responses]
-        trials = self._engine.generate(
-            [r.request(context, r.seed) for r, context in zip(responses, contexts, strict=True)],
+        contexts = [[*response.ids[:-1], *self._trial_prompt_ids] for response in responses]
+        trials = engine.generate(
+            [r.behind(ids, r.request.seed) for r, ids in zip(responses, contexts, strict=True)],
             greedy,
         )
-        for response, trial, confidence in zip(
-            responses, trials, self._confidences(trials), strict=True
-        ):
+        confidences = self._confidences(engine, trials)
+        for response, trial, confidence in zip(responses, trials, confidences, strict=True):
             response.num_trials += 1
             response.extra_tokens += len(trial.response_ids)
+            response.interruptible = response.num_trials < self._settings.max_trials
             if confidence > self._settings.threshold:
-                response.ids[-1:] = self._tokens.exit_ids
+                response.ids[-1:] = self._exit_ids
                 response.extra_tokens += 1
-                response.exited = True
-            tries_left = response.num_trials < self._settings.max_trials
-            response.interruptible = tries_left and not response.exited
+                response.interruptible = False
 
-    def _confidences(self, trials: Sequence[Rollout]) -> list[float]:
+    def _confidences(self, engine: RolloutEngine, trials: Sequence[Rollout]) -> list[float]:
         """C of each trial, in [0, 1]; -1 for one that gave no answer."""
         answers = [self._answer_tokens(trial.response_ids) for trial in trials]
         samples = [
@@ -224,7 +260,7 @@ class Deer:
             for trial, answer in zip(trials, answers, strict=True)
             if answer is not None
         ]
-        scores = iter(self._engine.score(samples).log_probs if samples else ())
+        scores = iter(engine.score(samples).log_probs if samples else ())
         return [
             -1.0 if answer is None else geometric_mean(next(scores)[answer]) for answer in answers
         ]
@@ -233,12 +269,8 @@ class Deer:
         """Which tokens of a trial are its answer: from the first with text behind the opening brace
         to the one with the closing brace. None: the box is empty, not closed, or not even opened.
         """
-        texts = self._tokenizer.batch_decode(
-            [list(trial_ids[: end + 1]) for end in range(len(trial_ids))],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
-        texts = [self._tokens.opening + text for text in texts]
+        beginnings = [list(trial_ids[: end + 1]) for end in range(len(trial_ids))]
+        texts = [self._opening + text for text in self._texts_of(beginnings)]
         for last, text in enumerate(texts):
             boxes = find_boxes(text)
             if boxes and boxes[0].start == 0 and "{" in text:
@@ -246,21 +278,6 @@ class Deer:
                 first = next(i for i, text in enumerate(texts) if len(text) > behind_brace)
                 return slice(first, last + 1)
         return None
-
-    def _finish(self, response: _Response, sampling: SamplingSettings) -> EarlyExit:
-        (rollout,) = make_rollouts(
-            [response.request((), response.seed)],
-            [response.ids],
-            end_token_ids=sampling.end_token_ids,
-            tokenizer=self._tokenizer,
-            version=response.version,
-        )
-        return EarlyExit(
-            rollout=rollout,
-            extra_tokens=response.extra_tokens,
-            num_trials=response.num_trials,
-            exited=response.exited,
-        )
 
 
 def geometric_mean(log_probs: Sequence[float]) -> float:
@@ -272,11 +289,3 @@ def geometric_mean(log_probs: Sequence[float]) -> float:
     if math.isnan(mean):
         raise NonFiniteError("early exit: the model's log-probs of a trial answer are NaN")
     return mean
-
-
-def _room(response: _Response, sampling: SamplingSettings) -> int:
-    return sampling.max_response_tokens - len(response.ids)
-
-
-def _is_complete(response: _Response, sampling: SamplingSettings) -> bool:
-    return response.ids[-1] in sampling.end_token_ids or _room(response, sampling) == 0

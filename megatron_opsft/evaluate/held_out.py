@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
@@ -92,18 +91,20 @@ class HeldOut:
         self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], number: int
     ) -> tuple[ShownResponse, ...]:
         """The first response to each of the first problems, from whichever rank has it."""
-        places = {problem.id: place for place, problem in enumerate(self.problems[:number])}
-        mine = []
-        for rollout, verdict in zip(rollouts, verdicts, strict=True):
-            if rollout.sample_index == 0 and rollout.problem_id in places:
-                place = places[rollout.problem_id]
-                problem = self.problems[place]
-                shown = ShownResponse(
-                    problem=problem.text,
-                    gold=problem.answer,
+        problems = {problem.id: problem for problem in self.problems[:number]}
+        mine = [
+            (
+                rollout.problem_id,
+                ShownResponse(
+                    problem=problems[rollout.problem_id].text,
+                    gold=problems[rollout.problem_id].answer,
                     response=rollout.text,
                     num_tokens=len(rollout.response_ids),
                     outcome=verdict.outcome.value,
-                )
-                mine.append((place, shown))
-        return tuple(shown for _, shown in sorted(gather_from_all(mine), key=itemgetter(0)))
+                ),
+            )
+            for rollout, verdict in zip(rollouts, verdicts, strict=True)
+            if rollout.sample_index == 0 and rollout.problem_id in problems
+        ]
+        found = dict(gather_from_all(mine))
+        return tuple(found[key] for key in problems if key in found)

@@ -1,4 +1,4 @@
-"""The paper's metrics of one benchmark and overall, from scored samples alone.
+"""The paper's metrics of one benchmark and overall, from stored samples alone.
 
 Shapes: P problems, N samples of each, D draws (rows of problem counts). Every metric is computed
 for D weightings of the problems at once: a row of ones gives the metric itself, a row of bootstrap
@@ -8,33 +8,22 @@ Source: the paper's section on evaluation, its appendix on the coefficient of va
 pass@k, Chen et al. 2021 (arXiv 2107.03374), equation 1.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from megatron_opsft.evaluate.samples import StoredSample
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 QUANTILES = {"median_tokens": 0.5, "p95_tokens": 0.95}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredSample:
-    """One response and its verdict.
-
-    num_tokens: of the response, end token included, >= 1. finished: False where it hit the token
-    limit. has_answer: the verifier found an answer in it, right or wrong.
-    """
-
-    problem_id: str
-    sample_index: int
-    num_tokens: int
-    correct: bool
-    finished: bool
-    has_answer: bool
+_BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,33 +49,41 @@ class SampleGrid:
         """N."""
         return self.tokens_PN.shape[1]
 
+    def cut_at(self, budget: int) -> "SampleGrid":
+        """The grid had generation stopped after `budget` tokens: a longer response is unfinished,
+        wrong and `budget` tokens long, and one that fits stays as it is. Whether a cut response
+        already held its answer is not asked, as in the paper's truncation.
+        """
+        fits_PN = self.tokens_PN <= budget
+        return replace(
+            self,
+            tokens_PN=np.minimum(self.tokens_PN, budget),
+            correct_PN=self.correct_PN & fits_PN,
+            finished_PN=self.finished_PN & fits_PN,
+            answered_PN=self.answered_PN & fits_PN,
+        )
 
-def arrange(samples: Sequence[ScoredSample]) -> SampleGrid:
-    """The samples as arrays, the same for every order of `samples`.
 
-    `ValueError` where there is none, a sample is there twice or has no token, or the problems have
-    different numbers of samples: an evaluation that is not finished has no metrics.
+def arrange(samples: Sequence[StoredSample]) -> SampleGrid:
+    """The samples as arrays, the same for every order of `samples`; each is there once.
+
+    `ValueError` where problems have different numbers of samples, or there are none: an evaluation
+    that is not finished has no metrics.
     """
-    if not samples:
-        raise ValueError("there is no sample")
-    rows: dict[str, list[ScoredSample]] = {}
-    for sample in sorted(samples, key=lambda sample: (sample.problem_id, sample.sample_index)):
-        if sample.num_tokens < 1:
-            raise ValueError(f"problem {sample.problem_id}: a sample without tokens")
-        row = rows.setdefault(sample.problem_id, [])
-        if row and row[-1].sample_index == sample.sample_index:
-            raise ValueError(f"problem {sample.problem_id}: sample {sample.sample_index} twice")
-        row.append(sample)
-    numbers = {len(row) for row in rows.values()}
-    if len(numbers) > 1:
+    counts = Counter(sample.problem_id for sample in samples)
+    if len(numbers := set(counts.values())) != 1:
         raise ValueError(f"problems have different numbers of samples: {sorted(numbers)}")
-    table = list(rows.values())
+    ordered = sorted(samples, key=lambda sample: (sample.problem_id, sample.sample_index))
+
+    def grid(name: str, dtype: type) -> NDArray[Any]:
+        return np.array([getattr(s, name) for s in ordered], dtype=dtype).reshape(len(counts), -1)
+
     return SampleGrid(
-        problem_ids=tuple(rows),
-        tokens_PN=np.array([[s.num_tokens for s in row] for row in table], dtype=np.int64),
-        correct_PN=np.array([[s.correct for s in row] for row in table], dtype=np.bool_),
-        finished_PN=np.array([[s.finished for s in row] for row in table], dtype=np.bool_),
-        answered_PN=np.array([[s.has_answer for s in row] for row in table], dtype=np.bool_),
+        problem_ids=tuple(sorted(counts)),
+        tokens_PN=grid("num_tokens", np.int64),
+        correct_PN=grid("correct", np.bool_),
+        finished_PN=grid("finished", np.bool_),
+        answered_PN=grid("has_answer", np.bool_),
     )
 
 
@@ -107,6 +104,16 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     return metrics
 
 
+def measure_at(grid: SampleGrid, budget: int, counts_DP: Counts) -> dict[str, Floats]:
+    """Metric -> [D] of the samples cut at `budget`: accuracy, mean tokens, NormStd if there is any,
+    truncated share and efficiency.
+    """
+    values = problem_values(grid.cut_at(budget))
+    metrics = mean_over_problems({n: values[n] for n in values if n in _BUDGET_METRICS}, counts_DP)
+    metrics["efficiency"] = efficiency(metrics["accuracy"], metrics["mean_tokens"])
+    return metrics
+
+
 def problem_values(grid: SampleGrid) -> dict[str, Floats]:
     """Metric -> [P]: the value of each problem, of those metrics that are means over problems."""
     correct_P = grid.correct_PN.sum(axis=1)
@@ -118,7 +125,7 @@ def problem_values(grid: SampleGrid) -> dict[str, Floats]:
         values[f"pass_at_{k}"] = pass_at_k(correct_P, grid.samples_per_problem, k)
     values["mean_tokens"] = grid.tokens_PN.mean(axis=1)
     if grid.samples_per_problem > 1:  # one length has no spread
-        values["norm_std"] = norm_std(grid.tokens_PN)
+        values["norm_std"] = grid.tokens_PN.std(axis=1) / grid.tokens_PN.mean(axis=1)
     values["truncated_share"] = 1.0 - grid.finished_PN.mean(axis=1)
     values["no_answer_share"] = 1.0 - grid.answered_PN.mean(axis=1)
     return values
@@ -135,16 +142,9 @@ def pass_at_k(correct_P: NDArray[np.integer], num_samples: int, k: int) -> Float
 
     1 - C(N - c, k) / C(N, k), of exact integers; unbiased for the chance that k fresh samples do.
     """
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} of {num_samples} samples")
     total = comb(num_samples, k)
     by_correct = [1.0 - comb(num_samples - c, k) / total for c in range(num_samples + 1)]
     return np.array(by_correct, dtype=np.float64)[correct_P]
-
-
-def norm_std(tokens_PN: Counts) -> Floats:
-    """[P]: population standard deviation of the N lengths over their mean."""
-    return tokens_PN.std(axis=1) / tokens_PN.mean(axis=1)
 
 
 def mean_over_problems(values_P: Mapping[str, Floats], counts_DP: Counts) -> dict[str, Floats]:
@@ -178,22 +178,11 @@ def efficiency(accuracy: Floats, mean_tokens: Floats) -> Floats:
     return 1e4 * accuracy / mean_tokens
 
 
-def compression_ratio(mean_tokens: Floats, baseline_mean_tokens: Floats) -> Floats:
-    """CR as a share: mean tokens over the baseline's."""
-    return mean_tokens / baseline_mean_tokens
-
-
 def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean.
-
-    The ratio to a baseline is no mean either: `compression_ratio` of the overall tokens gives it.
-    """
+    """Overall: the plain mean over benchmarks of each metric that all have; Eff is mean / mean."""
     names = [name for name in benchmarks[0] if all(name in metrics for metrics in benchmarks)]
-    means = {
-        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0)
-        for name in names
-        if name != "compression_ratio"
+    means: dict[str, Floats] = {
+        name: np.mean(np.stack([metrics[name] for metrics in benchmarks]), axis=0) for name in names
     }
-    if "efficiency" in means:
-        means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
+    means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
     return means

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,17 @@ class EvalModel:
         opened = open_weights(self.directory, self.table, check=False)
         for name, shape in self.table.hf_shapes().items():
             yield name, opened.read(whole(name, shape))
+
+    def identity(self) -> dict[str, Any]:
+        """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
+        end tokens. Reads every weight.
+        """
+        return {
+            "model_sha256": self.weights_sha256(),
+            "shape": asdict(self.table.shape),
+            "tokenizer_sha256": self.tokenizer_sha256(),
+            "end_tokens": sorted(self.end_tokens),
+        }
 
     def weights_sha256(self) -> str:
         """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""

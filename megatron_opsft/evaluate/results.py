@@ -5,40 +5,29 @@ can differ by (sampling, template, data hash, engine version), but not the model
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from megatron_opsft.data.pass_rates import PassRate
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.bootstrap import Bootstrap, draw_counts, estimate
-from megatron_opsft.evaluate.budgets import BUDGET_METRICS, cut_is_exact, measure_at
+from megatron_opsft.evaluate.benchmarks import ordered
+from megatron_opsft.evaluate.bootstrap import LEVEL, NUM_RESAMPLES, SEED, draw_counts, estimate
 from megatron_opsft.evaluate.metrics import (
     Floats,
-    SampleGrid,
-    ScoredSample,
     arrange,
     combine,
-    compression_ratio,
     measure,
+    measure_at,
 )
+from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.table import OVERALL
 from megatron_opsft.runtime.durable import write_text
 
-PAPER_ORDER = ("gsm8k", "math500", "amc23", "aime24", "aime25")
-_NEEDED = (
-    "accuracy",
-    "pass_at_n",
-    "mean_tokens",
-    "median_tokens",
-    "p95_tokens",
-    "efficiency",
-    "truncated_share",
-    "no_answer_share",
-)
 _Draws = dict[str, Floats]  # metric -> [1 + R]
 _Limited = dict[int | None, _Draws]  # token budget, None for the samples as they are -> draws
 
@@ -48,7 +37,7 @@ class ModelSamples:
     """All samples of one model; `name` is the label of its row in tables and figures."""
 
     name: str
-    samples: Mapping[str, Sequence[ScoredSample]]
+    samples: Mapping[str, Sequence[StoredSample]]
     settings: Mapping[str, JsonValue]
 
 
@@ -56,21 +45,11 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def _need(names: Iterable[str]) -> AfterValidator:
-    def check(metrics: dict[str, Estimate]) -> dict[str, Estimate]:
-        missing = [name for name in names if name not in metrics]
-        if missing:
-            raise ValueError(f"{missing[0]} is missing")
-        return metrics
-
-    return AfterValidator(check)
-
-
 class BudgetPoint(_Record):
     """Metrics had generation stopped after `budget` tokens."""
 
     budget: int = Field(ge=1)
-    metrics: Annotated[dict[str, Estimate], _need(BUDGET_METRICS)]
+    metrics: dict[str, Estimate]
 
 
 class BlockResults(_Record):
@@ -80,7 +59,7 @@ class BlockResults(_Record):
     differences: metric -> this model minus the baseline, by paired bootstrap; empty without one.
     """
 
-    metrics: Annotated[dict[str, Estimate], _need(_NEEDED)]
+    metrics: dict[str, Estimate]
     differences: dict[str, Estimate]
     budgets: tuple[BudgetPoint, ...]
 
@@ -99,15 +78,13 @@ class Results(_Record):
     model: str
     baseline: str | None
     settings: dict[str, JsonValue]
-    bootstrap: Bootstrap
+    bootstrap: dict[str, int | float] = {
+        "num_resamples": NUM_RESAMPLES,
+        "seed": SEED,
+        "level": LEVEL,
+    }
     benchmarks: dict[str, BenchmarkResults] = Field(min_length=1)
     overall: BlockResults
-
-
-def ordered(benchmarks: Iterable[str]) -> list[str]:
-    """The paper's benchmarks in its order, then the others by name."""
-    known = {name: place for place, name in enumerate(PAPER_ORDER)}
-    return sorted(benchmarks, key=lambda name: (known.get(name, len(known)), name))
 
 
 def build_results(
@@ -115,41 +92,27 @@ def build_results(
     *,
     baseline: ModelSamples | None = None,
     budgets: Sequence[int],
-    bootstrap: Bootstrap | None = None,
 ) -> Results:
     """Everything results.json holds.
 
-    budgets: as `check_budgets` gives them; none are kept where the method is not `cut_is_exact`.
-    baseline: on the same problems of every benchmark, with any number of samples; it may hold more
-    benchmarks. `UserError` where it does not fit.
+    budgets: ascending. baseline: on the same problems of every benchmark, with any number of
+    samples.
     """
-    bootstrap = bootstrap or Bootstrap()
-    if not model.samples:
-        raise UserError(f"{model.name}: there is no benchmark")
-    if OVERALL in model.samples:
-        raise UserError(f"benchmark {OVERALL}: that name is taken; choose another")
-    if not cut_is_exact(model.settings.get("method")):
-        budgets = ()
     own: list[_Limited] = []
     base: list[_Draws] = []
     benchmarks = {}
     for name in ordered(model.samples):
-        grid = _arrange(model, name)
-        counts = draw_counts(grid.num_problems, name, bootstrap)
-        own.append(
-            {
-                limit: measure(grid, counts) if limit is None else measure_at(grid, limit, counts)
-                for limit in (None, *budgets)
-            }
-        )
+        grid = arrange(model.samples[name])
+        counts = draw_counts(grid.num_problems, name)
+        own.append({None: measure(grid, counts)})
+        own[-1].update((limit, measure_at(grid, limit, counts)) for limit in budgets)
         if baseline is not None:
-            base_grid = _arrange(baseline, name)
-            _check_same_problems(name, grid, base_grid)
+            base_grid = arrange(baseline.samples[name])
             base.append(measure(base_grid, counts))
             if base_grid.samples_per_problem != grid.samples_per_problem:
                 del base[-1]["pass_at_n"]  # of another N: no difference
         benchmarks[name] = BenchmarkResults(
-            **_estimated(own[-1], base[-1] if base else None, bootstrap.level),
+            **_estimated(own[-1], base[-1] if base else None),
             num_problems=grid.num_problems,
             samples_per_problem=grid.samples_per_problem,
         )
@@ -159,12 +122,25 @@ def build_results(
         model=model.name,
         baseline=baseline.name if baseline is not None else None,
         settings=dict(model.settings),
-        bootstrap=bootstrap,
         benchmarks=benchmarks,
-        overall=BlockResults(
-            **_estimated(overall, combine(base) if base else None, bootstrap.level)
-        ),
+        overall=BlockResults(**_estimated(overall, combine(base) if base else None)),
     )
+
+
+def _estimated(own: _Limited, base: _Draws | None) -> dict[str, Any]:
+    """The fields of `BlockResults`."""
+    found = {
+        limit: {name: estimate(value) for name, value in draws.items()}
+        for limit, draws in own.items()
+    }
+    metrics, differences = found.pop(None), {}
+    if base is not None:
+        metrics["compression_ratio"] = estimate(own[None]["mean_tokens"] / base["mean_tokens"])
+        differences = {
+            name: estimate(value - base[name]) for name, value in own[None].items() if name in base
+        }
+    points = [BudgetPoint(budget=limit, metrics=at) for limit, at in found.items() if limit]
+    return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}
 
 
 def to_json(results: Results) -> str:
@@ -174,9 +150,9 @@ def to_json(results: Results) -> str:
     return json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_results(path: Path, results: Results) -> None:
+def write_results(directory: Path, results: Results) -> None:
     """Write results.json whole or not at all."""
-    write_text(path, to_json(results))
+    write_text(directory / "results.json", to_json(results))
 
 
 def read_results(path: Path) -> Results:
@@ -194,37 +170,25 @@ def read_results(path: Path) -> Results:
         raise UserError(f"{path}: {field}: {first['msg']}") from None
 
 
-def _arrange(model: ModelSamples, benchmark: str) -> SampleGrid:
-    if benchmark not in model.samples:
-        raise UserError(f"{model.name} has no samples of {benchmark}")
+def read_pass_rates(directory: Path) -> dict[str, PassRate]:
+    """How often each problem of a finished evaluation was solved, by its id. Errors: `UserError`,
+    also where two benchmarks have different problems of one id.
+    """
     try:
-        return arrange(model.samples[benchmark])
-    except ValueError as error:
-        raise UserError(f"{model.name}, {benchmark}: {error}") from None
-
-
-def _check_same_problems(benchmark: str, grid: SampleGrid, base: SampleGrid) -> None:
-    if odd := set(grid.problem_ids) ^ set(base.problem_ids):
-        raise UserError(
-            f"{benchmark}: model and baseline must answer the same problems;"
-            f" {len(odd)} are in one only, such as {min(odd)}"
-        )
-
-
-def _estimated(own: _Limited, base: _Draws | None, level: float) -> dict[str, Any]:
-    """The fields of `BlockResults`."""
-    found = {
-        limit: {name: estimate(value, level) for name, value in draws.items()}
-        for limit, draws in own.items()
-    }
-    metrics, differences = found.pop(None), {}
-    if base is not None:
-        ratio = compression_ratio(own[None]["mean_tokens"], base["mean_tokens"])
-        metrics["compression_ratio"] = estimate(ratio, level)
-        differences = {
-            name: estimate(value - base[name], level)
-            for name, value in own[None].items()
-            if name in base
-        }
-    points = [BudgetPoint(budget=limit, metrics=at) for limit, at in found.items() if limit]
-    return {"metrics": metrics, "differences": differences, "budgets": tuple(points)}
+        benchmarks = read_results(directory).benchmarks
+    except UserError as error:
+        raise UserError(f"data.pass_rate_from={directory}: {error}") from None
+    rates: dict[str, PassRate] = {}
+    for benchmark in benchmarks:
+        by_problem: defaultdict[str, list[StoredSample]] = defaultdict(list)
+        for sample in SampleFiles(directory).read(benchmark):
+            by_problem[sample.problem_id].append(sample)
+        if twice := rates.keys() & by_problem.keys():
+            raise UserError(
+                f"data.pass_rate_from={directory}: two of its benchmarks have a problem "
+                f"{min(twice)}; give the problems ids of their own"
+            )
+        for problem_id, samples in by_problem.items():
+            rate = sum(sample.correct for sample in samples) / len(samples)
+            rates[problem_id] = PassRate(rate=rate, gold=samples[-1].gold)
+    return rates

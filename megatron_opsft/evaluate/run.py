@@ -11,16 +11,29 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
+from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.deer import Deer
-from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
-from megatron_opsft.evaluate.identity import identity, manifest
-from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
-from megatron_opsft.evaluate.outputs import write_outputs
+from megatron_opsft.evaluate.directory import (
+    locked,
+    note_start,
+    open_directory,
+    read_manifest,
+    write_manifest,
+)
+from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, read_models
 from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
-from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
+from megatron_opsft.evaluate.results import (
+    ModelSamples,
+    Results,
+    build_results,
+    read_results,
+    write_results,
+)
+from megatron_opsft.evaluate.samples import SampleFiles
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.evaluate.work import WorkQueue, missing_requests
@@ -38,7 +51,6 @@ from megatron_opsft.verify.verifier import Verifier
 log = logging.getLogger("megatron_opsft")
 COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one
 START_HOURS = 1  # a rank that has not come to the start after so long does not come
-_Done = dict[str, set[tuple[str, int]]]
 
 
 def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
@@ -46,31 +58,32 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
     elsewhere than on rank 0. Errors: `UserError` before anything is sampled.
     """
     device = select_device(settings.device)
-    inputs = read_inputs(settings, device)
+    models = read_models(settings, device)
     job = join_job(device, timedelta(hours=COLLECTIVE_HOURS), timedelta(hours=START_HOURS))
     with ExitStack() as held:
         held.enter_context(watched(job, Limits()))  # ranks go at their own pace: no limit on phases
         enter_phase("evaluate", 0)
         if job.is_main:
-            if settings.max_tokens is None and inputs.max_tokens < MAX_TOKENS:
+            max_tokens = models[0].max_tokens
+            if settings.max_tokens is None and max_tokens < MAX_TOKENS:
                 log.info(
                     "the model's positions allow %d response tokens, not %d",
-                    *(inputs.max_tokens, MAX_TOKENS),
+                    *(max_tokens, MAX_TOKENS),
                 )
-            for subject in inputs.subjects:
-                held.enter_context(locked(subject.out))
-            if isinstance(inputs.baseline, Earlier):
-                _check_earlier(inputs.baseline, inputs.benchmarks)
-            _open_directories(inputs, overwrite=overwrite)
+            for inputs in models:
+                held.enter_context(locked(inputs.out))
+            if settings.earlier_baseline is not None:
+                _check_baseline(settings.earlier_baseline, models[0].benchmarks)
+            _open_directories(models, overwrite=overwrite)
         # First, so that its processes start while the engine does.
         verifier = held.enter_context(open_verifier(settings))
         engine = None
-        for number, subject in enumerate(inputs.subjects):
-            engine = sample(inputs, subject, job, f"model{number}", verifier, engine)
+        for number in range(len(models)):
+            engine = _sample(models, number, job, verifier, engine)
         if engine is not None:
             engine.close()
         leave_job()
-        return write_outputs(inputs) if job.is_main else ""
+        return _write_outputs(models) if job.is_main else ""
 
 
 def open_verifier(settings: EvalSettings) -> Verifier:
@@ -82,73 +95,67 @@ def open_verifier(settings: EvalSettings) -> Verifier:
     return Verifier(settings.verify.model_copy(update={"workers": workers}))
 
 
-def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
-    identities = [identity(inputs, subject) for subject in inputs.subjects]
-    for subject, identified in zip(inputs.subjects, identities, strict=True):
-        open_directory(subject.out, identified, overwrite=overwrite)
-        _check_stored(inputs, subject)
-    for subject, identified in zip(inputs.subjects, identities, strict=True):
-        write_manifest(subject.out, manifest(inputs, subject, identified))
-
-
-def _check_stored(inputs: Inputs, subject: Subject) -> None:
-    """`UserError` where samples that are there are from other data, whatever the manifest says."""
-    for benchmark in inputs.benchmarks:
-        if found := other_data(SampleFiles(subject.out).read(benchmark.name), benchmark):
-            raise UserError(
-                f"--out {subject.out} holds samples of {benchmark.name} from other data: {found}; "
-                "give the data that they are from, name another directory, or give --overwrite"
-            )
-
-
-def _check_earlier(earlier: Earlier, benchmarks: Sequence[Benchmark]) -> None:
-    """`UserError` where the samples of an earlier baseline are not those of these problems."""
+def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
+    """`UserError` where an earlier evaluation is not of these problems, or not whole."""
+    results, hashes = read_results(directory), read_manifest(directory)["identity"]["data"]
     for benchmark in benchmarks:
-        samples = SampleFiles(earlier.out).read(benchmark.name)
-        each = earlier.results.benchmarks[benchmark.name].samples_per_problem
-        found = other_data(samples, benchmark)
-        if missing := 0 if found else num_missing(samples, benchmark, each):
-            found = f"{missing} samples of these problems are not there"
+        name, here = benchmark.name, len(benchmark.problems)
+        scores = results.benchmarks.get(name)
+        if scores is None:
+            found = f"are not there, only those of {', '.join(results.benchmarks)}"
+        elif hashes[name] != benchmark.data.sha256:
+            found = f"are of other data than {benchmark.data.name}"
+        elif scores.num_problems != here:
+            found = f"are of {scores.num_problems} problems, not of {here}"
+        else:
+            each = scores.samples_per_problem
+            missing = here * each - len(SampleFiles(directory).wanted(benchmark, each))
+            found = f"are not whole: {missing} are not there" if missing else ""
         if found:
             raise UserError(
-                f"--baseline {earlier.out}: its samples of {benchmark.name} do not fit: {found}; "
-                "use the same limit and data, or evaluate the baseline on these"
+                f"--baseline {directory}: its samples of {name} {found}; use the same benchmarks, "
+                "limit and data, or evaluate the baseline on these"
             )
 
 
-def sample(
-    inputs: Inputs,
-    subject: Subject,
+def _open_directories(models: Sequence[Inputs], *, overwrite: bool) -> None:
+    manifests = [inputs.manifest() for inputs in models]
+    for inputs, manifest in zip(models, manifests, strict=True):
+        open_directory(inputs.out, manifest["identity"], overwrite=overwrite)
+    for inputs, manifest in zip(models, manifests, strict=True):
+        write_manifest(inputs.out, manifest)
+
+
+def _sample(
+    models: Sequence[Inputs],
+    number: int,
     job: Job,
-    name: str,
     verifier: Verifier,
     engine: RolloutEngine | None,
 ) -> RolloutEngine | None:
-    """Make the missing samples of one model, on all ranks together.
-
-    name: of this part of the job. engine: one that is open, if any. Returns the open engine.
+    """Make the missing samples of one model, on all ranks together. engine: one that is open, if
+    any. Returns the open engine.
     """
-    files = SampleFiles(subject.out)
+    inputs, name = models[number], f"model{number}"
+    files = SampleFiles(inputs.out)
     done, num_correct = _agree_on_done(inputs, files, job, name)
-    missing = missing_requests(inputs.benchmarks, subject.prompts, done, inputs.settings.seed)
+    missing = missing_requests(inputs.benchmarks, inputs.prompts, done, inputs.settings.seed)
     if not missing:
         return engine
-    engine = _load(inputs, subject, job, engine)
+    engine = _load(models, inputs, job, engine)
     queue = WorkQueue(name, missing, job, engine.share)
-    problems = {b.key(p.id): (b.name, p) for b in inputs.benchmarks for p in b.problems}
-    num_done = sum(map(len, done.values()))
     tally = Tally(job, name)
     start = time.monotonic()
     with ProgressLine(
-        subject.model.name,
+        inputs.model.name,
         tally,
         shown=job.is_main,
-        total=num_done + len(missing),
-        done=num_done,
+        total=len(done) + len(missing),
+        done=len(done),
         correct=num_correct,
     ) as progress:
-        with Scorer(verifier, problems, files, tally) as scorer:
-            for finished in _finished(inputs, subject, engine, queue):
+        with Scorer(verifier, inputs.benchmarks, files, tally) as scorer:
+            for finished in _finished(inputs, engine, queue):
                 scorer.put(finished)
                 progress.look()
         job.meet(f"{name}/end", waiting=progress.look)
@@ -156,7 +163,7 @@ def sample(
             seconds = time.monotonic() - start
             num_samples, _, num_tokens = tally.read()
             note_start(
-                subject.out,
+                inputs.out,
                 {
                     "num_samples": num_samples,
                     "num_tokens": num_tokens,
@@ -169,82 +176,110 @@ def sample(
     return engine
 
 
-def _agree_on_done(inputs: Inputs, files: SampleFiles, job: Job, name: str) -> tuple[_Done, int]:
-    """benchmark -> (problem id, index) of the samples that are there, as rank 0 sees them; and how
-    many of these are correct.
+def _agree_on_done(
+    inputs: Inputs, files: SampleFiles, job: Job, name: str
+) -> tuple[set[tuple[str, int]], int]:
+    """(problem key, index) of the samples that are there, as rank 0 sees them; and how many of
+    these are correct.
     """
     if job.is_main:
-        found = {
-            b.name: [(s.problem_id, s.sample_index, s.scored().correct) for s in files.read(b.name)]
-            for b in inputs.benchmarks
-        }
+        found = [
+            (benchmark.key(sample.problem_id), sample.sample_index, sample.correct)
+            for benchmark in inputs.benchmarks
+            for sample in files.wanted(benchmark, benchmark.samples)
+        ]
         job.put(f"{name}/there", json.dumps(found))
-    reported = json.loads(job.get(f"{name}/there"))
-    done: _Done = {}
-    num_correct = 0
-    for benchmark in inputs.benchmarks:
-        wanted = {problem.id for problem in benchmark.problems}
-        there = [s for s in reported[benchmark.name] if s[0] in wanted and s[1] < benchmark.samples]
-        done[benchmark.name] = {(problem_id, index) for problem_id, index, _ in there}
-        num_correct += sum(correct for _, _, correct in there)
-    return done, num_correct
+    there = json.loads(job.get(f"{name}/there"))
+    return {(key, index) for key, index, _ in there}, sum(correct for *_, correct in there)
 
 
 def _load(
-    inputs: Inputs, subject: Subject, job: Job, engine: RolloutEngine | None
+    models: Sequence[Inputs], inputs: Inputs, job: Job, engine: RolloutEngine | None
 ) -> RolloutEngine:
-    """An engine with the subject's weights: the open one where it can hold them."""
-    fits = engine is not None and inputs.model.model.table.shape == subject.model.table.shape
-    if engine is None or not fits:
-        if engine is not None:
-            engine.close()
-        engine = open_engine(inputs, subject, job)
-    engine.load_weights(subject.model.tensors(), version=0)
-    engine.tokenizer = subject.model.tokenizer
+    """An engine with the model's weights: the open one, of the first model, where it can hold
+    them. Called by every rank after it joined the job. Errors: `UserError` for what the engine
+    refuses.
+    """
+    settings, model = inputs.settings, inputs.model
+    if engine is not None and models[0].model.table.shape != model.table.shape:
+        engine.close()
+        engine = None
+    if engine is None:
+        longest = max(len(ids) for each in models for ids in each.prompts.values())
+        engine = build_engine(
+            settings.engine,
+            EngineSettings(
+                model_dir=model.directory,
+                dtype=inputs.dtype,
+                is_cuda=inputs.device.is_cuda,
+                tp=settings.tp,
+                max_tokens=min(longest + inputs.max_tokens, model.max_positions),
+                batch_size=inputs.batch_size,
+                gpu_memory_fraction=settings.gpu_memory_fraction,
+                kv_cache_bytes=None,
+                seed=settings.seed,
+                collective_minutes=COLLECTIVE_HOURS * 60,
+                rank=job.rank,
+                world_size=job.world_size,
+                job_id=job.id,
+            ),
+            model.table,
+            model.tokenizer,
+            inputs.device,
+        )
+    engine.load_weights(model.tensors(), version=0)
+    engine.tokenizer = model.tokenizer
     return engine
 
 
 def _finished(
-    inputs: Inputs, subject: Subject, engine: RolloutEngine, queue: WorkQueue
+    inputs: Inputs, engine: RolloutEngine, queue: WorkQueue
 ) -> Iterator[list[tuple[Rollout, int]]]:
     """Rollouts and what each cost beyond its tokens, by the method of the settings; empty lists in
     between.
     """
-    sampling = inputs.sampling(subject)
     if inputs.settings.method == "deer":
-        deer = Deer(inputs.settings.deer, engine, subject.model.tokenizer)
+        deer = Deer(inputs.settings.deer, inputs.model.tokenizer)
         while requests := queue.take(inputs.batch_size):
-            exits = deer.generate(requests, sampling)
-            yield [(exited.rollout, exited.extra_tokens) for exited in exits]
+            yield deer.generate(engine, requests, inputs.sampling)
     else:
-        for rollouts in engine.stream(queue.take, sampling):
+        for rollouts in engine.stream(queue.take, inputs.sampling):
             yield [(rollout, 0) for rollout in rollouts]
 
 
-def open_engine(inputs: Inputs, subject: Subject, job: Job) -> RolloutEngine:
-    """An engine without weights. Called by every rank after it joined the job. Errors: `UserError`
-    for what the engine refuses.
-    """
-    settings, model = inputs.settings, subject.model
-    longest = max(len(ids) for subject in inputs.subjects for ids in subject.prompts.values())
-    return build_engine(
-        settings.engine,
-        EngineSettings(
-            model_dir=model.directory,
-            dtype=inputs.dtype,
-            is_cuda=inputs.device.is_cuda,
-            tp=settings.tp,
-            max_tokens=min(longest + inputs.max_tokens, model.max_positions),
-            batch_size=inputs.batch_size,
-            gpu_memory_fraction=settings.gpu_memory_fraction,
-            kv_cache_bytes=None,
-            seed=settings.seed,
-            collective_minutes=COLLECTIVE_HOURS * 60,
-            rank=job.rank,
-            world_size=job.world_size,
-            job_id=job.id,
-        ),
-        model.table,
-        model.tokenizer,
-        inputs.device,
+def _write_outputs(models: Sequence[Inputs]) -> str:
+    """All files of a finished evaluation; returns the table for a terminal."""
+    earlier = models[0].settings.earlier_baseline
+    found = {} if earlier is None else {earlier: read_results(earlier)}
+    for inputs in reversed(models):  # a baseline first
+        results = _results(inputs, next(iter(found.items()), None))
+        write_results(inputs.out, results)
+        found[inputs.out] = results
+    comparison = compare(list(found.values()))
+    comparison.write(models[0].out, list(found))
+    return comparison.text()
+
+
+def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
+    """Of the stored samples that the settings ask for. baseline: its directory, and its results."""
+    files = SampleFiles(inputs.out)
+    for benchmark in inputs.benchmarks:
+        files.combine(benchmark.name)
+    own = ModelSamples(
+        name=inputs.model.name,
+        samples={each.name: files.wanted(each, each.samples) for each in inputs.benchmarks},
+        settings=inputs.comparable_settings(),
     )
+    if baseline is None:
+        return build_results(own, budgets=inputs.budgets)
+    directory, before = baseline
+    there = SampleFiles(directory)
+    base = ModelSamples(
+        name=before.model,
+        samples={
+            each.name: there.wanted(each, before.benchmarks[each.name].samples_per_problem)
+            for each in inputs.benchmarks
+        },
+        settings=before.settings,
+    )
+    return build_results(own, baseline=base, budgets=inputs.budgets)

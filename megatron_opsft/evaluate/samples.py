@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.evaluate.metrics import ScoredSample
 from megatron_opsft.records import FinishReason, Outcome
 from megatron_opsft.runtime.durable import append_line, whole_lines, write_packed_lines
 
@@ -37,16 +36,20 @@ class StoredSample:
     extra_tokens: int
     text: str
 
-    def scored(self) -> ScoredSample:
-        """What the metrics need of it. A response that was cut off has no answer."""
-        return ScoredSample(
-            problem_id=self.problem_id,
-            sample_index=self.sample_index,
-            num_tokens=self.num_tokens,
-            correct=self.outcome is Outcome.CORRECT,
-            finished=self.finish_reason is FinishReason.STOP,
-            has_answer=self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED),
-        )
+    @property
+    def correct(self) -> bool:
+        """Whether the verifier says so."""
+        return self.outcome is Outcome.CORRECT
+
+    @property
+    def finished(self) -> bool:
+        """By its own end token, not by the token limit."""
+        return self.finish_reason is FinishReason.STOP
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether an answer could be read from it, right or wrong."""
+        return self.outcome not in (Outcome.NO_ANSWER, Outcome.UNFINISHED)
 
 
 class SampleFiles:
@@ -72,6 +75,17 @@ class SampleFiles:
                 found.setdefault((sample.problem_id, sample.sample_index), sample)
         return [found[key] for key in sorted(found)]
 
+    def wanted(self, benchmark: Benchmark, each: int) -> list[StoredSample]:
+        """The first `each` samples of the problems that the benchmark uses, as far as they are
+        there, as `read` orders them.
+        """
+        ids = {problem.id for problem in benchmark.problems}
+        return [
+            sample
+            for sample in self.read(benchmark.name)
+            if sample.problem_id in ids and sample.sample_index < each
+        ]
+
     def combine(self, benchmark: str) -> None:
         """Make the parts one file; a kill in between leaves parts or file, or both."""
         parts = [path for path in self._files(benchmark) if path.parent == self._parts]
@@ -89,29 +103,6 @@ class SampleFiles:
         # A benchmark's name may be the beginning of another's: the rest has no further dot.
         parts = [p for p in self._parts.glob("*.jsonl") if p.name.rsplit(".", 2)[0] == benchmark]
         return [*([whole] if whole.exists() else []), *sorted(parts)]
-
-
-def other_data(samples: Sequence[StoredSample], benchmark: Benchmark) -> str:
-    """How the first of the samples shows that it is from other data than the benchmark, by its
-    problem's id and gold answer; "" where none does.
-    """
-    gold = {problem.id: problem.answer for problem in benchmark.data.problems}
-    for sample in samples:
-        if sample.problem_id not in gold:
-            return f"a sample of problem {sample.problem_id}, which is not in {benchmark.data.name}"
-        if sample.gold != gold[sample.problem_id]:
-            return (
-                f"the answer of problem {sample.problem_id} is {sample.gold!r}, "
-                f"{gold[sample.problem_id]!r} in {benchmark.data.name}"
-            )
-    return ""
-
-
-def num_missing(samples: Sequence[StoredSample], benchmark: Benchmark, each: int) -> int:
-    """How many of `each` samples of every problem that the benchmark uses are not there."""
-    there = {(sample.problem_id, sample.sample_index) for sample in samples}
-    wanted = ((problem.id, index) for problem in benchmark.problems for index in range(each))
-    return sum(key not in there for key in wanted)
 
 
 def _read(path: Path) -> Iterator[StoredSample]:

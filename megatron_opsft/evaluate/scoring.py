@@ -1,14 +1,16 @@
 """Verdicts beside the generation: a thread hands responses to the verifier and stores them."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
+from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import Outcome, Problem, Rollout
+from megatron_opsft.records import Outcome, Rollout
 from megatron_opsft.verify.verifier import Verifier
 
 _Finished = tuple[Rollout, int]
@@ -27,14 +29,13 @@ class Scorer:
     def __init__(
         self,
         verifier: Verifier,
-        problems: Mapping[str, tuple[str, Problem]],
+        benchmarks: Sequence[Benchmark],
         files: SampleFiles,
         tally: Tally,
     ) -> None:
-        """problems: key -> (benchmark, problem). tally: gets what was stored."""
-        self._verifier, self._problems, self._files = verifier, problems, files
-        self._tally = tally
-        self._by_key = {key: problem for key, (_, problem) in problems.items()}
+        """tally: gets what was stored."""
+        self._verifier, self._files, self._tally = verifier, files, tally
+        self._problems = {b.key(p.id): p for b in benchmarks for p in b.problems}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._waiting: list[_Finished] = []
         self._under_way: Future[None] | None = None
@@ -65,20 +66,15 @@ class Scorer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._thread:
-            try:
-                self._begin().result()
-            except Exception:
-                if error is None:
-                    raise
+        with self._thread, nullcontext() if error is None else suppress(Exception):
+            self._begin().result()
 
     def _judge(self, batch: Sequence[_Finished]) -> None:
-        if not batch:
-            return
-        verdicts = self._verifier.score([rollout for rollout, _ in batch], self._by_key)
+        verdicts = self._verifier.score([rollout for rollout, _ in batch], self._problems)
         rows: dict[str, list[StoredSample]] = {}
         for (rollout, extra_tokens), verdict in zip(batch, verdicts, strict=True):
-            benchmark, problem = self._problems[rollout.problem_id]
+            benchmark = rollout.problem_id.partition("/")[0]
+            problem = self._problems[rollout.problem_id]
             rows.setdefault(benchmark, []).append(
                 StoredSample(
                     problem_id=problem.id,

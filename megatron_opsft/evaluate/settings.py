@@ -20,11 +20,36 @@ from megatron_opsft.config_section import (
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.deer_settings import DeerSettings
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
+
+
+class DeerSettings(Section):
+    """Defaults: the paper's threshold, the released code's words, texts and limits."""
+
+    threshold: float = Field(
+        0.95, ge=0, le=1, description="Exit where the trial answer's confidence is above this."
+    )
+    transition_words: Annotated[tuple[str, ...], CommaSeparated] = Field(
+        ("Wait",),
+        min_length=1,
+        description="Words at which an answer is tried; each must be one token of the model.",
+    )
+    trial_prompt: str = Field(
+        "\n**Final Answer**\n\\boxed",
+        description="Inducer of the trial answer; it ends with an open box.",
+    )
+    max_trial_tokens: int = Field(
+        20, ge=1, description="Longest trial answer; one that is longer is not confident."
+    )
+    max_trials: int = Field(10, ge=1, description="Trials per response; then it thinks to its end.")
+    think_end: str = Field("</think>", description="The token that ends the model's thinking.")
+    exit_text: str = Field(
+        "\n</think>\n\n",
+        description="Written on an exit, before the conclusion; counts as part of the response.",
+    )
 
 
 class EvalSettings(Section):
@@ -112,8 +137,10 @@ class EvalSettings(Section):
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
 
     @model_validator(mode="after")
-    def _early_exit_is_alone(self) -> Self:
-        """Errors: `UserError` for what early exit cannot be together with."""
+    def _fits_together(self) -> Self:
+        """Errors: `UserError` for what early exit cannot be together with, and where equal samples
+        would be made.
+        """
         if self.method == "deer" and self.tp != 1:
             raise UserError(
                 f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
@@ -124,17 +151,19 @@ class EvalSettings(Section):
                 "what a smaller limit gives; leave budgets out, or evaluate with a smaller "
                 "max_tokens"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _greedy_samples_are_one(self) -> Self:
-        """Errors: `UserError` where equal samples would be made."""
         if self.temperature == 0 and (self.samples or 1) > 1:
             raise UserError(
                 f"samples={self.samples} with temperature=0: all samples of a problem are the "
                 "same; leave samples out, or set temperature above 0"
             )
         return self
+
+    @property
+    def earlier_baseline(self) -> Path | None:
+        """The directory of the baseline where that is an evaluation made before."""
+        directory = Path(self.baseline or "").expanduser()
+        is_there = self.baseline is not None and (directory / "results.json").is_file()
+        return directory if is_there else None
 
     @property
     def verify(self) -> VerifyConfig:
@@ -168,9 +197,8 @@ def check_settings(settings: EvalSettings) -> None:
     check_engine_settings(settings.engine, settings.tp, section="")
     check_installed(settings.engine, section="")
     local_model(settings.model, option="--model")
-    baseline = settings.baseline
-    if baseline is not None and not (Path(baseline).expanduser() / "results.json").is_file():
-        local_model(baseline, option="--baseline")
+    if settings.baseline is not None and settings.earlier_baseline is None:
+        local_model(settings.baseline, option="--baseline")
     for source in settings.data.values():
         check_source(source)
     if settings.out.is_file():

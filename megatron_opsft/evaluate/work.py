@@ -3,7 +3,7 @@ from which the engines take them.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
@@ -16,14 +16,14 @@ from megatron_opsft.runtime.job import Job
 def missing_requests(
     benchmarks: Sequence[Benchmark],
     prompts: Mapping[str, tuple[int, ...]],
-    done: Mapping[str, set[tuple[str, int]]],
+    done: Collection[tuple[str, int]],
     seed: int,
 ) -> list[ResponseRequest]:
     """Requests for what is missing; the last benchmarks first: they have the longest answers.
     Within a benchmark by falling length of the prompts, so that a batch has little padding.
 
-    prompts: key -> prompt ids. done: benchmark -> (problem id, sample index) that are there. The
-    same on every rank.
+    prompts: problem key -> ids. done: (problem key, sample index) that are there. The same on every
+    rank.
     """
     return [
         ResponseRequest(
@@ -37,7 +37,7 @@ def missing_requests(
             benchmark.problems, key=lambda problem: -len(prompts[benchmark.key(problem.id)])
         )
         for index in range(benchmark.samples)
-        if (problem.id, index) not in done[benchmark.name]
+        if (benchmark.key(problem.id), index) not in done
     ]
 
 

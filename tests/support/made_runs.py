@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.evaluate.bootstrap import Bootstrap
-from megatron_opsft.evaluate.metrics import ScoredSample
+from eval_samples import stored
+
 from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import FinishReason, Outcome
+from megatron_opsft.evaluate.samples import SampleFiles
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (
@@ -104,39 +103,17 @@ def make_evaluation(
 ) -> Path:
     """10 problems, 2 samples each."""
     model = made_samples(name, tokens, correct, benchmark)
-    stored = [
-        StoredSample(
-            problem_id=sample.problem_id,
-            sample_index=sample.sample_index,
-            outcome=Outcome.CORRECT if sample.correct else Outcome.WRONG,
-            answer="7",
-            gold="7" if sample.correct else "8",
-            finish_reason=FinishReason.STOP,
-            num_tokens=sample.num_tokens,
-            extra_tokens=0,
-            text=f"{name} says 7",
-        )
-        for sample in model.samples[benchmark]
-    ]
-    SampleFiles(out).append(benchmark, stored)
+    SampleFiles(out).append(benchmark, model.samples[benchmark])
     SampleFiles(out).combine(benchmark)
-    fast = Bootstrap(num_resamples=50)
-    results = build_results(model, baseline=baseline, budgets=(64, 128), bootstrap=fast)
-    write_results(out / "results.json", results)
+    write_results(out, build_results(model, baseline=baseline, budgets=(64, 128)))
     return out
 
 
 def made_samples(name: str, tokens: int, correct: int, benchmark: str = "gsm8k") -> ModelSamples:
     """Of `make_evaluation`."""
+    texts = {"answer": "7", "text": f"{name} says 7"}
     samples = [
-        ScoredSample(
-            problem_id=f"p{p}",
-            sample_index=n,
-            num_tokens=tokens + p,
-            correct=p < correct,
-            finished=True,
-            has_answer=True,
-        )
+        stored(f"p{p}", n, tokens + p, p < correct, gold="7" if p < correct else "8", **texts)
         for p in range(10)
         for n in range(2)
     ]

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import KNOWN, choose_names, load_benchmark
+from megatron_opsft.evaluate.benchmarks import Benchmark, load_benchmarks
+from megatron_opsft.evaluate.settings import EvalSettings
 
 PAPER = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 
@@ -16,36 +18,45 @@ def write(path: Path, rows: list[dict[str, object]]) -> str:
     return str(path)
 
 
-def test_defaults_are_the_papers_or_arithmetic_for_the_tiny_reasoner() -> None:
-    assert choose_names((), {}, is_tiny_reasoner=False) == PAPER
-    assert choose_names((), {}, is_tiny_reasoner=True) == ("arithmetic",)
-    assert choose_names((), {"mine": "x"}, is_tiny_reasoner=True) == ("mine",)
-    assert choose_names(("amc23", "amc23"), {}, is_tiny_reasoner=True) == ("amc23",)
-    assert [KNOWN[name].samples for name in PAPER] == [16, 16, 64, 64, 64]
+def load(tiny: bool = False, **settings: Any) -> tuple[Benchmark, ...]:
+    return load_benchmarks(EvalSettings(model="m", out="o", **settings), is_tiny_reasoner=tiny)
 
 
-@pytest.mark.parametrize("name", ["overall", "a/b", "", ".hidden", "a b"])
+def test_defaults_are_the_papers_or_arithmetic_for_the_tiny_reasoner(tmp_path: Path) -> None:
+    assert [benchmark.name for benchmark in load(tiny=True)] == ["arithmetic"]
+    rows: list[dict[str, object]] = [{"problem": "1 + 1?", "answer": "2"}]
+    file = write(tmp_path / "x.jsonl", rows)
+    paper = load(data=dict.fromkeys(PAPER, file), benchmarks=(*PAPER, "amc23"))
+    assert [(benchmark.name, benchmark.samples) for benchmark in paper] == [
+        *(("gsm8k", 16), ("math500", 16), ("amc23", 64), ("aime24", 64), ("aime25", 64))
+    ]
+    with pytest.raises(UserError, match="benchmark gsm8k: .*--data gsm8k=FILE"):
+        load()  # the first of them from a hub that is not there
+
+
+@pytest.mark.parametrize("name", ["overall", "a/b", ".hidden", "a b"])
 def test_names_that_are_no_file_names_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="letters, digits"):
-        choose_names((name,), {name: "x"}, is_tiny_reasoner=False)
+        load(data={name: "x"})
 
 
-def test_unknown_names_are_refused_with_the_fix() -> None:
-    with pytest.raises(UserError, match=r"'gsm9k' is not known.*--data gsm9k=FILE"):
-        choose_names(("gsm9k",), {}, is_tiny_reasoner=False)
+def test_a_file_of_a_benchmark_that_is_not_evaluated_is_refused() -> None:
     with pytest.raises(UserError, match="math500 is not among the benchmarks gsm8k"):
-        choose_names(("gsm8k",), {"math500": "x"}, is_tiny_reasoner=False)
+        load(benchmarks=("gsm8k",), data={"math500": "x"})
 
 
 def test_local_files_replace_the_hub_and_keep_the_papers_n(tmp_path: Path) -> None:
-    rows = [{"problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(5)]
+    rows: list[dict[str, object]] = [
+        {"problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(5)
+    ]
     file = write(tmp_path / "x.jsonl", rows)
-    loaded = load_benchmark("aime24", {"aime24": file}, samples=None, limit=3)
+    (loaded,) = load(data={"aime24": file}, limit=3)
     assert (loaded.samples, len(loaded.problems), len(loaded.data.problems)) == (64, 3, 5)
-    own = load_benchmark("mine", {"mine": file}, samples=None, limit=None)
+    (own,) = load(data={"mine": file})
     assert (own.samples, len(own.problems)) == (16, 5)
     assert own.key(own.problems[0].id) == "mine/x-1"
-    assert load_benchmark("mine", {"mine": file}, samples=3, limit=None).samples == 3
+    assert load(data={"mine": file}, samples=3)[0].samples == 3
+    assert load(data={"mine": file}, temperature=0)[0].samples == 1
 
 
 @pytest.mark.parametrize(
@@ -64,20 +75,12 @@ def test_a_file_with_wrong_fields_names_benchmark_file_and_row(
 ) -> None:
     file = write(tmp_path / "x.jsonl", rows)
     with pytest.raises(UserError, match="benchmark mine: .*" + message):
-        load_benchmark("mine", {"mine": file}, samples=None, limit=None)
+        load(data={"mine": file})
 
 
 def test_the_fields_of_a_file_can_be_named(tmp_path: Path) -> None:
     rows = [{"text": "1 + 1?", "answer": "3", "gold": "2"}]
     file = write(tmp_path / "x.jsonl", rows)
     fields = {"problem_field": "text", "answer_field": "gold"}
-    loaded = load_benchmark("mine", {"mine": file}, samples=None, limit=None, **fields)
+    (loaded,) = load(data={"mine": file}, **fields)
     assert [(p.text, p.answer) for p in loaded.problems] == [("1 + 1?", "2")]
-
-
-def test_a_missing_file_and_a_hub_that_is_not_there(tmp_path: Path) -> None:
-    missing = tmp_path / "no.jsonl"
-    with pytest.raises(UserError, match=r"benchmark mine: .*no\.jsonl"):
-        load_benchmark("mine", {"mine": str(missing)}, samples=None, limit=None)
-    with pytest.raises(UserError, match="benchmark aime25: .*--data aime25=FILE"):
-        load_benchmark("aime25", {}, samples=None, limit=None)

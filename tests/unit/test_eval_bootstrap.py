@@ -1,15 +1,12 @@
 """Intervals: against a slow bootstrap, their coverage, and what pairing gains."""
 
-import time
-
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.bootstrap import Bootstrap, draw_counts, estimate
+from megatron_opsft.evaluate.bootstrap import draw_counts, estimate
 from megatron_opsft.evaluate.metrics import (
     SampleGrid,
     combine,
-    compression_ratio,
     mean_over_problems,
     measure,
     problem_values,
@@ -36,7 +33,7 @@ def draw_model(
 
 
 def test_counts_are_resamples() -> None:
-    counts = draw_counts(50, "gsm8k", Bootstrap(num_resamples=4000))
+    counts = draw_counts(50, "gsm8k", num_resamples=4000)
     assert counts.shape == (4001, 50)
     assert (counts[0] == 1).all()
     assert (counts.sum(axis=1) == 50).all()
@@ -47,17 +44,10 @@ def test_counts_are_resamples() -> None:
     assert covariance[~np.eye(50, dtype=bool)].mean() == pytest.approx(-1 / 50, abs=0.002)
 
 
-def test_counts_depend_on_seed_and_benchmark() -> None:
-    first = draw_counts(30, "aime24", Bootstrap())
-    assert (first == draw_counts(30, "aime24", Bootstrap())).all()
-    assert (first[1:] != draw_counts(30, "aime25", Bootstrap())[1:]).any()
-    assert (first[1:] != draw_counts(30, "aime24", Bootstrap(seed=1))[1:]).any()
-
-
 def test_interval_matches_a_bootstrap_that_copies_problems() -> None:
     rng = np.random.default_rng(0)
     grid = draw_model(rng, rng.normal(size=40), 8, 500)
-    found = measure(grid, draw_counts(40, "x", Bootstrap(num_resamples=4000)))
+    found = measure(grid, draw_counts(40, "x", num_resamples=4000))
     medians, accuracies = [], []
     for _ in range(4000):
         chosen = rng.integers(40, size=40)
@@ -70,39 +60,20 @@ def test_interval_matches_a_bootstrap_that_copies_problems() -> None:
         assert own.high == pytest.approx(high, abs=0.05 * (high - low))
 
 
-@pytest.mark.slow
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
-    """3,000 evaluations of 60 problems, 4 samples; problems differ, so samples are not independent.
-
-    Resampling single samples would cover 0.39 and 0.83; intervals of 90 % and 99 %, taken for those
-    of 95 %, 0.90 and 0.98.
-    """
-    rng = np.random.default_rng(1)
-    covered = {0.5: 0, 0.95: 0}
-    for trial in range(3000):
-        chance = rng.beta(1, 1, size=60)
-        correct = rng.random((60, 4)) < chance[:, None]
-        counts = draw_counts(60, "x", Bootstrap(num_resamples=400, seed=trial))
-        values = problem_values(grid_of(np.ones((60, 4)), correct))
-        draws = mean_over_problems({"accuracy": values["accuracy"]}, counts)["accuracy"]
-        for level in covered:
-            interval = estimate(draws, level)
-            assert interval.low is not None and interval.high is not None
-            covered[level] += interval.low <= 0.5 <= interval.high
-    assert 0.48 <= covered[0.5] / 3000 <= 0.55
-    assert 0.925 <= covered[0.95] / 3000 <= 0.96
-
-
-@pytest.mark.parametrize(("problems", "least", "most"), [(5, 0.80, 0.88), (30, 0.90, 0.945)])
-def test_few_problems_have_the_coverage_that_the_documentation_tells(
+@pytest.mark.parametrize(
+    ("problems", "least", "most"), [(5, 0.80, 0.88), (30, 0.90, 0.945), (60, 0.925, 0.96)]
+)
+def test_intervals_have_the_coverage_that_the_documentation_tells(
     problems: int, least: float, most: float
 ) -> None:
-    """Of 95 % intervals, 2,000 evaluations of 8 samples; problems are of uniform difficulty."""
+    """Of 95 % intervals, 2,000 evaluations of 8 samples; problems are of uniform difficulty, so
+    that samples are not independent: resampling single ones would cover far less.
+    """
     rng = np.random.default_rng(5)
     covered = 0
     for trial in range(2000):
         correct = rng.random((problems, 8)) < rng.random(problems)[:, None]
-        counts = draw_counts(problems, "x", Bootstrap(num_resamples=400, seed=trial))
+        counts = draw_counts(problems, "x", num_resamples=400, seed=trial)
         values = problem_values(grid_of(np.ones_like(correct), correct))
         interval = estimate(mean_over_problems({"a": values["accuracy"]}, counts)["a"])
         assert interval.low is not None and interval.high is not None
@@ -113,8 +84,8 @@ def test_few_problems_have_the_coverage_that_the_documentation_tells(
 def test_pairing_narrows_differences_and_ratios() -> None:
     rng = np.random.default_rng(2)
     difficulty = rng.normal(size=80)
-    counts = draw_counts(80, "x", Bootstrap())
-    others = draw_counts(80, "x", Bootstrap(seed=9))
+    counts = draw_counts(80, "x")
+    others = draw_counts(80, "x", seed=9)
     old, new = draw_model(rng, difficulty, 16, 4000), draw_model(rng, difficulty, 16, 900)
     base, own = measure(old, counts), measure(new, counts)
     unpaired = measure(old, others)
@@ -127,8 +98,8 @@ def test_pairing_narrows_differences_and_ratios() -> None:
     for paired, apart in (
         (own["accuracy"] - base["accuracy"], own["accuracy"] - unpaired["accuracy"]),
         (
-            compression_ratio(own["mean_tokens"], base["mean_tokens"]),
-            compression_ratio(own["mean_tokens"], unpaired["mean_tokens"]),
+            own["mean_tokens"] / base["mean_tokens"],
+            own["mean_tokens"] / unpaired["mean_tokens"],
         ),
     ):
         assert paired[0] == apart[0]
@@ -138,9 +109,10 @@ def test_pairing_narrows_differences_and_ratios() -> None:
 def test_overall_resamples_within_each_benchmark() -> None:
     """The variance of a mean of B independent benchmarks is the sum of theirs over B squared."""
     rng = np.random.default_rng(3)
-    settings = Bootstrap(num_resamples=8000)
     draws = [
-        measure(draw_model(rng, rng.normal(size=30), 4, 100), draw_counts(30, name, settings))
+        measure(
+            draw_model(rng, rng.normal(size=30), 4, 100), draw_counts(30, name, num_resamples=8000)
+        )
         for name in ("a", "b", "c")
     ]
     overall = combine(draws)["accuracy"][1:].var()
@@ -151,19 +123,7 @@ def test_estimate_reads_value_and_percentiles() -> None:
     draws = np.concatenate([[7.0], np.arange(1001.0)])
     found = estimate(draws)
     assert (found.value, found.low, found.high) == (7.0, 25.0, 975.0)
-    assert estimate(draws, 0.5).low == 250.0
     with pytest.raises(ValueError, match="low 2.0 is above high 1.0"):
         type(found)(value=0, low=2, high=1)
     with pytest.raises(ValueError, match="both"):
         type(found)(value=0, low=2)
-
-
-def test_gsm8k_takes_seconds() -> None:
-    """1,319 problems, 16 samples, 2,000 resamples: about 0.3 s here."""
-    rng = np.random.default_rng(4)
-    grid = draw_model(rng, rng.normal(size=1319), 16, 900)
-    start = time.perf_counter()
-    metrics = measure(grid, draw_counts(1319, "gsm8k", Bootstrap()))
-    assert time.perf_counter() - start < 5
-    assert metrics["p95_tokens"].shape == (2001,)
-    assert metrics["p95_tokens"][0] == pytest.approx(np.quantile(grid.tokens_PN, 0.95))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hf_engines import engine_from_disk
@@ -18,10 +18,10 @@ from megatron_opsft.data.arithmetic import load_arithmetic
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.evaluate.deer import Deer, EarlyExit, geometric_mean
-from megatron_opsft.evaluate.deer_settings import DeerSettings
+from megatron_opsft.evaluate.deer import Deer, geometric_mean
+from megatron_opsft.evaluate.settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
-from megatron_opsft.rollout.engine import EngineShare, SamplingSettings, Scores
+from megatron_opsft.rollout.engine import SamplingSettings, Scores
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
@@ -49,27 +49,25 @@ class FakeEngine:
     calls: (what, number of requests, limit) of every call. seeds: of what was not greedy.
     """
 
-    share: EngineShare = EngineShare(index=0, count=1)
+    version: int = 7
     calls: list[tuple[str, int, int]] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 
     def generate(
         self, requests: Sequence[ResponseRequest], sampling: SamplingSettings
     ) -> list[Rollout]:
-        greedy = sampling.temperature == 0
-        limit = sampling.max_response_tokens
+        greedy, limit = sampling.temperature == 0, sampling.max_response_tokens
         assert limit >= 1
-        assert requests
         self.calls.append(("trial" if greedy else "think", len(requests), limit))
-        places = [(request.problem_id, request.sample_index) for request in requests]
-        assert len(set(places)) == len(places)
+        places = {(request.problem_id, request.sample_index) for request in requests}
+        assert len(places) == len(requests) > 0
         rollouts = []
         for request in requests:
-            seed = request.seed
-            self.seeds += [] if greedy else [seed]
+            seed = None if greedy else request.seed
+            self.seeds += [] if seed is None else [seed]
             out: list[int] = []
             while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-                out.append(self.next_token(request.prompt_ids, out, None if greedy else seed))
+                out.append(self.next_token(request.prompt_ids, out, seed))
             rollouts.append(
                 Rollout(
                     problem_id=request.problem_id,
@@ -95,77 +93,70 @@ class FakeEngine:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """What a model would say to one prompt, whatever the seed.
+@dataclass(kw_only=True)
+class Script(FakeEngine):
+    """What a model would say to a prompt of one token, whatever the seed.
 
     thought: undisturbed, up to the end token. trials: (text, probability of each of its tokens) at
-    each trial in turn. conclusion: after an exit.
+    each transition word in turn. conclusion: after an exit.
     """
 
     thought: str
     trials: tuple[tuple[str, tuple[float, ...]], ...] = ()
     conclusion: str = ""
-
-
-@dataclass
-class ScriptedEngine(FakeEngine):
-    """The first token of a prompt says which script it is."""
-
-    scripts: Sequence[Script] = ()
     words: tuple[str, ...] = ("Wait",)
 
-    def script_of(self, ids: Sequence[int]) -> Script:
-        return self.scripts[ids[0]]
-
-    def trial_at(self, context: Sequence[int]) -> int | None:
-        """Where the inducer ends in `context`; None if it is not there."""
+    def trial_at(self, context: list[int]) -> tuple[str, tuple[float, ...], int] | None:
+        """Text and probabilities of the trial that `context` asks for, and where the inducer ends;
+        None if it is not there.
+        """
         inducer = ids_of(INDUCER)
         for start in range(len(context) - len(inducer) + 1):
-            if list(context[start : start + len(inducer)]) == inducer:
-                return start + len(inducer)
+            if context[start : start + len(inducer)] == inducer:
+                transitions = {ids_of(word)[0] for word in self.words}
+                number = sum(token in transitions for token in context[:start])
+                return *self.trials[number], start + len(inducer)
         return None
-
-    def trial_of(self, ids: Sequence[int], start: int) -> tuple[str, tuple[float, ...]]:
-        transitions = {ids_of(word)[0] for word in self.words}
-        number = sum(token in transitions for token in ids[1 : 1 + start])
-        return self.script_of(ids).trials[number]
 
     def next_token(self, prompt_ids: Sequence[int], out: Sequence[int], seed: int | None) -> int:
         context = [*prompt_ids[1:], *out]
-        script = self.script_of(prompt_ids)
-        start = self.trial_at(context)
-        if start is not None:
-            text, _ = self.trial_of(prompt_ids, start)
-            return [*ids_of(text), END][len(context) - start]
-        thought = [*ids_of(script.thought), END]
+        if trial := self.trial_at(context):
+            return [*ids_of(trial[0]), END][len(context) - trial[2]]
+        thought = [*ids_of(self.thought), END]
         if context == thought[: len(context)]:
             return thought[len(context)]
         closing = ids_of(EXIT)
         common = next(i for i, (a, b) in enumerate(zip(context, thought, strict=False)) if a != b)
         cut = max(c for c in range(common + 1) if context[c : c + len(closing)] == closing)
-        rest = [*ids_of(script.conclusion), END]
-        return rest[len(context) - cut - len(closing)]
+        return [*ids_of(self.conclusion), END][len(context) - cut - len(closing)]
 
     def probabilities(self, sample: Sample) -> list[float]:
-        start = self.trial_at(sample.prompt_ids[1:])
-        assert start is not None
-        text, found = self.trial_of(sample.prompt_ids, start)
-        assert len(found) == len(ids_of(text))
-        return list(found[: len(sample.response_ids)])
+        trial = self.trial_at(list(sample.prompt_ids[1:]))
+        assert trial is not None and len(trial[1]) == len(ids_of(trial[0]))
+        return list(trial[1][: len(sample.response_ids)])
 
 
-def run(
-    *scripts: Script, limit: int = 400, engine: FakeEngine | None = None, **settings: object
-) -> list[EarlyExit]:
-    words = settings.get("transition_words", ("Wait",))
-    engine = engine or ScriptedEngine(scripts=scripts, words=words)
-    deer = Deer(DeerSettings(**settings), engine, tokenizer())
-    requests = [
-        ResponseRequest(problem_id=f"p{n}", sample_index=0, prompt_ids=(n,), seed=100 + n)
-        for n in range(len(scripts))
-    ]
-    return deer.generate(requests, sampling(limit))
+class Found(NamedTuple):
+    """A response and what it took."""
+
+    rollout: Rollout
+    extra_tokens: int
+    exited: bool
+    calls: list[str]
+
+    @property
+    def num_trials(self) -> int:
+        return self.calls.count("trial")
+
+
+def run(script: Script, *, limit: int = 400, **settings: object) -> Found:
+    script.calls = []
+    request = ResponseRequest(problem_id="p0", sample_index=0, prompt_ids=(0,), seed=100)
+    deer = Deer(DeerSettings(**settings), tokenizer())
+    ((rollout, extra_tokens),) = deer.generate(script, [request], sampling(limit))
+    closing = str(settings.get("exit_text", EXIT))
+    exited = bool(script.conclusion) and closing + script.conclusion[:1] in rollout.text
+    return Found(rollout, extra_tokens, exited, [what for what, _, _ in script.calls])
 
 
 def sampling(limit: int) -> SamplingSettings:
@@ -175,205 +166,154 @@ def sampling(limit: int) -> SamplingSettings:
 
 
 THOUGHT = "2+7=9.\nWait, 2+7=9.\nWait, it is 9.\nWait, 9.\n</think>\n\\boxed{9}"
+WHOLE = (*ids_of(THOUGHT), END)
+SHORT = "1.\nWait, 2.\n</think>"
 DOUBT = ("{9}", (1.0, 0.5, 1.0))
 SURE = ("{9}", (1.0, 0.99, 0.98))
-SCRIPT = Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}")
 
 
 def test_exit_at_the_first_transition_above_the_threshold() -> None:
-    engine = ScriptedEngine(scripts=(SCRIPT,))
-    (found,) = run(SCRIPT, engine=engine)
-    text = "2+7=9.\nWait, 2+7=9.\n" + EXIT + "So \\boxed{9}"
+    found = run(Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}"))
     before = "2+7=9.\nWait, 2+7=9.\n"
-    expected = (*ids_of(before), *ids_of(EXIT), *ids_of("So \\boxed{9}"), END)
     assert found.rollout == Rollout(
         problem_id="p0",
         sample_index=0,
         prompt_ids=(0,),
-        response_ids=expected,
-        text=text,
+        response_ids=(*ids_of(before), *ids_of(EXIT), *ids_of("So \\boxed{9}"), END),
+        text=before + EXIT + "So \\boxed{9}",
         finish_reason=FinishReason.STOP,
         weight_version=7,
     )
     assert found.exited
-    assert found.num_trials == 2
     # Two trials of "{", "9", "}" and their end, and the dropped word.
     assert found.extra_tokens == 4 + 4 + 1
-    assert [what for what, _, _ in engine.calls] == [
-        *("think", "trial", "score"),
-        *("think", "trial", "score"),
-        "think",
-    ]
+    assert found.calls == [*("think", "trial", "score") * 2, "think"]
 
 
-def test_threshold_is_compared_with_the_answer_alone() -> None:
-    """The opening brace is not part of the answer, the closing one is, what follows is not."""
-    trial = ("{12}.\n", (0.1, 0.9, 0.8, 0.7, 0.2))
-    assert len(ids_of(trial[0])) == len(trial[1])
-    script = Script(thought=THOUGHT, trials=(trial, DOUBT, DOUBT), conclusion="9")
-    confidence = float(np.prod([0.9, 0.8, 0.7]) ** (1 / 3))
-    for threshold, trials in ((confidence - 1e-9, 1), (confidence + 1e-9, 3)):
-        (found,) = run(script, threshold=threshold)
-        assert (found.num_trials, found.exited) == (trials, trials == 1)
+@pytest.mark.parametrize(
+    ("trial", "probabilities"),
+    [
+        ("{12}.\n", (0.1, 0.9, 0.8, 0.7, 0.2)),  # not the opening brace, and nothing behind
+        ("{\\sqrt{9}}", (0.1, *[1.0] * (len(ids_of("{\\sqrt{9}}")) - 2), 0.5)),  # nested braces
+    ],
+)
+def test_threshold_is_compared_with_the_mean_over_the_answer_alone(
+    trial: str, probabilities: tuple[float, ...]
+) -> None:
+    answer = probabilities[1:4] if "12" in trial else probabilities[1:]
+    confidence = math.prod(answer) ** (1 / len(answer))
+    script = Script(thought=SHORT, trials=((trial, probabilities),), conclusion="9")
+    assert run(script, threshold=confidence - 1e-9).exited
+    assert not run(script, threshold=confidence + 1e-9).exited
 
 
-def test_geometric_mean_equals_numpy() -> None:
-    values = np.random.default_rng(0).uniform(0.01, 1.0, size=17)
-    assert geometric_mean(np.log(values).tolist()) == pytest.approx(
-        np.prod(values) ** (1 / 17), rel=1e-12
-    )
-    assert geometric_mean([math.log(0.3)]) == pytest.approx(0.3)
+def test_a_confidence_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(NonFiniteError, match="log-probs of a trial answer are NaN"):
         geometric_mean([-0.1, math.nan])
 
 
-def test_no_exit_below_the_threshold_leaves_the_response_as_it_is() -> None:
-    script = Script(thought=THOUGHT, trials=(DOUBT, DOUBT, DOUBT))
-    (found,) = run(script)
-    assert found.rollout.response_ids == (*ids_of(THOUGHT), END)
-    assert found.rollout.text == THOUGHT
-    assert (found.num_trials, found.extra_tokens, found.exited) == (3, 12, False)
-
-
-def test_confidence_equal_to_the_threshold_is_no_exit() -> None:
-    certain = ("{9}", (1.0, 1.0, 1.0))
-    script = Script(thought=THOUGHT, trials=(certain, certain, certain))
-    (found,) = run(script, threshold=1.0)
-    assert (found.num_trials, found.exited) == (3, False)
+@pytest.mark.parametrize(("trial", "threshold"), [(DOUBT, 0.95), (("{9}", (1.0, 1.0, 1.0)), 1.0)])
+def test_no_exit_up_to_the_threshold_leaves_the_response_as_it_is(
+    trial: tuple[str, tuple[float, ...]], threshold: float
+) -> None:
+    found = run(Script(thought=THOUGHT, trials=(trial,) * 3), threshold=threshold)
+    assert (found.rollout.response_ids, found.rollout.text) == (WHOLE, THOUGHT)
+    assert (found.num_trials, found.extra_tokens) == (3, 12)
 
 
 @pytest.mark.parametrize(
     "trial",
     [
-        ("{}", (1.0,)),  # empty
-        ("9", (1.0,)),  # not opened
-        ("{9", (1.0, 1.0)),  # not closed
-        ("{\\frac{9}", (1.0,) * len(ids_of("{\\frac{9}"))),  # closed inside only
-        ("So \\boxed{9}", (1.0,) * len(ids_of("So \\boxed{9}"))),  # another box
+        "{}",  # empty
+        "9",  # not opened
+        "{9",  # not closed
+        "{\\frac{9}",  # closed inside only
+        "So \\boxed{9}",  # another box
     ],
 )
-def test_trial_without_an_answer_is_no_exit(trial: tuple[str, tuple[float, ...]]) -> None:
-    engine = ScriptedEngine(scripts=(Script(thought="1.\nWait, 2.\n</think>", trials=(trial,)),))
-    (found,) = run(*engine.scripts, engine=engine, threshold=0.0)
-    assert (found.num_trials, found.exited) == (1, False)
-    assert "score" not in [what for what, _, _ in engine.calls]
-
-
-def test_nested_braces_belong_to_the_answer() -> None:
-    text = "{\\sqrt{9}}"
-    count = len(ids_of(text))
-    script = Script(
-        thought="1.\nWait, 2.\n</think>",
-        trials=((text, (*[1.0] * (count - 1), 0.5)),),
-        conclusion="3",
-    )
-    confidence = 0.5 ** (1 / (count - 1))
-    assert run(script, threshold=confidence - 1e-9)[0].exited
-    assert not run(script, threshold=confidence + 1e-9)[0].exited
+def test_trial_without_an_answer_is_no_exit(trial: str) -> None:
+    script = Script(thought=SHORT, trials=((trial, (1.0,) * len(ids_of(trial))),))
+    found = run(script, threshold=0.0)
+    assert found.rollout.text == SHORT
+    assert found.num_trials == 1 and "score" not in found.calls
 
 
 def test_longest_trial() -> None:
-    script = Script(
-        thought="1.\nWait, 2.\n</think>", trials=(("{123}", (1.0,) * 5),), conclusion="3"
-    )
-    assert run(script, max_trial_tokens=5)[0].exited
-    (found,) = run(script, max_trial_tokens=4)
+    script = Script(thought=SHORT, trials=(("{123}", (1.0,) * 5),), conclusion="3")
+    assert run(script, max_trial_tokens=5).exited
+    found = run(script, max_trial_tokens=4)
     assert (found.exited, found.num_trials, found.extra_tokens) == (False, 1, 4)
 
 
-def test_thinking_that_ends_by_itself_needs_no_trial() -> None:
-    text = "2+7=9.\n</think>\nWait, \\boxed{9}"  # a transition word in the conclusion
-    engine = ScriptedEngine(scripts=(Script(thought=text),))
-    (found,) = run(*engine.scripts, engine=engine)
-    assert found.rollout.response_ids == (*ids_of(text), END)
-    assert (found.num_trials, found.extra_tokens, found.exited) == (0, 0, False)
-    assert [what for what, _, _ in engine.calls] == ["think", "think"]
-
-
-def test_end_token_inside_the_thinking_ends_the_response() -> None:
-    engine = ScriptedEngine(scripts=(Script(thought="2+7=9."),))
-    (found,) = run(*engine.scripts, engine=engine)
-    assert found.rollout.response_ids == (*ids_of("2+7=9."), END)
+@pytest.mark.parametrize(
+    ("thought", "calls"),
+    [
+        ("2+7=9.\n</think>\nWait, \\boxed{9}", 2),  # a transition word in the conclusion
+        ("2+7=9.", 1),  # the end token inside the thinking
+    ],
+)
+def test_thinking_that_ends_by_itself_needs_no_trial(thought: str, calls: int) -> None:
+    found = run(Script(thought=thought))
+    assert found.rollout.response_ids == (*ids_of(thought), END)
     assert found.rollout.finish_reason is FinishReason.STOP
-    assert len(engine.calls) == 1
+    assert found.calls == ["think"] * calls and found.extra_tokens == 0
 
 
 def test_after_the_last_trial_nothing_stops_the_thinking() -> None:
-    script = Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE))
-    engine = ScriptedEngine(scripts=(script,))
-    (found,) = run(script, engine=engine, max_trials=2)
-    assert found.rollout.response_ids == (*ids_of(THOUGHT), END)
-    assert (found.num_trials, found.exited) == (2, False)
-    assert [what for what, _, _ in engine.calls][-2:] == ["score", "think"]
+    found = run(Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE)), max_trials=2)
+    assert found.rollout.response_ids == WHOLE
+    assert found.calls == [*("think", "trial", "score") * 2, "think"]
 
 
 def test_several_words_and_several_tokens_of_a_word() -> None:
     """`think` and ` think` are two tokens of this tokenizer; a comma in the setting is nothing."""
-    thought = "a think b think.\nHmm, c\n</think>"
-    tokens = [token for token in ids_of(thought) if "think" in tokenizer().decode([token])]
     assert len(ids_of("think")) == len(ids_of(" think")) == 1
-    assert ids_of("think") != ids_of(" think")
-    assert tokens[:2] == [*ids_of(" think")] * 2
     words = (" think", "Hmm,")
-    engine = ScriptedEngine(
-        scripts=(Script(thought=thought, trials=(DOUBT,) * 3),), words=(" think", "Hmm")
-    )
-    (found,) = run(*engine.scripts, engine=engine, transition_words=words)
-    assert (found.num_trials, found.rollout.text) == (3, thought)
-    plain = "think b\n</think>"  # without the space in front
-    engine = ScriptedEngine(
-        scripts=(Script(thought=plain, trials=(SURE,), conclusion="9"),), words=("think",)
-    )
-    (found,) = run(*engine.scripts, engine=engine, transition_words=words)
-    assert found.rollout.text == EXIT + "9"
+    thought = "a think b think.\nHmm, c\n</think>"
+    script = Script(thought=thought, trials=(DOUBT,) * 3, words=(" think", "Hmm"))
+    found = run(script, transition_words=words)
+    assert (found.rollout.text, found.num_trials) == (thought, 3)
+    plain = Script(thought="think b\n</think>", trials=(SURE,), conclusion="9", words=("think",))
+    assert run(plain, transition_words=words).rollout.text == EXIT + "9"
 
 
 BEFORE = len(ids_of("2+7=9.\n"))  # tokens before the first transition
 
 
-@pytest.mark.parametrize("limit", range(1, len(ids_of(THOUGHT)) + 3))
-def test_limit_inside_the_thinking(limit: int) -> None:
+def test_limit_inside_the_thinking() -> None:
     """Whatever the limit, a response without exit is the undisturbed one, cut there."""
     script = Script(thought=THOUGHT, trials=(DOUBT, DOUBT, DOUBT))
-    (found,) = run(script, limit=limit, max_trial_tokens=4)
-    whole = (*ids_of(THOUGHT), END)
-    assert found.rollout.response_ids == whole[:limit]
-    finished = limit >= len(whole)
-    assert found.rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
+    for limit in range(1, len(WHOLE) + 2):
+        rollout = run(script, limit=limit, max_trial_tokens=4).rollout
+        assert rollout.response_ids == WHOLE[:limit]
+        finished = limit >= len(WHOLE)
+        assert rollout.finish_reason is (FinishReason.STOP if finished else FinishReason.LENGTH)
 
 
 def test_limit_inside_the_conclusion() -> None:
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="It is so. " * 12 + "\\boxed{9}")
-    conclusion = ids_of(script.conclusion)
-    closed = BEFORE + len(ids_of(EXIT))
-    whole = (*ids_of("2+7=9.\n"), *ids_of(EXIT), *conclusion, END)
-    assert len(conclusion) > 45
-    for limit in (closed + 40, len(whole) - 1, len(whole)):
-        (found,) = run(script, limit=limit)
-        assert found.exited
-        assert found.rollout.response_ids == whole[:limit]
+    opened = (*ids_of("2+7=9.\n"), *ids_of(EXIT))
+    whole = (*opened, *ids_of(script.conclusion), END)
+    for limit in (len(opened) + 40, len(whole) - 1, len(whole)):
+        rollout = run(script, limit=limit).rollout
+        assert rollout.response_ids == whole[:limit]
         stopped = limit == len(whole)
-        assert found.rollout.finish_reason is (
-            FinishReason.STOP if stopped else FinishReason.LENGTH
-        )
+        assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
 
 
 def test_trial_needs_room() -> None:
     """For the inducer, the trial and the token that scoring may add, or for the closing text."""
     script = Script(thought=THOUGHT, trials=(SURE,), conclusion="9")
     needed = BEFORE + len(ids_of(INDUCER)) + 20 + 1
-    (found,) = run(script, limit=needed)
-    assert found.exited
-    (found,) = run(script, limit=needed - 1)
-    assert (found.num_trials, found.exited) == (0, False)
-    assert found.rollout.response_ids == (*ids_of(THOUGHT), END)[: needed - 1]
+    assert run(script, limit=needed).exited
+    found = run(script, limit=needed - 1)
+    assert (found.num_trials, found.rollout.response_ids) == (0, WHOLE[: needed - 1])
     long = "So be it. " * 20 + "</think>"
     script = Script(thought=THOUGHT, trials=(DOUBT,) * 3)
     closed = BEFORE + len(ids_of(long))
     assert closed > needed
     for limit, num_trials in ((closed, 0), (closed + 1, 1)):
-        (found,) = run(script, limit=limit, exit_text=long, max_trials=1)
-        assert found.num_trials == num_trials
+        assert run(script, limit=limit, exit_text=long, max_trials=1).num_trials == num_trials
 
 
 @dataclass
@@ -406,79 +346,41 @@ class RandomEngine(FakeEngine):
         return [(digest[i] + 1) / 256 for i in range(len(sample.response_ids))]
 
 
-WORDS = ("Wait", "Hmm")
+def _has_exit(ids: Sequence[int]) -> bool:
+    closing = ids_of(EXIT)
+    return any(list(ids[i : i + len(closing)]) == closing for i in range(len(ids)))
 
 
-def _random_requests(num_problems: int = 12, num_samples: int = 3) -> list[ResponseRequest]:
-    return [
-        request
-        for n in range(num_problems)
-        for request in make_requests(f"p{n}", (n, n + 1), num_samples, 0, 0)
-    ]
-
-
-def _random_deer(engine: FakeEngine | None = None) -> Deer:
-    settings = DeerSettings(
-        transition_words=WORDS, threshold=0.6, max_trial_tokens=6, trial_prompt="\\boxed"
-    )
-    return Deer(settings, engine or RandomEngine(), tokenizer())
-
-
-def test_responses_do_not_depend_on_the_others() -> None:
-    requests = _random_requests()
-    together = _random_deer().generate(requests, sampling(40))
-    assert {found.rollout.finish_reason for found in together} == set(FinishReason)
-    assert {found.exited for found in together} == {True, False}
-    assert max(found.num_trials for found in together) >= 2
-    places = [(found.rollout.problem_id, found.rollout.sample_index) for found in together]
-    assert places == [(r.problem_id, r.sample_index) for r in requests]
-    alone = [found for r in requests for found in _random_deer().generate([r], sampling(40))]
-    assert alone == together
-    backwards = _random_deer().generate(requests[::-1], sampling(40))
-    key = {(f.rollout.problem_id, f.rollout.sample_index): f for f in backwards}
-    assert [key[place] for place in places] == together
-
-
-def test_tokens_are_accounted_for() -> None:
-    """Lengths, ends, texts, closing texts and extra tokens fit together."""
+def test_tokens_and_calls_are_accounted_for() -> None:
+    """Lengths, ends, texts, extra tokens and seeds fit together; a round is one batch, and calls
+    overrun a response's own room by less than twice.
+    """
     engine = RandomEngine()
-    found = _random_deer(engine).generate(_random_requests(), sampling(40))
-    for one in found:
-        ids = one.rollout.response_ids
-        assert 1 <= len(ids) <= 40
-        assert END not in ids[:-1]
+    requests = [r for n in range(12) for r in make_requests(f"p{n}", (n, n + 1), 3, 0, 0)]
+    settings = DeerSettings(
+        transition_words=("Wait", "Hmm"), threshold=0.6, max_trial_tokens=6, trial_prompt="\\boxed"
+    )
+    found = Deer(settings, tokenizer()).generate(engine, requests, sampling(40))
+    places = [(rollout.problem_id, rollout.sample_index) for rollout, _ in found]
+    assert places == [(r.problem_id, r.sample_index) for r in requests]
+    assert {rollout.finish_reason for rollout, _ in found} == set(FinishReason)
+    assert {_has_exit(rollout.response_ids) for rollout, _ in found} == {True, False}
+    for rollout, extra_tokens in found:
+        ids = rollout.response_ids
         stopped = ids[-1] == END
-        assert one.rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert stopped or len(ids) == 40
-        assert one.rollout.text == tokenizer().decode(ids[:-1] if stopped else ids)
-        closing = ids_of(EXIT)
-        places = [i for i in range(len(ids)) if list(ids[i : i + len(closing)]) == closing]
-        assert bool(places) == one.exited
-        transitions = sum(token in {WAIT, ids_of("Hmm")[0]} for token in ids)
-        assert one.num_trials <= min(transitions + one.exited, 10)
-        assert one.exited <= one.num_trials <= one.extra_tokens <= 6 * one.num_trials + one.exited
+        assert END not in ids[:-1] and (stopped or len(ids) == 40)
+        assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        assert rollout.text == tokenizer().decode(ids[:-1] if stopped else ids)
+        exited = _has_exit(ids)
+        trials = sum(token in {WAIT, ids_of("Hmm")[0]} for token in ids) + exited
+        assert exited <= extra_tokens <= 6 * min(trials, 10) + exited
     # A response's segments have different seeds, the first of them its own.
-    thinking = [request.seed for request in _random_requests()]
+    thinking = [request.seed for request in requests]
     assert engine.seeds[: len(thinking)] == thinking
     assert len(set(engine.seeds)) == len(engine.seeds) > 2 * len(thinking)
-
-
-def test_rounds_are_batches_and_calls_overrun_by_less_than_twice() -> None:
-    engine = RandomEngine()
-    found = _random_deer(engine).generate(_random_requests(), sampling(40))
     thinks = [call for call in engine.calls if call[0] == "think"]
-    trials = [call for call in engine.calls if call[0] == "trial"]
     assert thinks[0] == ("think", 36, 40)
-    assert sum(count for _, count, _ in trials) == sum(one.num_trials for one in found)
-    assert len(trials) == max(one.num_trials for one in found)
-    limits = {limit for _, _, limit in thinks}
-    assert {31, 15} < limits <= {40, 31, 15, 7, 3, 1}
-
-
-def test_no_requests_no_calls() -> None:
-    engine = RandomEngine()
-    assert _random_deer(engine).generate([], sampling(40)) == []
-    assert engine.calls == []
+    assert {31, 15} < {limit for _, _, limit in thinks} <= {40, 31, 15, 7, 3, 1}
 
 
 @pytest.mark.parametrize(
@@ -494,14 +396,8 @@ def test_no_requests_no_calls() -> None:
 )
 def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        Deer(DeerSettings(**settings), RandomEngine(), tokenizer())
+        Deer(DeerSettings(**settings), tokenizer())
     assert "\n" not in str(error.value)
-
-
-def test_engine_that_answers_another_rank() -> None:
-    engine = RandomEngine(share=EngineShare(index=0, count=1, answers=False))
-    with pytest.raises(UserError, match="use engines of tensor-parallel size 1"):
-        _random_deer(engine)
 
 
 # Its own format: the thinking ends with a line break, and the box follows at once.
@@ -524,20 +420,19 @@ def test_tiny_reasoner_needs_fewer_tokens_and_stays_right() -> None:
         end_token_ids=end_token_ids(tokenizer(), DIRECTORY),
     )
     plain = engine.generate(requests, settings)
-    deer = Deer(DeerSettings(threshold=0.9, transition_words=OPENERS, **TINY), engine, tokenizer())
-    found = deer.generate(requests, settings)
+    deer = Deer(DeerSettings(threshold=0.9, transition_words=OPENERS, **TINY), tokenizer())
+    found = deer.generate(engine, requests, settings)
 
     def num_correct(rollouts: Sequence[Rollout]) -> int:
         answers = [(find_boxes(r.text)[-1:], gold[r.problem_id]) for r in rollouts]
         return sum(bool(boxes) and boxes[0].content == answer for boxes, answer in answers)
 
-    rollouts = [one.rollout for one in found]
+    rollouts = [rollout for rollout, _ in found]
     tokens = [sum(len(r.response_ids) for r in many) for many in (plain, rollouts)]
-    spent = tokens[1] + sum(one.extra_tokens for one in found)
+    spent = tokens[1] + sum(extra_tokens for _, extra_tokens in found)
     assert num_correct(rollouts) >= num_correct(plain) - 1
     assert tokens[1] < spent < 0.5 * tokens[0]
-    assert sum(one.exited for one in found) >= 24
     # Without a transition a response is plain sampling's.
-    untouched = [i for i, one in enumerate(found) if one.num_trials == 0]
+    untouched = [i for i, (_, extra_tokens) in enumerate(found) if extra_tokens == 0]
     assert [rollouts[i] for i in untouched] == [plain[i] for i in untouched]
     assert untouched

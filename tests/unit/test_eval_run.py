@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from forked_cli import ROOT, Finished, ForkedCli, Run
+from safetensors.torch import load_file, save_file
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 SMALL = ["limit=6", "samples=4", "max_tokens=250", "device=cpu"]
@@ -74,11 +75,8 @@ def test_every_output_is_there(whole: Path) -> None:
     assert told["num_samples"] == NUM_SAMPLES and told["tokens_per_second"] > 0
 
 
-@pytest.mark.parametrize("batch_size", [3, 64])
-def test_batch_size_changes_nothing(
-    cli: ForkedCli, whole: Path, tmp_path: Path, batch_size: int
-) -> None:
-    evaluate(cli, tmp_path / "out", f"batch_size={batch_size}")
+def test_batch_size_changes_nothing(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:
+    evaluate(cli, tmp_path / "out", "batch_size=3")
     assert outputs(tmp_path / "out") == outputs(whole)
 
 
@@ -252,24 +250,18 @@ def error_of(ended: Finished) -> str:
         (["--benchmarks", "aime25"], "--data aime25=FILE"),
         (["--data", "mine"], "'data.mine': write key=value"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["samples=0"], "samples=0"),
         (["--samples", "5000"], "samples=5000"),
         (["max_tokens=2000"], "set max_tokens="),
-        (["budgets=0"], "budgets=0: must be"),
         (["--budgets", "100,251"], "budgets=251: must be"),
         (["budgets=many"], "config key budgets.0='many'"),
-        (["temperature=0"], "temperature=0"),
-        (["--top-p", "1.5"], "top_p=1.5"),
         (["tp=2"], "error: tp=2 is vLLM's; set engine=vllm or tp=1"),
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["device=cuda"], "torch sees no GPU"),
         (["method=deer", "deer.transition_words=Notaword"], "'Notaword' is not a single token"),
         (["method=deer", "budgets=100"], "budgets: early exit tries answers"),
+        (["method=deer", "engine=vllm", "tp=2"], "engines of one rank only, not tp=2"),
         (["/nowhere.yaml"], "/nowhere.yaml does not exist"),
-        (["a.yaml", "b.yaml"], "unexpected extra argument (b.yaml)"),
         (["--max-token", "8"], "unknown config key max_token in"),
-        (["--max-tokens"], "--max-tokens has no value"),
-        (["max_tokens"], "max_tokens does not exist"),
     ],
 )
 def test_bad_options_are_one_line_before_anything_is_sampled(
@@ -281,36 +273,32 @@ def test_bad_options_are_one_line_before_anything_is_sampled(
 
 
 def test_models_that_cannot_be_evaluated(cli: ForkedCli, tmp_path: Path) -> None:
-    def error_with(spoil: str, change: Any) -> str:
-        model = Path(shutil.copytree(ASSET, tmp_path / spoil))
-        change(model)
-        return error_of(cli.run(["eval", "--model", model, "--out", tmp_path / "out", *SMALL]))
+    def spoiled(name: str) -> Path:
+        return Path(shutil.copytree(ASSET, tmp_path / name))
 
-    def edit(name: str, **changes: object) -> Any:
-        def change(model: Path) -> None:
-            path = model / name
-            path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    def evaluated(model: Path) -> Finished:
+        return cli.run(["eval", "--model", model, "--out", tmp_path / "out", *SMALL])
 
-        return change
-
-    assert "no chat template" in error_with(
-        "template", lambda model: (model / "chat_template.jinja").unlink()
-    )
-    assert "the files are of two models" in error_with(
-        "end", edit("generation_config.json", eos_token_id=17)
-    )
-    assert "config.json" in error_with("config", lambda model: (model / "config.json").unlink())
-    assert "model.safetensors" in error_with(
-        "weights", lambda model: os.truncate(model / "model.safetensors", 100_000)
-    )
-    assert "embed_tokens" in error_with("vocabulary", edit("config.json", vocab_size=590))
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "manifest.json").write_text("{}")
-    (run / "metrics.jsonl").write_text("")
-    line = error_of(cli.run(["eval", "--model", run, "--out", tmp_path / "out"]))
-    assert "not finished" in line
+    (spoiled("template") / "chat_template.jinja").unlink()
+    os.truncate(spoiled("weights") / "model.safetensors", 100_000)
+    config = spoiled("vocabulary") / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 590}))
+    for name, words in (
+        ("template", "no chat template"),
+        ("weights", "model.safetensors"),
+        ("vocabulary", "embed_tokens"),
+    ):
+        assert words in error_of(evaluated(tmp_path / name))
     assert not (tmp_path / "out").exists()
+    # Instead of an accuracy of responses that mean nothing, and exit code 0.
+    file = spoiled("nan") / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, file, metadata={"format": "pt"})
+    ended = evaluated(tmp_path / "nan")
+    assert ended.exit_code == 3 and "Traceback" not in ended.stderr
+    assert "error: rollout: the model's logits are NaN or infinite" in ended.stderr
+    assert not (tmp_path / "out" / "results.json").exists()
 
 
 def test_another_evaluation_is_not_mixed_in(cli: ForkedCli, whole: Path, tmp_path: Path) -> None:

@@ -1,30 +1,18 @@
 """Samples on disk: nothing stored is lost, torn lines are, and the same samples give one file."""
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eval_samples import stored
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import FinishReason, Outcome
-
-SAMPLE = StoredSample(
-    problem_id="p",
-    sample_index=0,
-    outcome=Outcome.CORRECT,
-    answer="7",
-    gold="7",
-    finish_reason=FinishReason.STOP,
-    num_tokens=12,
-    extra_tokens=0,
-    text="so \\boxed{7}\u2028 \n end",
-)
+from megatron_opsft.records import Outcome
 
 
-def sample(problem: str, index: int, **changes: object) -> StoredSample:
-    return replace(SAMPLE, problem_id=problem, sample_index=index, **changes)
+def sample(problem: str, index: int) -> StoredSample:
+    return stored(problem, index, 12, correct=True)
 
 
 def test_what_was_appended_comes_back_in_order(tmp_path: Path) -> None:
@@ -33,7 +21,7 @@ def test_what_was_appended_comes_back_in_order(tmp_path: Path) -> None:
     other.append("a", [sample("p", 0)])
     other.append("a.b", [sample("z", 0)])
     assert [(s.problem_id, s.sample_index) for s in one.read("a")] == [("p", 0), ("p", 2), ("q", 1)]
-    assert one.read("a")[0] == SAMPLE
+    assert one.read("a")[0] == sample("p", 0)
     assert [s.problem_id for s in one.read("a.b")] == ["z"]
     assert one.read("b") == []
 
@@ -89,18 +77,14 @@ def test_a_damaged_combined_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "finish", "expected"),
+    ("outcome", "expected"),
     [
-        (Outcome.CORRECT, FinishReason.STOP, (True, True, True)),
-        (Outcome.WRONG, FinishReason.STOP, (False, True, True)),
-        (Outcome.TIMEOUT, FinishReason.STOP, (False, True, True)),
-        (Outcome.NO_ANSWER, FinishReason.STOP, (False, True, False)),
-        (Outcome.UNFINISHED, FinishReason.LENGTH, (False, False, False)),
+        (Outcome.CORRECT, (True, True)),
+        (Outcome.TIMEOUT, (False, True)),
+        (Outcome.NO_ANSWER, (False, False)),
+        (Outcome.UNFINISHED, (False, False)),
     ],
 )
-def test_what_metrics_see(
-    outcome: Outcome, finish: FinishReason, expected: tuple[bool, bool, bool]
-) -> None:
-    scored = replace(SAMPLE, outcome=outcome, finish_reason=finish).scored()
-    assert (scored.correct, scored.finished, scored.has_answer) == expected
-    assert scored.num_tokens == 12
+def test_what_metrics_see(outcome: Outcome, expected: tuple[bool, bool]) -> None:
+    found = stored("p", 0, 12, outcome=outcome)
+    assert (found.correct, found.has_answer) == expected

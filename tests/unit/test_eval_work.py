@@ -45,14 +45,14 @@ def pairs(requests: Sequence[ResponseRequest]) -> list[tuple[str, int]]:
 
 def test_requests_are_what_is_missing_seeded_by_benchmark_problem_and_index() -> None:
     benchmarks = [benchmark("a", 3, 5), benchmark("b", 2, 20)]
-    done = {"a": {("p0", i) for i in range(5)} | {("p1", 2)}, "b": {("p1", 19)}}
+    done = {("a/p0", i) for i in range(5)} | {("a/p1", 2), ("b/p1", 19)}
     requests = missing_requests(benchmarks, prompts_of(benchmarks), done, seed=7)
     wanted = {
         (b.key(p.id), i)
         for b in benchmarks
         for p in b.problems
         for i in range(b.samples)
-        if (p.id, i) not in done[b.name]
+        if (b.key(p.id), i) not in done
     }
     assert sorted(pairs(requests)) == sorted(wanted)
     assert requests[0].problem_id.startswith("b/")
@@ -72,7 +72,7 @@ def queue_of(rank: int, store: dist.Store, num_problems: int, engines: int, tp: 
     return WorkQueue("q", some_requests(num_problems), job, share)
 
 
-@pytest.mark.parametrize("num_engines", [1, 3, 40])
+@pytest.mark.parametrize("num_engines", [1, 3])
 def test_every_response_is_taken_once_and_never_more_than_there_is_room(num_engines: int) -> None:
     taken: list[list[tuple[str, int]]] = [[] for _ in range(num_engines)]
     store = dist.HashStore()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eval_samples import stored
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.identity import config_hash
@@ -19,10 +20,9 @@ from megatron_opsft.data.pass_rates import PassRate, keep_by_pass_rate
 from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load_problems
 from megatron_opsft.data.sampler import MixtureSampler
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate import pass_rates
-from megatron_opsft.evaluate.pass_rates import read_pass_rates
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import FinishReason, Outcome
+from megatron_opsft.evaluate import results
+from megatron_opsft.evaluate.results import read_pass_rates
+from megatron_opsft.evaluate.samples import SampleFiles
 
 
 def write_rows(path: Path, *rows: Any) -> str:
@@ -173,23 +173,8 @@ def evaluated(directory: Path, *solved: int) -> Path:
     problems = load_problems("arithmetic", split="train").problems
     files = SampleFiles(directory)
     for problem, num in zip(problems, solved, strict=False):
-        files.append(
-            "mine",
-            [
-                StoredSample(
-                    problem_id=problem.id,
-                    sample_index=index,
-                    outcome=Outcome.CORRECT if index < num else Outcome.WRONG,
-                    answer="",
-                    gold=problem.answer,
-                    finish_reason=FinishReason.STOP,
-                    num_tokens=1,
-                    extra_tokens=0,
-                    text="",
-                )
-                for index in range(4)
-            ],
-        )
+        samples = [stored(problem.id, n, 1, n < num, gold=problem.answer) for n in range(4)]
+        files.append("mine", samples)
     return directory
 
 
@@ -200,7 +185,7 @@ def test_problems_are_kept_by_their_pass_rate(
         benchmarks = {"mine": None}
 
     directory = evaluated(tmp_path, 0, 1, 2, 4)
-    monkeypatch.setattr(pass_rates, "read_results", lambda _: Results)
+    monkeypatch.setattr(results, "read_results", lambda _: Results)
     rates = read_pass_rates(directory)
     problems = load_problems("arithmetic", split="train")
     assert [rates[p.id].rate for p in problems.problems[:4]] == [0, 0.25, 0.5, 1]
