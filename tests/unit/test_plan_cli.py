@@ -71,8 +71,8 @@ def test_a_run_that_fits(cli: ForkedCli, small: Path) -> None:
     assert ended.exit_code == 0, ended.stderr
     assert "1.78 B parameters on 8 x h100: TP 1 x PP 1 x DP 8" in ended.stdout
     assert "FITS, with " in ended.stdout
-    assert "Bottleneck: rollout" in " ".join(ended.stdout.split())
-    said = " ".join(ended.stdout.split())
+    said = ended.stdout
+    assert "Bottleneck: rollout" in said
     assert "24.9 GB; a node writes 24.9 GB from as much host memory (of 2,000.0) in 2.5 s" in said
     assert "reads 46.2 GB in 4.6 s to resume" in said
 
@@ -86,7 +86,7 @@ def test_as_json(cli: ForkedCli, small: Path) -> None:
     assert plan["parameters"] == 1_777_088_000
     (stage,) = plan["stages"]
     # Twice the norms: every tensor-parallel rank holds them.
-    assert stage["stage"]["num_parameters"] == 888_587_776
+    assert stage["parameters"] == 888_587_776
     seconds = plan["seconds"]
     phases = [seconds[name] for name in ("rollout", "verify", "train", "sync")]
     assert seconds["total"] == pytest.approx(sum(phases))
@@ -108,6 +108,8 @@ def test_several_numbers_of_nodes_are_a_row_each(cli: ForkedCli, small: Path) ->
     large = ["model.path=" + str(small.parent / "large"), "parallel.tp=8", "--nodes", "1,64"]
     write_model(small.parent / "large", QWEN_72B)
     assert cli.run(["plan", small, *large]).exit_code == 4  # no node alone holds it
+    ended = cli.run(["plan", small, *large[:2]])
+    assert ended.exit_code == 4 and "DOES NOT FIT" in ended.stdout
 
 
 def test_a_plan_of_a_preset_takes_about_two_seconds() -> None:
@@ -118,12 +120,6 @@ def test_a_plan_of_a_preset_takes_about_two_seconds() -> None:
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4.0
-
-
-def test_a_run_that_does_not_fit(cli: ForkedCli, tmp_path: Path) -> None:
-    ended = cli.run(["plan", write_run_file(tmp_path, QWEN_72B)])
-    assert ended.exit_code == 4, ended.stderr
-    assert "DOES NOT FIT" in ended.stdout
 
 
 def test_a_thousand_ranks(cli: ForkedCli, tmp_path: Path) -> None:
@@ -169,16 +165,6 @@ def test_bad_input_is_one_line(
     cli: ForkedCli, small: Path, arguments: list[str], message: str
 ) -> None:
     assert message in error_of(cli.run(["plan", small, *arguments]))
-
-
-def test_calibration_does_not_overwrite(cli: ForkedCli, tmp_path: Path) -> None:
-    out = tmp_path / "hardware.yaml"
-    out.write_text("mine")
-    line = error_of(cli.run(["plan", "calibrate", tmp_path, "--out", out]))
-    assert str(out) in line and "--overwrite" in line
-    assert out.read_text() == "mine"
-    line = error_of(cli.run(["plan", "calibrate", tmp_path, "--out", tmp_path / "new.yaml"]))
-    assert "holds no config.yaml" in line
 
 
 def test_help_states_the_exit_codes(cli: ForkedCli) -> None:
