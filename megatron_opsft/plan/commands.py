@@ -78,14 +78,10 @@ class Plan(_OnDevices, RunCommand):
         )
         if self.search:
             found = search.search_layouts(first, num_steps)
-            best, shown = found[0].plan, found[: self.top]
+            shown, fits = found[: self.top], found[0].plan.is_safe
+            layouts = [{"overrides": one.overrides, **one.plan.as_json()} for one in shown]
             text = tables.show_found(shown, len(found))
-            made = {
-                "fits": best.is_safe,
-                "best": best.as_json() if best.is_safe else None,
-                "layouts": [one.as_json() for one in shown],
-            }
-            return self._answer(text, made, best.is_safe)
+            return self._answer(text, {"fits": fits, "layouts": layouts}, fits)
         jobs = [replace(first, world_size=count * self.gpus_per_node) for count in counts]
         for one in jobs:
             job.check_job(one)

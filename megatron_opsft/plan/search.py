@@ -27,16 +27,6 @@ class FoundLayout:
     plan: Plan
     overrides: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """One JSON object."""
-        return {
-            "overrides": list(self.overrides),
-            "fits": self.plan.is_safe,
-            "margin_bytes": self.plan.worst.margin,
-            "step_seconds": self.plan.step["total"],
-            "price": self.plan.price,
-        }
-
 
 def search_layouts(job: Job, num_steps: int) -> list[FoundLayout]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by

@@ -1,13 +1,11 @@
 """A plan as people read it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
 from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.search import FoundLayout
-
-_IN_A_ROW = ("step s", "rollout", "train", "sync", "margin GB", "fits")
 
 
 def show_plan(plan: Plan) -> str:
@@ -51,26 +49,28 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = ()) -> str:
-    """left: columns of words; all others have figures, which end below each other."""
-    align = ["left" if i in left else "right" for i in range(len(columns))]
-    return tabulate(
-        [list(row) for row in rows], list(columns), disable_numparse=True, colalign=align
-    )
+def _table(rows: Sequence[Mapping[str, str]], *words: str) -> str:
+    """words: columns of them; all others have figures, which end below each other."""
+    align = ["left" if column in words else "right" for column in rows[0]]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=align)
 
 
 def _memory_table(plan: Plan) -> str:
     # Those between hold as many layers, and fewer activations from stage to stage.
     pp = len(plan.memory)
     ranks = [plan.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
-    rows = [["millions of parameters", *(f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks)]]
-    rows += [
-        [name.replace("_", " "), *(_gb(r.terms[name]) for r in ranks)] for name in ranks[0].terms
-    ]
-    rows += [[f"in {phase}", *(_gb(r.phases[phase]) for r in ranks)] for phase in ranks[0].phases]
-    rows += [["margin", *(_gb(r.margin) for r in ranks)]]
+    rows = {"millions of parameters": [f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks]}
+    for name in ranks[0].terms:
+        rows[name.replace("_", " ")] = [_gb(rank.terms[name]) for rank in ranks]
+    for phase in ranks[0].phases:
+        rows[f"in {phase}"] = [_gb(rank.phases[phase]) for rank in ranks]
+    rows["margin"] = [_gb(rank.margin) for rank in ranks]
     title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
-    return _table([title, *(str(r.stage.index) for r in ranks)], rows, left=[0])
+    stages = [str(rank.stage.index) for rank in ranks]
+    return _table(
+        [{title: row} | dict(zip(stages, shown, strict=True)) for row, shown in rows.items()],
+        title,
+    )
 
 
 def _checkpoint(plan: Plan) -> str:
@@ -93,45 +93,50 @@ def _gb(num_bytes: float) -> str:
 
 def _step_table(plan: Plan) -> str:
     step, total = plan.step, plan.step["total"]
-    rows = [
-        [name, f"{step[name]:.2f}", f"{step[name] / total:.0%}", about]
-        for name, about in plan.phases.items()
-    ]
+    rows = [(name, f"{step[name] / total:.0%}", about) for name, about in plan.phases.items()]
     about = f"{plan.tokens_per_second:,.0f} sampled tokens/s; MFU of the step "
-    rows.append(["step", f"{total:.2f}", "", about + f"{plan.utilization(total):.1%}"])
-    return _table(["phase", "seconds", "share", "of which"], rows, left=[0, 3])
+    rows.append(("total", "", about + f"{plan.utilization(total):.1%}"))
+    return _table(
+        [
+            {"phase": name, "seconds": f"{step[name]:.2f}", "share": share, "of which": about}
+            for name, share, about in rows
+        ],
+        *("phase", "of which"),
+    )
 
 
 def show_nodes(plans: Sequence[Plan]) -> str:
     """The same run on several numbers of nodes, a row each. Efficiency: tokens a second and device,
     as a share of the first row's.
     """
-    first = plans[0].tokens_per_second / plans[0].job.world_size
-    rows = [
+    rates = [plan.tokens_per_second / plan.job.world_size for plan in plans]
+    return _table(
         [
-            f"{plan.job.world_size:,}",
-            *_row(plan),
-            f"{plan.tokens_per_second:,.0f}",
-            f"{plan.tokens_per_second / plan.job.world_size / first:.1%}" if first else "",
-            f"{plan.hours:,.1f}",
-            f"${plan.price:,.0f}",
+            {"GPUs": f"{plan.job.world_size:,}"}
+            | _row(plan)
+            | {
+                "tokens/s": f"{plan.tokens_per_second:,.0f}",
+                "efficiency": f"{rate / rates[0]:.1%}" if rate else "",
+                "hours": f"{plan.hours:,.1f}",
+                "cost": f"${plan.price:,.0f}",
+            }
+            for plan, rate in zip(plans, rates, strict=True)
         ]
-        for plan in plans
-    ]
-    return _table(["GPUs", *_IN_A_ROW, "tokens/s", "efficiency", "hours", "cost"], rows)
+    )
 
 
 def show_found(found: Sequence[FoundLayout], num_tried: int) -> str:
     """The layouts of a search, best first."""
-    rows = [[*_row(one.plan), " ".join(one.overrides)] for one in found]
-    table = _table([*_IN_A_ROW, "overrides"], rows, left=[len(_IN_A_ROW)])
+    rows = [_row(one.plan) | {"overrides": " ".join(one.overrides)} for one in found]
     verdict = "NOTHING FITS with 5 % to spare: take more or larger devices."
     if found[0].plan.is_safe:
         verdict = f"use: {' '.join(found[0].overrides)}\n{verdict_line(found[0].plan)}"
-    return f"the best of {num_tried} layouts\n\n{table}\n\n{verdict}"
+    return f"the best of {num_tried} layouts\n\n{_table(rows, 'overrides')}\n\n{verdict}"
 
 
-def _row(plan: Plan) -> list[str]:
-    seconds = (f"{plan.step[name]:.2f}" for name in ("total", "rollout", "train", "sync"))
-    fits = "yes" if plan.is_safe else "no" if plan.problems else "tight"
-    return [*seconds, _gb(plan.worst.margin), fits]
+def _row(plan: Plan) -> dict[str, str]:
+    shown = {"step s": "total", "rollout": "rollout", "train": "train", "sync": "sync"}
+    return {column: f"{plan.step[name]:.2f}" for column, name in shown.items()} | {
+        "margin GB": _gb(plan.worst.margin),
+        "fits": "yes" if plan.is_safe else "no" if plan.problems else "tight",
+    }
