@@ -12,8 +12,7 @@ from live_memory import LiveMemory
 from tiny_models import SHAPES
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.config import TrainConfig
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config import Config, TrainConfig
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config
@@ -49,26 +48,19 @@ class Measured:
 
 def planned_job(case: Case, tokens: int) -> Job:
     """The case as a plan sees it, with micro-batches of so many tokens."""
-    config = load_config(
-        None,
-        [
-            "model.path=tiny_reasoner",
-            f"model.dtype={case.dtype}",
-            "data.train=arithmetic",
-            f"data.max_prompt_tokens={_PROMPT}",
-            f"rollout.max_response_tokens={_response(case)}",
-            f"parallel.tp={case.tp}",
-            f"parallel.pp={case.pp}",
-            f"parallel.cp={case.cp}",
-            f"parallel.ep={case.ep}",
-            f"parallel.etp={case.etp or 'null'}",
-            f"parallel.vpp={case.vpp or 'null'}",
-            f"parallel.sequence_parallel={case.sequence_parallel}",
-            f"train.max_tokens_per_microbatch={tokens}",
-            f"train.recompute={case.recompute}",
-            f"train.cross_entropy={case.cross_entropy}",
-        ],
-    )
+    layout = ("tp", "pp", "cp", "ep", "etp", "vpp", "sequence_parallel")
+    settings = {
+        "model": {"path": "tiny_reasoner", "dtype": case.dtype},
+        "data": {"train": "arithmetic", "max_prompt_tokens": _PROMPT},
+        "rollout": {"max_response_tokens": _response(case)},
+        "parallel": {name: getattr(case, name) for name in layout},
+        "train": {
+            "max_tokens_per_microbatch": tokens,
+            "recompute": case.recompute,
+            "cross_entropy": case.cross_entropy,
+        },
+    }
+    config = Config.model_validate(settings)
     return Job(
         config=config,
         shape=SHAPES[case.model],
