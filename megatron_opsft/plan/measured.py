@@ -151,19 +151,13 @@ class ScalingRow:
 
 
 def scaling_runs(paths: Sequence[Path]) -> list[Path]:
-    """The runs nodes_N in the one folder, or given as several paths; none where it is something
-    else that is to be reported.
+    """The runs nodes_N in the one folder, or given as several paths, by N; none where it is
+    something else that is to be reported.
     """
-    runs = list(paths)
-    if len(paths) == 1:
-        runs = [path for path in paths[0].glob("nodes_*") if path.is_dir()]
-        runs = [path for path in runs if _NAME.fullmatch(path.name)]
-    counts = {int(match[1]) for path in runs if (match := _NAME.fullmatch(path.name))}
-    return sorted(runs, key=_nodes) if runs and len(counts) == len(runs) else []
-
-
-def _nodes(run: Path) -> int:
-    return int(run.name.removeprefix("nodes_"))
+    inside = len(paths) == 1
+    runs = [path for path in paths[0].glob("nodes_*") if path.is_dir()] if inside else paths
+    counts = {int(match[1]): path for path in runs if (match := _NAME.fullmatch(path.name))}
+    return [counts[n] for n in sorted(counts)] if inside or len(counts) == len(runs) else []
 
 
 def report_scaling(
@@ -196,7 +190,7 @@ def report_scaling(
 def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     """The steps of a run without the first two, whose start is in them. Errors: `UserError`."""
     config, manifest = read_run(run)
-    gpus, nodes = manifest["world_size"], _nodes(run)
+    gpus, nodes = manifest["world_size"], int(run.name.removeprefix("nodes_"))
     if nodes < 1 or gpus % nodes:
         raise UserError(f"{run}: a run of {gpus} ranks was not on {nodes} nodes; rename it")
     torch = str(manifest.get("versions", {}).get("torch"))
@@ -215,43 +209,39 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
 
 
 def scaling_table(rows: Sequence[ScalingRow]) -> str:
-    """A line a run, the plan's figure in brackets; efficiency: tokens a second and GPU against the
-    run on the fewest nodes.
-    """
+    """A line a run, the plan's figure in brackets."""
     from tabulate import tabulate
 
-    lines = [
-        [
-            str(row.nodes),
-            str(row.gpus),
-            *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _SECONDS),
-            f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
-            "{:.0%} ({:.0%})".format(*efficiencies(row, rows[0])),
-        ]
-        for row in rows
-    ]
-    headings = ["nodes", "GPUs", *_SECONDS, "tokens/s/GPU", "efficiency"]
-    align = ["right"] * len(headings)
-    table = tabulate(lines, headings, tablefmt="simple", disable_numparse=True, colalign=align)
+    lines = []
+    for row, efficiency in zip(rows, efficiencies(rows), strict=True):
+        measured, planned = row.measured, row.planned
+        lines.append(
+            {"nodes": row.nodes, "GPUs": row.gpus}
+            | {name: f"{measured[name]:.2f} ({planned[name]:.2f})" for name in _SECONDS}
+            | {"tokens/s/GPU": f"{measured['rate']:,.1f} ({planned['rate']:,.1f})"}
+            | {"efficiency": "{:.0%} ({:.0%})".format(*efficiency)}
+        )
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    return f"median seconds of a step, measured (planned for {devices})\n\n{table}"
+    return (
+        f"median seconds of a step, measured (planned for {devices})\n\n"
+        f"{tabulate(lines, headers='keys', stralign='right', disable_numparse=True)}"
+    )
 
 
-def efficiencies(row: ScalingRow, first: ScalingRow) -> tuple[float, float]:
-    """(measured, planned), of 1."""
-    pairs = ((row.measured, first.measured), (row.planned, first.planned))
-    measured, planned = (one["rate"] / base["rate"] for one, base in pairs)
-    return measured, planned
+def efficiencies(rows: Sequence[ScalingRow]) -> list[tuple[float, float]]:
+    """(measured, planned) of each run: tokens a second and GPU against the first, of 1."""
+    first = rows[0].measured["rate"], rows[0].planned["rate"]
+    return [(row.measured["rate"] / first[0], row.planned["rate"] / first[1]) for row in rows]
 
 
 def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
     """The efficiency over nodes (.png, .svg, .pdf). Errors: `UserError` for another suffix."""
     nodes = [row.nodes for row in rows]
-    both = zip(*(efficiencies(row, rows[0]) for row in rows), strict=True)
+    measured, planned = zip(*efficiencies(rows), strict=True)
     with figure_saved_as([out_path], (5.6, 4.2)) as figure:
         axes = figure.subplots()
-        for label, line, values in zip(("measured", "planned"), ("o-", "o--"), both, strict=True):
-            axes.plot(nodes, [100 * value for value in values], line, label=label)
+        axes.plot(nodes, [100 * value for value in measured], "o-", label="measured")
+        axes.plot(nodes, [100 * value for value in planned], "o--", label="planned")
         axes.set_xscale("log", base=2)
         axes.set_xticks(nodes, [str(count) for count in nodes])
         axes.set(xlabel="nodes", ylabel="efficiency (%)")

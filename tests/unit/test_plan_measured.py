@@ -151,7 +151,7 @@ def test_a_row_has_medians_without_the_start_and_the_plan_of_as_many_nodes(tmp_p
         "rate": 64 * 1000 / 16 / 8,
     }
     assert (second.nodes, second.gpus, second.device) == (2, 16, "h100")
-    measured, planned = efficiencies(second, first)
+    _, (measured, planned) = efficiencies([first, second])
     assert measured == pytest.approx(16 / 20)
     expected = first.planned["step"] / second.planned["step"] / 2
     assert planned == pytest.approx(expected) and 0.4 < planned < 1
