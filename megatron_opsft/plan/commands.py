@@ -29,7 +29,7 @@ class _OnDevices(Command):
     as_json: bool = Field(False, alias="json", description="Print one JSON object.")
 
 
-class Plan(_OnDevices, RunCommand):
+class PlanRun(_OnDevices, RunCommand):
     """Check a run end to end without a device, and say whether it fits and what it costs.
 
     Needs nothing of the model but config.json. Exit code 0: it fits; 4: it does not; 2: bad input.
@@ -151,7 +151,7 @@ class Calibrate(_OnDevices):
 PROGRAM = group(
     "plan",
     "What a run needs and costs, before it is paid for. `plan CONFIG` is `plan run CONFIG`.",
-    {"run": Plan, "calibrate": Calibrate},
+    {"run": PlanRun, "calibrate": Calibrate},
     (
         "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
         "plan calibrate runs/a runs/b --out figures.yaml",

@@ -28,8 +28,17 @@ SAFE_SHARE = 0.05
 _PHASES = ("rollout", "verify", "old_logprob", "reference", "train", "sync")
 # Of a plan, into its JSON.
 _FIGURES = (
-    *("is_safe", "problems", "notes", "bottleneck", "device_hours", "price", "tokens_per_second"),
-    *("kv_tokens", "checkpoint", "host_bytes_per_node", "reference_host_bytes"),
+    "is_safe",
+    "problems",
+    "notes",
+    "bottleneck",
+    "checkpoint",
+    "host_bytes_per_node",
+    "reference_host_bytes",
+    "kv_tokens",
+    "tokens_per_second",
+    "device_hours",
+    "price",
 )
 _FIXES = {
     "rollout": "lower rollout.gpu_memory_fraction or raise parallel.tp or pp",
@@ -188,57 +197,50 @@ class Plan:
     def notes(self) -> list[str]:
         """What is allowed but wasteful or unwise, and what is not counted: one line each."""
         job, config, method = self.job, self.job.config, self.job.config.method
-        parallel, node, temperature = (
-            job.parallel,
-            job.hardware.gpus_per_node,
-            config.rollout.temperature,
-        )
-        notes = [
-            f"{key} = {size} reaches beyond a node of {node} devices: every layer's {moves} "
-            "cross the network"
-            for key, size, moves in (
-                (
-                    "parallel.tp x parallel.cp",
-                    parallel.tp * parallel.cp,
-                    "hidden states, keys and values",
-                ),
-                ("parallel.ep x etp", parallel.ep * parallel.expert_tp, "tokens"),
-                ("rollout.tp", config.rollout.tp, "hidden states of every token's step"),
-            )
-            if size > node
-        ]
-        if job.num_responses < job.dp:
-            notes.append(
-                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
-                "padding"
-            )
-        if method.objective(temperature).temperature != temperature:
-            notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
-        if job.hardware.is_cuda and config.model.dtype == "float32":
-            notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
-        if method.most_refills:
-            notes.append(
-                f"{method.name} draws problems again, up to {method.most_refills} "
-                "times a step, where groups teach nothing: one draw is counted"
-            )
-        if (monitored := method.monitor_size(method.first_state())) is not None:
-            problems, samples = monitored
-            notes.append(
-                f"{method.name} samples {samples} responses to each of {problems} monitor problems "
-                "from time to time: they are not counted"
-            )
+        parallel, node = job.parallel, job.hardware.gpus_per_node
+        temperature, engine = config.rollout.temperature, config.rollout.tp
+        cut, experts = parallel.tp * parallel.cp, parallel.ep * parallel.expert_tp
+        beyond = f"reaches beyond a node of {node} devices: the network carries every layer's"
+        monitored = method.monitor_size(method.first_state())
+        problems, samples = monitored or (0, 0)
         # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
         there, reference = self.host_bytes_per_node, self.reference_host_bytes
         needed = self.checkpoint["saved_bytes"] + reference
-        if needed > there:
-            what = (
-                "a checkpoint and the reference model need" if reference else "a checkpoint needs"
-            )
-            notes.append(
+        what = "a checkpoint and the reference model need" if reference else "a checkpoint needs"
+        notes = (
+            (cut > node, f"parallel.tp x parallel.cp = {cut} {beyond} hidden states, keys, values"),
+            (experts > node, f"parallel.ep x etp = {experts} {beyond} tokens"),
+            (engine > node, f"rollout.tp = {engine} {beyond} hidden states, token by token"),
+            (
+                job.num_responses < job.dp,
+                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
+                "padding",
+            ),
+            (
+                method.objective(temperature).temperature != temperature,
+                f"rollout.temperature={temperature} is not on-policy; use 1.0",
+            ),
+            (
+                job.hardware.is_cuda and config.model.dtype == "float32",
+                "model.dtype=float32 takes plain torch layers, which are for comparisons",
+            ),
+            (
+                method.most_refills > 0,
+                f"{method.name} draws problems again, up to {method.most_refills} times a step, "
+                "where groups teach nothing: one draw is counted",
+            ),
+            (
+                monitored is not None,
+                f"{method.name} samples {samples} responses to each of {problems} monitor problems "
+                "from time to time: they are not counted",
+            ),
+            (
+                needed > there,
                 f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-                f"{there / 1e9:,.0f}; use more nodes"
-            )
-        return notes
+                f"{there / 1e9:,.0f}; use more nodes",
+            ),
+        )
+        return [note for applies, note in notes if applies]
 
     def as_json(self) -> dict[str, Any]:
         """One JSON object: bytes, seconds, shares and dollars."""
