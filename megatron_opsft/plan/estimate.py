@@ -209,7 +209,10 @@ class Plan:
         what = "a checkpoint and the reference model need" if reference else "a checkpoint needs"
         notes = (
             (cut > node, f"parallel.tp x parallel.cp = {cut} {beyond} hidden states, keys, values"),
-            (experts > node, f"parallel.ep x etp = {experts} {beyond} tokens"),
+            (
+                bool(job.shape.moe) and experts > node,
+                f"parallel.ep x etp = {experts} {beyond} tokens",
+            ),
             (engine > node, f"rollout.tp = {engine} {beyond} hidden states, token by token"),
             (
                 job.num_responses < job.dp,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import floor
+from operator import attrgetter
 from typing import Any
 
 from megatron_opsft.config import Config
@@ -16,8 +17,8 @@ _MAX_PIPELINE = 32
 _EQUALLY_FAST = 0.01  # steps that differ by less differ by less than a plan knows
 _ALWAYS_SHOWN = ("parallel.tp", "parallel.pp", "train.recompute", "rollout.tp")
 
-Change = dict[str, dict[str, Any]]
-"""Section -> key -> value."""
+Change = dict[str, Any]
+"""Key, such as parallel.tp -> value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ def search_layouts(job: Job, num_steps: int) -> list[FoundLayout]:
             refused = error
             continue
         if (fraction := _fraction_that_fits(plan)) is not None:
-            change["rollout"]["gpu_memory_fraction"] = fraction
+            change["rollout.gpu_memory_fraction"] = fraction
             plan = Plan(job=_changed(job, change), num_steps=num_steps)
         found.append(FoundLayout(plan=plan, overrides=_overrides(job.config, change)))
     if not found:
@@ -71,11 +72,15 @@ def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
 
 def _changed(job: Job, change: Change) -> Job:
     """Errors: `UserError` where the trainer refuses the change."""
-    sections = {
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in change.items():
+        section, name = key.split(".")
+        sections.setdefault(section, {})[name] = value
+    update = {
         section: getattr(job.config, section).model_copy(update=values)
-        for section, values in change.items()
+        for section, values in sections.items()
     }
-    changed = replace(job, config=job.config.model_copy(update=sections))
+    changed = replace(job, config=job.config.model_copy(update=update))
     check_job(changed)
     return changed
 
@@ -98,29 +103,25 @@ def _layouts(job: Job) -> Iterator[Change]:
         inside_node if job.engine.tensor_parallel else [1],
     ):
         yield {
-            "parallel": {
-                "tp": tp,
-                "pp": pp,
-                "cp": cp,
-                "ep": ep,
-                "etp": 1 if ep > 1 and tp > 1 else None,
-                "vpp": None,
-                "sequence_parallel": tp > 1,
-            },
-            "train": {"recompute": recompute},
-            "rollout": {"tp": rollout_tp},
+            "parallel.tp": tp,
+            "parallel.pp": pp,
+            "parallel.cp": cp,
+            "parallel.ep": ep,
+            "parallel.etp": 1 if ep > 1 and tp > 1 else None,
+            "parallel.vpp": None,
+            "parallel.sequence_parallel": tp > 1,
+            "train.recompute": recompute,
+            "rollout.tp": rollout_tp,
         }
 
 
 def _overrides(config: Config, change: Change) -> tuple[str, ...]:
     """What differs from the file, and always the layout."""
-    overrides = []
-    for section, values in change.items():
-        for name, value in values.items():
-            key, before = f"{section}.{name}", getattr(getattr(config, section), name)
-            if value != before or key in _ALWAYS_SHOWN:
-                overrides.append(f"{key}={json.dumps(value)}".replace('"', ""))
-    return tuple(overrides)
+    return tuple(
+        f"{key}={json.dumps(value)}".replace('"', "")
+        for key, value in change.items()
+        if key in _ALWAYS_SHOWN or value != attrgetter(key)(config)
+    )
 
 
 def _fraction_that_fits(plan: Plan) -> float | None:
