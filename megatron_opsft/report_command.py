@@ -48,7 +48,7 @@ class Report(Command):
 
     def run(self) -> None:
         """Print, draw, write."""
-        from megatron_opsft.plan.scaling import report_scaling, scaling_runs
+        from megatron_opsft.plan.measured import report_scaling, scaling_runs
         from megatron_opsft.report.diagnosis import is_diagnosis
         from megatron_opsft.report.page.parts import is_study, parts_of
         from megatron_opsft.report.page.write import write_page

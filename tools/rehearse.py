@@ -37,7 +37,7 @@ from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.config.load import load_config
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.workload import make_workload
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
@@ -59,7 +59,7 @@ TOKEN = 123_456  # all the same: small integers are shared in Python, those of a
 
 
 @contextmanager
-def fake_rank(job: TrainingJob, rank: int) -> Iterator[Layout]:
+def fake_rank(job: Job, rank: int) -> Iterator[Layout]:
     """Inside, this process is one rank of the job's world, whose other ranks are not there."""
     dist.init_process_group("fake", rank=rank, world_size=job.world_size, store=FakeStore())
     try:
@@ -71,7 +71,7 @@ def fake_rank(job: TrainingJob, rank: int) -> Iterator[Layout]:
 class Rank:
     """One rank of a job: runs the parts and measures each. figures: part -> (seconds, bytes)."""
 
-    def __init__(self, job: TrainingJob, layout: Layout) -> None:
+    def __init__(self, job: Job, layout: Layout) -> None:
         self.job, self.layout = job, layout
         self.figures: dict[str, tuple[float, int]] = {}
 
@@ -179,18 +179,18 @@ class Rank:
         parameters = tuple((rule, nothing) for rule in own_rules)
         shards = ModelShards(table=table, layout=layout, parameters=parameters)
         engine = EngineLayout(
-            tp_size=job.engine_tp,
-            parameters_of=lambda rank: vllm_parameters(table, rank, job.engine_tp),
+            tp_size=job.config.rollout.tp,
+            parameters_of=lambda rank: vllm_parameters(table, rank, job.config.rollout.tp),
             hf_columns=hf_columns(table.hf_shapes()),
         )
-        own = EngineWeights(tp_rank=layout.rank % job.engine_tp, tensors={})
+        own = EngineWeights(tp_rank=layout.rank % job.config.rollout.tp, tensors={})
         names = {at: tuple(rule.mcore_name for rule in held) for at, held in rules.items()}
         per_stage, etp = job.world_size // parallel.pp, parallel.expert_tp
         everyone = range(job.world_size)
         tp_ranks = [(rank % parallel.tp, rank % etp) for rank in everyone]
         stages = [(rank // per_stage, rank % per_stage // etp % parallel.ep) for rank in everyone]
         of_trainer = [(at, names[stage]) for at, stage in zip(tp_ranks, stages, strict=True)]
-        of_engine = [rank % job.engine_tp for rank in everyone]
+        of_engine = [rank % job.config.rollout.tp for rank in everyone]
         placements = self.measure(
             "who holds what",
             lambda: (trainer_placements(shards), engine_placements(engine, own)),
@@ -209,7 +209,7 @@ def told_by_value(values: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     return [digests[value] for value in values], whole
 
 
-def rehearse(job: TrainingJob) -> Iterator[dict[str, Any]]:
+def rehearse(job: Job) -> Iterator[dict[str, Any]]:
     """A row for each part."""
     last, ranks = job.world_size - 1, []
     for number in sorted({0, min(7, last), job.world_size // 2, last}):
@@ -238,9 +238,7 @@ def main() -> None:
     config = load_config(args.config or CONFIG, [*step, *args.overrides])
     shape, h100 = read_model_shape(resolve_config(config.model.path)), load_hardware("h100")
     for size in args.ranks:
-        for row in rehearse(
-            TrainingJob(config=config, shape=shape, hardware=h100, world_size=size)
-        ):
+        for row in rehearse(Job(config=config, shape=shape, hardware=h100, world_size=size)):
             text = "{part:<24} {ranks:6,} ranks {seconds:9.3f} s {bytes:15,} bytes".format(**row)
             print(json.dumps(row) if args.json else text, flush=True)
 

@@ -1,4 +1,4 @@
-"""What a layer keeps of its forward pass for the backward pass, by formula; pure.
+"""What a rank keeps of its forward passes for the backward passes, by formula; pure.
 
 Two sets of modules. `torch` is what a CPU takes (`model.attention` and Megatron's local layers):
 tests compare these lines with what a real step allocates. `te` is TransformerEngine's, after what
@@ -6,38 +6,61 @@ its `autograd.Function`s save (2.x: pytorch/module/layernorm_linear.py, linear.p
 Megatron-Core's fused SwiGLU and rotary kernels; nothing here has measured it.
 
 Letters: h hidden size, q and k elements of a token's queries and of its keys on this rank, f the
-feed-forward size on this rank, e bytes of an element. All results are bytes of one token.
+feed-forward size on this rank, e bytes of an element. Results of a layer are bytes of one token.
 """
 
-from dataclasses import dataclass
-
-from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.loss.loss_memory import fused_linear_bytes, whole_logits_bytes
+from megatron_opsft.plan.job import Job, Stage
 
 _FLOAT = 4
 _INDEX = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
-    """Bytes of one token in one layer.
+def num_in_flight(job: Job, stage: int, num_microbatches: int) -> float:
+    """Micro-batches whose activations a rank holds at once, each of all its layers.
 
-    input: the hidden states that come in, kept under full recomputation; attention, feed_forward:
-    kept by the two halves otherwise, norms and residuals included; transient: needed for a moment
-    in the backward pass of the feed-forward part, above what was kept.
+    1F1B: a stage runs ahead by the stages behind it. Interleaved, by two micro-batches for each of
+    those and by one round of all its chunks but the last (Narayanan et al., 2021).
     """
-
-    input: float
-    attention: float
-    feed_forward: float
-    transient: float
-
-    @property
-    def kept(self) -> float:
-        return self.attention + self.feed_forward
+    pp, vpp = job.parallel.pp, job.parallel.vpp
+    if vpp is None:
+        return min(pp - stage, num_microbatches)
+    chunks = min(2 * (pp - stage - 1) + (vpp - 1) * pp + 1, num_microbatches * vpp)
+    return chunks / vpp
 
 
-def layer_bytes(job: TrainingJob) -> LayerBytes:
-    """The job's model on one of its ranks."""
+def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, float, float]:
+    """(kept, needed for a moment in a backward pass, needed for a moment by the loss) on a rank, of
+    the largest micro-batch. The loss exists on the last stage alone, never together with the
+    second.
+    """
+    tokens, offloaded = job.microbatch_tokens, job.config.train.offload_layers
+    entering, of_layer, again = layer_bytes(job)
+    kept = in_flight * tokens * (stage.num_layers - offloaded) * of_layer
+    if offloaded:
+        kept += 2 * tokens * of_layer  # one on its way to the CPU and one back
+    moment = tokens * again
+    if not stage.has_output:
+        kept += in_flight * tokens * entering  # the schedule keeps what it has sent on
+        moment += tokens * entering
+    if job.sequence_parallel:
+        # Megatron gathers a layer's input into one buffer, which it keeps.
+        kept += tokens * job.shape.hidden_size * job.dtype_bytes
+    # The largest gradient of a weight, in the model's dtype until it is added to the main gradient.
+    rows = 2 * job.shape.shard_ffn[1] / job.parallel.expert_tp
+    moment += rows * job.shape.hidden_size * job.dtype_bytes
+    loss = 0.0
+    if stage.has_output:
+        while_loss, in_norm = _final_norm(job)
+        loss = max(tokens * while_loss + _loss_bytes(job), tokens * in_norm)
+    return kept, moment, loss
+
+
+def layer_bytes(job: Job) -> tuple[float, float, float]:
+    """(the hidden states that come in; kept until the backward pass, norms and residuals included;
+    needed for a moment in it above that: what is computed again, and gradients), as
+    `train.recompute` has it.
+    """
     shape, tp = job.shape, job.parallel.tp
     e = job.dtype_bytes
     h = shape.hidden_size / (tp if job.sequence_parallel else 1)
@@ -63,68 +86,40 @@ def layer_bytes(job: TrainingJob) -> LayerBytes:
             # The group's keys and values in the order of the pack, and that order; not the fused
             # q/k/v, of which nothing is needed any more, nor this rank's own keys.
             attention += e * (2 * k * cp - q - 3 * k) + _INDEX * cp
-    feed_forward, transient = _feed_forward(job, h, norm)
-    return LayerBytes(
-        input=h * e, attention=attention, feed_forward=feed_forward, transient=transient
-    )
+    products, gradients = _feed_forward(job, h)
+    everything, entering = attention + norm + products, h * e
+    if job.config.train.recompute == "none":
+        return entering, everything, gradients
+    kept = entering
+    if job.config.train.recompute == "selective":
+        # The feed-forward part is computed again from its input. TransformerEngine's norm is inside
+        # that part, where it is dense; everywhere else what the norm keeps stays.
+        kept = attention + (entering if job.with_te and shape.moe is None else norm)
+    # The output that recomputation makes once more is as large as the input.
+    return entering, kept, everything - kept + gradients + entering
 
 
-def _feed_forward(job: TrainingJob, h: float, norm: float) -> tuple[float, float]:
-    """(kept, transient); under the backward pass the gradients of fc1's output and of the hidden
-    states are there as well.
+def _feed_forward(job: Job, h: float) -> tuple[float, float]:
+    """(kept, for a moment in the backward pass: the gradients of fc1's output and of the hidden
+    states).
     """
     shape, tp, e = job.shape, job.parallel.tp, job.dtype_bytes
     # torch: silu(gate), up + 0.0 and their product; te: the product alone.
     products = 1 if job.with_te else 3
     if shape.moe is None:
         f = shape.ffn_size / tp
-        return norm + e * (2 + products) * f, e * (2 * f + 2 * h)
+        return e * (2 + products) * f, e * (2 * f + 2 * h)
     # Tokens reach this rank's part of the experts from all ranks that share them: k copies each,
     # with even routing as many as there are of tokens in as many packs as ranks cut an expert.
     moe, f = shape.moe, shape.moe.ffn_size / job.parallel.expert_tp
     copies = moe.top_k * job.parallel.expert_tp / tp
     router = 9 * moe.num_experts / (tp if job.sequence_parallel else 1) + 40 * moe.top_k
-    # torch: also the product with the router's weight.
-    products = 2 if job.with_te else 4
-    kept = copies * e * (shape.hidden_size + (2 + products) * f)
-    transient = copies * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
-    return norm + router + kept, transient
+    # And the product with the router's weight.
+    kept = router + copies * e * (shape.hidden_size + (3 + products) * f)
+    return kept, copies * e * (2 * f + 2 * shape.hidden_size) + 2 * h * e
 
 
-def kept_bytes(job: TrainingJob, layer: LayerBytes) -> float:
-    """Bytes of one token in one layer until the backward pass, as `train.recompute` has it."""
-    if job.config.train.recompute == "full":
-        return layer.input
-    if job.config.train.recompute == "selective":
-        return layer.attention + _norm_before_recomputation(job)
-    return layer.kept
-
-
-def recomputed_bytes(job: TrainingJob, layer: LayerBytes) -> float:
-    """Bytes of one token in the one layer whose backward pass is under way: what is computed
-    again, and the gradients of the moment.
-    """
-    if job.config.train.recompute == "none":
-        return layer.transient
-    hidden = layer.input  # the output that recomputation makes once more
-    if job.config.train.recompute == "full":
-        return layer.kept - layer.input + layer.transient + hidden
-    return layer.kept - kept_bytes(job, layer) + layer.transient + hidden
-
-
-def _norm_before_recomputation(job: TrainingJob) -> float:
-    """`selective` computes the feed-forward part again from its input. TransformerEngine's norm is
-    inside that part, where it is dense: only the hidden states stay. Everywhere else the norm comes
-    before, and what it keeps stays too.
-    """
-    e = job.dtype_bytes
-    h = job.shape.hidden_size / (job.parallel.tp if job.sequence_parallel else 1)
-    if job.with_te:
-        return h * e if job.shape.moe is None else 2 * h * e + _FLOAT
-    return h * (3 * _FLOAT if e == _FLOAT else _FLOAT + 2 * e) + _FLOAT
-
-
-def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
+def _final_norm(job: Job) -> tuple[float, float]:
     """Bytes of one token on the last stage: (kept while the loss is computed, the most in the
     norm's own backward pass), the hidden states that enter it and the loss's gradient included.
     """
@@ -135,3 +130,19 @@ def final_norm_bytes(job: TrainingJob) -> tuple[float, float]:
     if e == _FLOAT:
         return 3 * own * e, 7 * own * e
     return own * (_FLOAT + 3 * e), 13 * own * e
+
+
+def _loss_bytes(job: Job) -> float:
+    """At most: every token of the micro-batch is one of a response."""
+    tokens, hidden_size, e = job.microbatch_tokens, job.shape.hidden_size, job.dtype_bytes
+    if job.cross_entropy.method != "fused_linear":
+        return whole_logits_bytes(tokens, hidden_size, job.rows_per_rank, dtype_bytes=e)
+    return fused_linear_bytes(
+        tokens,
+        tokens,
+        hidden_size,
+        min(job.rows_per_rank, job.shape.vocab_size),  # it never touches padding
+        dtype_bytes=e,
+        on_cuda=job.hardware.is_cuda,
+        sequence_parallel=job.sequence_parallel,
+    )

@@ -1,279 +1,281 @@
 """A whole run: does it fit, how long does a step take, what does it cost; pure."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from megatron_opsft.architectures.flops import forward_flops
-from megatron_opsft.plan.job import TrainingJob
+from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import (
     RankMemory,
-    engine_memory,
+    checkpoint_bytes,
     kv_bytes_per_token,
+    kv_cache_bytes,
     rank_memory,
-    reference_is_on_device,
+    reference_bytes,
 )
 from megatron_opsft.plan.rollout import (
-    RolloutEstimate,
-    estimate_rollout,
+    busiest_engine,
+    rollout_seconds,
     sync_seconds,
     verify_seconds,
 )
-from megatron_opsft.plan.stages import Stage, count_stages
-from megatron_opsft.plan.training import (
-    TrainingEstimate,
-    estimate_training,
-    reference_seconds,
-)
-from megatron_opsft.plan.workload import Workload
+from megatron_opsft.plan.training import num_microbatches, training_seconds
+from megatron_opsft.rollout.limits import max_engine_tokens
 
 # Of a device's memory that is to stay free: the formulas are not better than that.
 SAFE_SHARE = 0.05
-# Of a parameter in a checkpoint: float32 main weight and two moments.
-_STATE_BYTES = 12
+_PHASES = ("rollout", "verify", "old_logprob", "reference", "train", "sync")
+# Of a plan, into its JSON.
+_FIGURES = (
+    "is_safe",
+    "problems",
+    "notes",
+    "bottleneck",
+    "checkpoint",
+    "host_bytes_per_node",
+    "reference_host_bytes",
+    "kv_tokens",
+    "tokens_per_second",
+    "device_hours",
+    "price",
+)
+_FIXES = {
+    "rollout": "lower rollout.gpu_memory_fraction or raise parallel.tp or pp",
+    "train": "raise parallel.tp or train.recompute, or lower train.max_tokens_per_microbatch",
+    "sync": "raise rollout.tp or lower sync.bucket_mb",
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEstimate:
-    """Seconds of a step by phase, by the names of metrics.jsonl. reference, old_logprob: passes of
-    the reference model and of the policy that sampled, where the method asks for them.
+def estimate_step(job: Job) -> dict[str, float]:
+    """Seconds of a step: of each phase by the names of metrics.jsonl, of the parts that
+    `rollout_seconds` and `training_seconds` name, and `total`.
     """
-
-    sampling: RolloutEstimate
-    training: TrainingEstimate
-    verify: float
-    reference: float
-    old_logprob: float
-    sync: float
-
-    @property
-    def rollout(self) -> float:
-        return self.sampling.prefill + self.sampling.decode
-
-    @property
-    def train(self) -> float:
-        return self.training.total
-
-    @property
-    def total(self) -> float:
-        scored = self.reference + self.old_logprob
-        return self.rollout + self.verify + scored + self.train + self.sync
+    step = {
+        **rollout_seconds(job),
+        "verify": verify_seconds(job),
+        **training_seconds(job),
+        "sync": sync_seconds(job),
+    }
+    return step | {"total": sum(step[phase] for phase in _PHASES)}
 
 
-def estimate_step(job: TrainingJob, workload: Workload, stages: Sequence[Stage]) -> StepEstimate:
-    """stages: of `count_stages`."""
-    training = estimate_training(job, stages, workload)
-    return StepEstimate(
-        sampling=estimate_rollout(job, workload),
-        training=training,
-        verify=verify_seconds(job, workload),
-        reference=reference_seconds(job, stages, training.score),
-        old_logprob=training.score if job.scores_before else 0.0,
-        sync=sync_seconds(job, stages),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that is said about a job, which has passed `check_job`."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointEstimate:
-    """total_bytes: on disk. saved_bytes: that the ranks of a node write, and hold in host memory
-    beside what the processes hold anyway while they do. resume_bytes: that the ranks of a node
-    read, once to check the files and once without the weights that follow from main weights.
-
-    bandwidth: of a node's storage, bytes a second; a save takes its time in the background.
-    """
-
-    total_bytes: int
-    saved_bytes: int
-    resume_bytes: int
-    bandwidth: float
-
-
-def estimate_checkpoint(job: TrainingJob, stages: Sequence[Stage]) -> CheckpointEstimate:
-    """As `model.checkpoint_share`: every rank writes and reads what it updates."""
-    of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
-    experts = [stage.expert_parameters for stage in stages]
-    dense = [stage.num_parameters - stage.expert_parameters for stage in stages]
-    updated = job.ranks_per_node * max(
-        d / job.num_copies + e / job.num_expert_copies for d, e in zip(dense, experts, strict=True)
-    )
-    parallel = job.parallel
-    elements = parallel.tp * sum(dense) + parallel.expert_tp * parallel.ep * sum(experts)
-    total = elements * (_STATE_BYTES + of_weight)
-    # Files are checked by all ranks in turn, whoever reads them afterwards.
-    checked = total * job.ranks_per_node // job.world_size
-    return CheckpointEstimate(
-        total_bytes=total,
-        saved_bytes=int(updated * (_STATE_BYTES + of_weight)),
-        resume_bytes=checked + int(updated * _STATE_BYTES),
-        bandwidth=job.hardware.storage_bandwidth * job.ranks_per_node,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunEstimate:
-    """All that is said about a job. memory: of every pipeline stage.
-
-    kv_tokens: that one engine's cache holds. problems: why it does not fit. reference_host_bytes:
-    of the reference model, in a node's CPU memory.
-    """
-
-    job: TrainingJob
-    memory: list[RankMemory]
-    workload: Workload
-    step: StepEstimate
-    kv_tokens: int
-    checkpoint: CheckpointEstimate
+    job: Job
     num_steps: int
-    problems: list[str]
-    reference_host_bytes: int
 
-    @property
-    def fits(self) -> bool:
-        return not self.problems
+    @cached_property
+    def step(self) -> dict[str, float]:
+        """Of `estimate_step`."""
+        return estimate_step(self.job)
 
-    @property
-    def is_safe(self) -> bool:
-        """Whether it fits with `SAFE_SHARE` to spare: what a search proposes."""
-        return self.fits and self.worst.margin >= SAFE_SHARE * self.worst.limit
+    @cached_property
+    def memory(self) -> list[RankMemory]:
+        """Of every pipeline stage."""
+        count = max(1, num_microbatches(self.job))
+        return [rank_memory(self.job, stage, count) for stage in self.job.stages]
 
-    @property
+    @cached_property
     def worst(self) -> RankMemory:
         """The rank with the least room."""
         return min(self.memory, key=lambda rank: rank.margin)
 
+    @cached_property
+    def checkpoint(self) -> dict[str, float]:
+        """Of `checkpoint_bytes`."""
+        return checkpoint_bytes(self.job)
+
     @property
-    def num_parameters(self) -> int:
-        """Of the whole model."""
-        return sum(rank.stage.whole_parameters for rank in self.memory)
+    def reference_host_bytes(self) -> int:
+        """Of the reference model, in a node's CPU memory."""
+        on_host = [reference_bytes(self.job, stage)[1] for stage in self.job.stages]
+        return self.job.ranks_per_node * max(on_host)
+
+    @property
+    def host_bytes_per_node(self) -> float:
+        """CPU memory that the ranks of a node share."""
+        return self.job.hardware.host_memory_bytes * self.job.ranks_per_node
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that one engine's cache holds."""
+        return int(kv_cache_bytes(self.job) / kv_bytes_per_token(self.job))
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """Why it does not fit; empty where it does."""
+        problems = []
+        for phase, fix in _FIXES.items():
+            rank = max(self.memory, key=lambda one: one.phases[phase])
+            over = rank.phases[phase] - rank.limit
+            if over > 0:
+                problems.append(
+                    f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
+                    f"{rank.limit / 1e9:.1f} of a device; {fix}"
+                )
+        longest = max_engine_tokens(self.job.config)
+        if self.job.engine.refills and self.kv_tokens < longest:
+            problems.append(
+                f"rollout: the engine's cache holds {self.kv_tokens} tokens, fewer than one "
+                f"sequence of {longest}; raise rollout.gpu_memory_fraction or rollout.tp"
+            )
+        return problems
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with `SAFE_SHARE` to spare: what a search proposes."""
+        return not self.problems and self.worst.margin >= SAFE_SHARE * self.worst.limit
 
     @property
     def tokens_per_second(self) -> float:
         """Sampled ones, over the whole step."""
-        return self.workload.sampled_tokens / self.step.total
+        return sum(self.job.workload.lengths) / self.step["total"]
 
     def utilization(self, seconds: float) -> float:
         """MFU: the GEMMs of the training passes over peak, recomputation not counted."""
-        peak = self.job.hardware.peak_flops * self.job.world_size
-        trained = self.workload.trained
-        done = 3 * forward_flops(self.job.shape, self.workload.sequences, sum(trained))
-        return done / (seconds * peak) if trained else 0.0
+        job, work = self.job, self.job.workload
+        done = 3 * forward_flops(job.shape, work.sequences, sum(work.trained))
+        return done / (seconds * job.hardware.peak_flops * job.world_size) if done else 0.0
+
+    @property
+    def hours(self) -> float:
+        """The whole run's, evaluation and checkpoints left out."""
+        return self.step["total"] * self.num_steps / 3600
 
     @property
     def device_hours(self) -> float:
-        """The whole run's, evaluation and checkpoints left out."""
-        return self.step.total * self.num_steps * self.job.world_size / 3600
+        """The same of all devices together."""
+        return self.hours * self.job.world_size
 
     @property
     def price(self) -> float:
         """Dollars."""
         return self.device_hours * self.job.hardware.price_per_hour
 
+    @cached_property
+    def phases(self) -> dict[str, str]:
+        """What each phase of a step does, without those that the method has not."""
+        job, step, work, method = self.job, self.step, self.job.workload, self.job.config.method
+        trained = "sampled" if method.learns_from_rejected else "accepted"
+        sampled = "nothing is sampled"
+        if method.has_fixed_data:
+            trained = "stored"
+        else:
+            sampled = (
+                f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, "
+                f"{busiest_engine(job)[1]} at once in an engine (its cache holds "
+                f"{self.kv_tokens:,} tokens); {step['decode_fixed'] / step['decode']:.0%} of "
+                "decoding is a fixed cost of each token's step"
+            )
+        count = num_microbatches(job) * method.num_updates
+        phases = {
+            "rollout": sampled,
+            "verify": f"on {job.hardware.cpu_cores * job.world_size:.0f} CPU cores",
+            "old_logprob": "log-probs of the policy that sampled, before several updates",
+            "reference": "log-probs of the reference model, in the model's place",
+            "train": (
+                f"{len(work.trained)} {trained} responses, updates: {method.num_updates}, "
+                f"{count} micro-batches a rank; bubbles {step['bubble']:.0%}, exchange "
+                f"{step['exchange']:.2f} s, update {step['update']:.2f} s; MFU "
+                f"{self.utilization(step['train']):.1%}"
+            ),
+            "sync": "updated weights into the engines, with proof",
+        }
+        optional = ("old_logprob", "reference")
+        return {name: phases[name] for name in _PHASES if step[name] or name not in optional}
+
     @property
     def bottleneck(self) -> str:
         """The longest phase, its share of a step, and what it does."""
-        step, sampling, training = self.step, self.step.sampling, self.step.training
-        fixed = sampling.fixed / sampling.decode if sampling.decode else 0.0
-        reasons = {
-            "rollout": f"{sampling.slots} responses at once in an engine, {fixed:.0%} of decoding "
-            "is a fixed cost of each token's step",
-            "verify": "too few CPU cores for the answers",
-            "reference": "passes that score all responses",
-            "old_logprob": "passes that score all responses",
-            "train": f"GEMMs at {self.utilization(step.train):.0%} of peak, bubbles "
-            f"{training.bubble:.0%}, exchange {training.exchange:.2f} s",
-            "sync": "weights between trainer and engines",
-        }
-        name = max(reasons, key=lambda phase: float(getattr(step, phase)))
-        return f"{name}, {getattr(step, name) / step.total:.0%} of a step: {reasons[name]}"
+        name = max(self.phases, key=self.step.__getitem__)
+        return f"{name}, {self.step[name] / self.step['total']:.0%} of a step: {self.phases[name]}"
 
-
-def estimate_run(job: TrainingJob, workload: Workload, num_steps: int) -> RunEstimate:
-    """The job has passed `check_job`."""
-    stages = count_stages(job)
-    step = estimate_step(job, workload, stages)
-    of_update = step.training.num_microbatches // job.config.method.num_updates
-    memory = [rank_memory(job, stage, max(1, of_update)) for stage in stages]
-    kv_tokens = int(max(0.0, engine_memory(job).kv_cache) / kv_bytes_per_token(job))
-    on_host = [
-        stage.weight_bytes
-        for stage in stages
-        if job.keeps_reference and not reference_is_on_device(job, stage)
-    ]
-    return RunEstimate(
-        job=job,
-        memory=memory,
-        workload=workload,
-        step=step,
-        kv_tokens=kv_tokens,
-        checkpoint=estimate_checkpoint(job, stages),
-        num_steps=num_steps,
-        problems=_problems(job, memory, kv_tokens),
-        reference_host_bytes=job.ranks_per_node * max(on_host, default=0),
-    )
-
-
-def _problems(job: TrainingJob, memory: list[RankMemory], kv_tokens: int) -> list[str]:
-    """Why it does not fit; empty where it does."""
-    problems = []
-    for phase, fix in (
-        ("rollout", "lower rollout.gpu_memory_fraction or raise parallel.tp or pp"),
-        (
-            "train",
-            "raise parallel.tp or train.recompute, or lower train.max_tokens_per_microbatch",
-        ),
-        ("sync", "raise rollout.tp or lower sync.bucket_mb"),
-    ):
-        rank = max(memory, key=lambda one: one.phases[phase])
-        over = rank.phases[phase] - rank.limit
-        if over > 0:
-            problems.append(
-                f"{phase}: stage {rank.stage.index} needs {over / 1e9:.1f} GB more than the "
-                f"{rank.limit / 1e9:.1f} of a device; {fix}"
-            )
-    if job.engine.refills and kv_tokens < job.max_sequence_tokens:
-        problems.append(
-            f"rollout: the engine's cache holds {kv_tokens} tokens, fewer than one sequence of "
-            f"{job.max_sequence_tokens}; raise rollout.gpu_memory_fraction or rollout.tp"
+    @property
+    def notes(self) -> list[str]:
+        """What is allowed but wasteful or unwise, and what is not counted: one line each."""
+        job, config, method = self.job, self.job.config, self.job.config.method
+        parallel, node = job.parallel, job.hardware.gpus_per_node
+        temperature, engine = config.rollout.temperature, config.rollout.tp
+        cut, experts = parallel.tp * parallel.cp, parallel.ep * parallel.expert_tp
+        beyond = f"reaches beyond a node of {node} devices: the network carries every layer's"
+        monitored = method.monitor_size(method.first_state())
+        problems, samples = monitored or (0, 0)
+        # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
+        there, reference = self.host_bytes_per_node, self.reference_host_bytes
+        needed = self.checkpoint["saved_bytes"] + reference
+        what = "a checkpoint and the reference model need" if reference else "a checkpoint needs"
+        notes = (
+            (cut > node, f"parallel.tp x parallel.cp = {cut} {beyond} hidden states, keys, values"),
+            (
+                bool(job.shape.moe) and experts > node,
+                f"parallel.ep x etp = {experts} {beyond} tokens",
+            ),
+            (engine > node, f"rollout.tp = {engine} {beyond} hidden states, token by token"),
+            (
+                job.num_responses < job.dp,
+                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
+                "padding",
+            ),
+            (
+                method.objective(temperature).temperature != temperature,
+                f"rollout.temperature={temperature} is not on-policy; use 1.0",
+            ),
+            (
+                job.hardware.is_cuda and config.model.dtype == "float32",
+                "model.dtype=float32 takes plain torch layers, which are for comparisons",
+            ),
+            (
+                method.most_refills > 0,
+                f"{method.name} draws problems again, up to {method.most_refills} times a step, "
+                "where groups teach nothing: one draw is counted",
+            ),
+            (
+                monitored is not None,
+                f"{method.name} samples {samples} responses to each of {problems} monitor problems "
+                "from time to time: they are not counted",
+            ),
+            (
+                needed > there,
+                f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
+                f"{there / 1e9:,.0f}; use more nodes",
+            ),
         )
-    return problems
+        return [note for applies, note in notes if applies]
 
-
-def run_as_json(run: RunEstimate) -> dict[str, Any]:
-    """One JSON object: bytes, seconds, shares and dollars."""
-    job, step = run.job, run.step
-    summed = {"rollout": step.rollout, "train": step.train, "total": step.total}
-    return {
-        "fits": run.fits,
-        "is_safe": run.is_safe,
-        "problems": run.problems,
-        "world_size": job.world_size,
-        "device": job.hardware.name,
-        **job.parallel.model_dump(),
-        "etp": job.parallel.expert_tp,
-        "dp": job.dp,
-        "recompute": job.config.train.recompute,
-        "rollout_tp": job.engine_tp,
-        "num_engines": job.num_engines,
-        "cross_entropy": job.cross_entropy.method,
-        "parameters": run.num_parameters,
-        "stages": [{**asdict(rank), **rank.phases, "margin": rank.margin} for rank in run.memory],
-        "margin_bytes": run.worst.margin,
-        "checkpoint": asdict(run.checkpoint),
-        "host_bytes_per_node": job.host_bytes_per_node,
-        "reference_host_bytes": run.reference_host_bytes,
-        "kv_tokens": run.kv_tokens,
-        "slots": step.sampling.slots,
-        "num_microbatches": step.training.num_microbatches,
-        "seconds": {**asdict(step), **summed},
-        "tokens_per_second": run.tokens_per_second,
-        "mfu": run.utilization(step.train),
-        "step_mfu": run.utilization(step.total),
-        "bottleneck": run.bottleneck,
-        "steps": run.num_steps,
-        "device_hours": run.device_hours,
-        "price": run.price,
-        "method": job.config.method.name,
-        "num_updates": job.config.method.num_updates,
-        "mean_response_tokens": run.workload.mean_tokens,
-        "num_accepted": len(run.workload.trained),
-    }
+    def as_json(self) -> dict[str, Any]:
+        """One JSON object: bytes, seconds, shares and dollars."""
+        job, work, method = self.job, self.job.workload, self.job.config.method
+        stages = [
+            {"parameters": rank.stage.num_parameters, **rank.terms, **rank.phases}
+            | {"margin": rank.margin}
+            for rank in self.memory
+        ]
+        return {
+            "fits": not self.problems,
+            **{name: getattr(self, name) for name in _FIGURES},
+            "world_size": job.world_size,
+            "device": job.hardware.name,
+            **job.parallel.model_dump(),
+            "etp": job.parallel.expert_tp,
+            "dp": job.dp,
+            "recompute": job.config.train.recompute,
+            "rollout_tp": job.config.rollout.tp,
+            "num_engines": job.num_engines,
+            "cross_entropy": job.cross_entropy.method,
+            "parameters": job.num_parameters,
+            "stages": stages,
+            "margin_bytes": self.worst.margin,
+            "slots": busiest_engine(job)[1],
+            "num_microbatches": num_microbatches(job) * method.num_updates,
+            "seconds": self.step,
+            "mfu": self.utilization(self.step["train"]),
+            "step_mfu": self.utilization(self.step["total"]),
+            "steps": self.num_steps,
+            "method": method.name,
+            "num_updates": method.num_updates,
+            "mean_response_tokens": work.mean_tokens,
+            "num_accepted": len(work.trained),
+        }

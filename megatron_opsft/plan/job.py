@@ -1,26 +1,63 @@
-"""What is planned: a run's configuration on so many devices."""
+"""What is planned: a run's configuration on so many devices, and what its ranks hold; pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import prod
+from typing import Any
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.batching.zigzag import padded
 from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.errors import UserError
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
+from megatron_opsft.model.checks import check_layout, check_offload
 from megatron_opsft.plan.hardware import Hardware
+from megatron_opsft.plan.workload import Workload, make_workload
 from megatron_opsft.rollout.limits import (
     EngineTraits,
+    check_engine_ranks,
+    check_engine_settings,
+    check_lengths,
     engine_traits,
     fit_lengths,
-    max_engine_tokens,
 )
+from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import resolve_config
-from megatron_opsft.weights.slicing import padded_vocab_size
+from megatron_opsft.weights.rules import WeightTable
+from megatron_opsft.weights.slicing import padded_vocab_size, shard_shape
+from megatron_opsft.weights.vllm_layout import check_rollout_tp
+
+_NO_WORK = Workload(lengths=(), trained=(), prompt_tokens=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingJob:
-    """One run on `world_size` training ranks, one for each device.
+class Stage:
+    """The model of all ranks of one pipeline stage: tensor-parallel and data-parallel peers hold
+    as much.
+
+    num_parameters: elements on one rank, vocabulary padding and copies included; expert_parameters:
+    of them those of the experts that expert parallelism shares out, 0 without; updated_parameters:
+    of them those that the data-parallel rank with most updates; whole_parameters: of the Hugging
+    Face model, those that this stage has the originals of. The bytes are of one rank, without the
+    padding of Megatron's buffers, which is less than 0.01 % of them.
+    """
+
+    index: int
+    num_layers: int
+    has_output: bool
+    num_parameters: int
+    expert_parameters: int
+    updated_parameters: int
+    whole_parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run on `world_size` training ranks, one for each device, and the responses of a step.
 
     On a GPU the version set of the project is assumed: TransformerEngine, vLLM, no Apex.
     """
@@ -29,6 +66,7 @@ class TrainingJob:
     shape: ModelShape
     hardware: Hardware
     world_size: int
+    workload: Workload = _NO_WORK
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -69,6 +107,11 @@ class TrainingJob:
         return padded_vocab_size(self.shape.vocab_size, self.parallel.tp) // self.parallel.tp
 
     @property
+    def longest_tokens(self) -> int:
+        """Of the longest prompt and response that are trained on."""
+        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+
+    @property
     def microbatch_tokens(self) -> int:
         """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
         own.
@@ -76,16 +119,6 @@ class TrainingJob:
         align = self.parallel.tp if self.parallel.sequence_parallel else 1
         whole = padded(self.longest_tokens, self.parallel.cp, align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of the longest prompt and response that are trained on."""
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        """Tokens of the longest prompt and response together that an engine is asked for."""
-        return max_engine_tokens(self.config)
 
     @property
     def cross_entropy(self) -> CrossEntropy:
@@ -104,45 +137,117 @@ class TrainingJob:
         return self.config.data.prompts_per_step * self.config.rollout.group_size
 
     @property
-    def keeps_reference(self) -> bool:
-        """Whether there is a reference model."""
-        return self.config.method.objective(1.0).needs_reference
-
-    @property
-    def scores_before(self) -> bool:
-        """Whether the policy that sampled is scored before the first update."""
-        method = self.config.method
-        several = method.num_updates > 1 or method.objective(1.0).reward_beta > 0
-        return several and not method.has_fixed_data
-
-    @property
-    def engine_tp(self) -> int:
-        """Ranks of one rollout engine."""
-        return self.config.rollout.tp
-
-    @property
     def engine(self) -> EngineTraits:
         """What its rollout engine can do."""
         return engine_traits(self.config.rollout.engine)
 
     @property
     def num_engines(self) -> int:
-        return self.world_size // self.engine_tp
+        return self.world_size // self.config.rollout.tp
 
     @property
     def ranks_per_node(self) -> int:
         return min(self.world_size, self.hardware.gpus_per_node)
 
     @property
-    def host_bytes_per_node(self) -> float:
-        """CPU memory that the ranks of a node share."""
-        return self.hardware.host_memory_bytes * self.ranks_per_node
+    def num_parameters(self) -> int:
+        """Of the whole model, as Hugging Face has it."""
+        return sum(stage.whole_parameters for stage in self.stages)
+
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """Every pipeline stage, counted from the weight table; layers are cut evenly."""
+        parallel = self.parallel
+        layers = self.shape.num_layers // parallel.pp
+        of_layer = _count(self.shape, parallel, has_layer=True)
+        state = 12 if self.dtype_bytes == 2 else 8  # a main weight where it is another, two moments
+        stages = []
+        for index in range(parallel.pp):
+            first, last = index == 0, index == parallel.pp - 1
+            of_ends = _count(self.shape, parallel, has_embedding=first, has_output=last)
+            dense, experts, whole = (
+                layers * one + ends for one, ends in zip(of_layer, of_ends, strict=True)
+            )
+            updated = -(-dense // self.num_copies) + -(-experts // self.num_expert_copies)
+            stages.append(
+                Stage(
+                    index=index,
+                    num_layers=layers,
+                    has_output=last,
+                    num_parameters=dense + experts,
+                    expert_parameters=experts,
+                    updated_parameters=updated,
+                    whole_parameters=whole,
+                    weight_bytes=(dense + experts) * self.dtype_bytes,
+                    gradient_bytes=(dense + experts) * 4,
+                    optimizer_bytes=state * updated,
+                )
+            )
+        return stages
 
 
-def make_job(config: Config, hardware: Hardware, world_size: int) -> TrainingJob:
+@cache
+def _count(
+    shape: ModelShape,
+    parallel: ParallelConfig,
+    *,
+    has_layer: bool = False,
+    has_embedding: bool = False,
+    has_output: bool = False,
+) -> tuple[int, int, int]:
+    """Elements of these parts on one rank, but for experts of expert-parallel ranks; of those; of
+    the Hugging Face model.
+    """
+    table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
+    dense = experts = whole = 0
+    for rule in table.stage_rules(
+        [0] if has_layer else [], has_embedding=has_embedding, has_output=has_output
+    ):
+        elements = prod(shard_shape(rule, parallel.expert_tp if rule.is_expert else parallel.tp))
+        if rule.is_expert and parallel.ep > 1:
+            experts += elements
+        else:
+            dense += elements
+        whole += 0 if rule.replica else sum(prod(shape) for shape in rule.hf_shapes)
+    return dense, experts // parallel.ep, whole
+
+
+def make_job(config: Config, hardware: Hardware, world_size: int, **responses: Any) -> Job:
     """Of the model config.json is read: a directory's, the shipped one, or the hub's; lengths that
-    nobody says are set to what the model has room for. Errors: `UserError`.
+    nobody says are set to what the model has room for. responses: as of `make_workload`.
+
+    Errors: `UserError`.
     """
     shape = read_model_shape(resolve_config(config.model.path))
     config = fit_lengths(config, shape.max_position_embeddings)
-    return TrainingJob(config=config, shape=shape, hardware=hardware, world_size=world_size)
+    return Job(
+        config=config,
+        shape=shape,
+        hardware=hardware,
+        world_size=world_size,
+        workload=make_workload(config, **responses),
+    )
+
+
+def check_job(job: Job) -> None:
+    """Errors: `UserError` for everything that can be wrong before a device is there, as the trainer
+    would raise it, and for a device that config or engine cannot use.
+    """
+    config, shape, hardware, rollout = job.config, job.shape, job.hardware, job.config.rollout
+    if not hardware.is_cuda and config.run.device == "cuda":
+        raise UserError("run.device=cuda, but the plan is for a CPU; give another --gpu")
+    if hardware.is_cuda and config.run.device == "cpu":
+        raise UserError(f"run.device=cpu, but the plan is for {hardware.name}; give --gpu cpu")
+    check_engine_settings(rollout.engine, rollout.tp, rollout.speculative)
+    check_world(job.world_size, config.parallel)
+    check_layout(shape, config.parallel)
+    check_lengths(config, shape.max_position_embeddings)
+    check_offload(shape, config.train, config.parallel, with_te=job.with_te)
+    _ = job.cross_entropy
+    check_rollout_tp(shape, rollout.tp)
+    if shape.moe and not hardware.is_cuda and not job.engine.experts_on_cpu:
+        raise UserError(
+            f"rollout.engine={rollout.engine}: on a CPU use rollout.engine=hf for a mixture of "
+            "experts"
+        )
+    check_engine_ranks(rollout.tp, job.world_size)

@@ -5,62 +5,58 @@ response. A decoding step reads the weights once and every sequence's keys and v
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from megatron_opsft.architectures.flops import forward_flops, layer_weights
-from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.memory import engine_elements, engine_memory, kv_bytes_per_token
-from megatron_opsft.plan.stages import Stage
+from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.memory import engine_elements, kv_bytes_per_token, kv_cache_bytes
 from megatron_opsft.plan.training import shared_seconds
-from megatron_opsft.plan.workload import Workload
 
 # One all-reduce of a few kilobytes between the ranks of an engine; vLLM's own kernel takes 5-15 us.
 _SMALL_ALL_REDUCE_SECONDS = 6e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutEstimate:
-    """Seconds of the phase; fixed: the part of `decode` that reads nothing. slots: responses that
-    an engine decodes at once.
+def rollout_seconds(job: Job) -> dict[str, float]:
+    """Of the engine that has most to do: rollout is `prefill` and `decode`, of which `decode_fixed`
+    reads nothing. With fixed data there is nothing to do.
     """
-
-    prefill: float = 0.0
-    decode: float = 0.0
-    fixed: float = 0.0
-    slots: int = 0
-
-
-def estimate_rollout(job: TrainingJob, workload: Workload) -> RolloutEstimate:
-    """The engine that has most to do; with fixed data there is nothing to do."""
-    if not workload.lengths:
-        return RolloutEstimate()
-    rollout, hardware = job.config.rollout, job.hardware
-    problems = -(-job.config.data.prompts_per_step // job.num_engines)
-    count = problems * rollout.group_size
-    if not job.engine.refills:  # it deals responses, not problems
-        count = -(-len(workload.lengths) // job.num_engines)
-    # Spread over the lengths of all; the longest of them is there.
-    total = len(workload.lengths)
-    share = [workload.lengths[total - 1 - i * total // count] for i in reversed(range(count))]
-    slots = min(rollout.batch_size, count)
-    if job.engine.refills:  # vLLM puts off what its cache has no room for
-        mean = workload.prompt_tokens + workload.mean_tokens
-        room = engine_memory(job).kv_cache / (kv_bytes_per_token(job) * mean)
-        slots = max(1, min(slots, int(room)))
-    decode, steps = decode_seconds(job, share, workload.prompt_tokens, slots)
+    share, at_once = busiest_engine(job)
+    if not share:
+        return dict.fromkeys(("rollout", "prefill", "decode", "decode_fixed"), 0.0)
+    work, hardware, factor = job.workload, job.hardware, job.hardware.rollout_factor
+    decode, steps = decode_seconds(job, share, work.prompt_tokens, at_once)
     # The responses to a problem share its prompt.
-    flops = forward_flops(job.shape, [workload.prompt_tokens], 1) * problems
-    factor = hardware.rollout_factor
-    return RolloutEstimate(
-        prefill=factor * flops / (hardware.peak_flops * job.engine_tp),
-        decode=factor * decode,
-        fixed=factor * steps * fixed_seconds(job),
-        slots=slots,
-    )
+    problems = -(-job.config.data.prompts_per_step // job.num_engines)
+    flops = forward_flops(job.shape, [work.prompt_tokens], 1) * problems
+    prefill = factor * flops / (hardware.peak_flops * job.config.rollout.tp)
+    return {
+        "rollout": prefill + factor * decode,
+        "prefill": prefill,
+        "decode": factor * decode,
+        "decode_fixed": factor * steps * fixed_seconds(job),
+    }
+
+
+def busiest_engine(job: Job) -> tuple[list[int], int]:
+    """(lengths of its responses, in ascending order; how many of them it decodes at once)."""
+    work, rollout = job.workload, job.config.rollout
+    if not work.lengths:
+        return [], 0
+    total = len(work.lengths)
+    count = -(-job.config.data.prompts_per_step // job.num_engines) * rollout.group_size
+    if not job.engine.refills:  # it deals responses, not problems
+        count = -(-total // job.num_engines)
+    # Spread over the lengths of all; the longest of them is there.
+    share = [work.lengths[total - 1 - i * total // count] for i in reversed(range(count))]
+    at_once = min(rollout.batch_size, count)
+    if job.engine.refills:  # vLLM puts off what its cache has no room for
+        mean = work.prompt_tokens + work.mean_tokens
+        room = kv_cache_bytes(job) / (kv_bytes_per_token(job) * mean)
+        at_once = max(1, min(at_once, int(room)))
+    return share, at_once
 
 
 def decode_seconds(
-    job: TrainingJob, share: Sequence[int], prompt_tokens: int, slots: int
+    job: Job, share: Sequence[int], prompt_tokens: int, slots: int
 ) -> tuple[float, float]:
     """(seconds without the factor, decoding steps) of an engine that decodes responses of these
     lengths, in ascending order, `slots` at once.
@@ -84,12 +80,12 @@ def decode_seconds(
     return seconds + full_steps * step_seconds(job, slots, context), before + full_steps
 
 
-def step_seconds(job: TrainingJob, batch: int, context: float) -> float:
+def step_seconds(job: Job, batch: int, context: float) -> float:
     """A forward pass over one token of each of `batch` sequences that hold `context` tokens
     together, without the factor: of the experts those are read that some token goes to, as if it
     chose evenly.
     """
-    shape, hardware, tp = job.shape, job.hardware, job.engine_tp
+    shape, hardware, tp = job.shape, job.hardware, job.config.rollout.tp
     head = shape.hidden_size * shape.vocab_size
     met = layer_weights(shape)  # by one token
     read = float(met)
@@ -103,26 +99,27 @@ def step_seconds(job: TrainingJob, batch: int, context: float) -> float:
     return max(reading, gemms) + fixed_seconds(job)
 
 
-def fixed_seconds(job: TrainingJob) -> float:
+def fixed_seconds(job: Job) -> float:
     """Of a decoding step, whatever is read."""
-    exchanges = 2 * job.shape.num_layers * _SMALL_ALL_REDUCE_SECONDS if job.engine_tp > 1 else 0.0
-    return job.hardware.token_seconds + exchanges
+    exchanges = 2 * job.shape.num_layers if job.config.rollout.tp > 1 else 0
+    return job.hardware.token_seconds + exchanges * _SMALL_ALL_REDUCE_SECONDS
 
 
-def verify_seconds(job: TrainingJob, workload: Workload) -> float:
+def verify_seconds(job: Job) -> float:
     """Every rank verifies its part of the finished responses on its cores."""
-    count = -(-workload.num_finished // job.world_size)
+    limit = job.config.rollout.max_response_tokens
+    count = -(-sum(n < limit for n in job.workload.lengths) // job.world_size)
     hardware = job.hardware
     return hardware.verify_factor * count * hardware.verify_seconds / hardware.cpu_cores
 
 
-def sync_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
+def sync_seconds(job: Job) -> float:
     """Updated weights are gathered among those that share the optimizer; then a device receives
     what its engine wants, or sends where that is more. Local copies and checksums read memory,
     which is far faster, and are in the fixed cost.
     """
     hardware = job.hardware
-    gathered = max(shared_seconds(job, stage, stage.weight_bytes) for stage in stages)
+    gathered = max(shared_seconds(job, stage, stage.weight_bytes) for stage in job.stages)
     received, across = sync_bytes(job)
     over_network = received * across / hardware.network_bandwidth
     inside = received * (1 - across) / hardware.link_bandwidth
@@ -130,7 +127,7 @@ def sync_seconds(job: TrainingJob, stages: Sequence[Stage]) -> float:
     return hardware.sync_factor * seconds
 
 
-def sync_bytes(job: TrainingJob) -> tuple[float, float]:
+def sync_bytes(job: Job) -> tuple[float, float]:
     """(bytes that a device receives; share of them between nodes).
 
     Of what its engine wants a rank holds about 1 / (tp x pp) itself, of experts 1 / (etp x ep x
@@ -140,16 +137,12 @@ def sync_bytes(job: TrainingJob) -> tuple[float, float]:
         return 0.0, 0.0
     wanted = engine_elements(job) * job.dtype_bytes
     parallel, moe = job.parallel, job.shape.moe
-    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes / job.engine_tp
-    experts *= moe.num_experts * moe.ffn_size if moe else 0
+    experts = 3.0 * job.shape.num_layers * job.shape.hidden_size * job.dtype_bytes
+    experts *= moe.num_experts * moe.ffn_size / job.config.rollout.tp if moe else 0
     held = (wanted - experts) / (parallel.tp * parallel.pp)
     held += experts / (parallel.expert_tp * parallel.ep * parallel.pp)
-    received = wanted - held
-    stage_ranks = job.world_size // job.parallel.pp
-    node = job.hardware.gpus_per_node
-    across = 0.0
-    if job.world_size > node and stage_ranks >= node:
-        across = (job.parallel.pp - 1) / job.parallel.pp
-    elif job.world_size > node:
-        across = 1 - node / job.world_size
-    return received, across
+    node, across = job.hardware.gpus_per_node, 0.0
+    if job.world_size > node:
+        fills_nodes = job.world_size // parallel.pp >= node
+        across = (parallel.pp - 1) / parallel.pp if fills_nodes else 1 - node / job.world_size
+    return wanted - held, across

@@ -1,16 +1,15 @@
 """Seconds of the training phase, by formula: GEMMs at peak, bytes at the links' bandwidth, and
 the bubble of the pipeline; pure, no Megatron. All of it without `train_factor`, which is applied
-once, in `estimate_training`.
+once, in `training_seconds`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from megatron_opsft.architectures.flops import forward_flops, layer_weights
-from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.memory import Stage, reference_is_on_device
-from megatron_opsft.plan.workload import Workload
+from megatron_opsft.plan.job import Job, Stage
+from megatron_opsft.plan.memory import reference_bytes
 
 # Bytes that AdamW moves for an element of this rank's part: gradient, main weight and two moments
 # read, the last three and the model's weight written.
@@ -22,33 +21,21 @@ _GRADIENT_BYTES = 16.0
 _RESPONSE_SECONDS = 15e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingEstimate:
-    """Seconds; total: passes, exchange (of gradients, as far as no pass hides it) and update, of
-    all updates. bubble: share of the passes' time that a rank waits in its pipeline.
-    score: the forward passes of all, without an update. num_microbatches: of each data-parallel
-    rank, of all updates.
+def training_seconds(job: Job) -> dict[str, float]:
+    """One step on all ranks. train: passes, `exchange` (of gradients, as far as no pass hides it)
+    and `update`, of all updates; old_logprob, reference: passes of the policy that sampled and of
+    the reference model, where the method asks for them. bubble: no seconds, but the share of the
+    passes' time that a rank waits in its pipeline. Nothing to train on takes no time.
     """
-
-    total: float = 0.0
-    exchange: float = 0.0
-    update: float = 0.0
-    bubble: float = 0.0
-    score: float = 0.0
-    num_microbatches: int = 0
-
-
-def estimate_training(
-    job: TrainingJob, stages: Sequence[Stage], workload: Workload
-) -> TrainingEstimate:
-    """One step on all ranks; nothing to train on takes no time."""
+    workload, stages, hardware = job.workload, job.stages, job.hardware
     if not workload.trained:
-        return TrainingEstimate()
-    hardware, updates = job.hardware, job.config.method.num_updates
-    count = num_microbatches(job, workload)
+        return dict.fromkeys(
+            ("train", "exchange", "update", "bubble", "old_logprob", "reference"), 0.0
+        )
+    method, count = job.config.method, num_microbatches(job)
     # A replica has its even share of an update's sequences, and the longest one is whole.
     sequences = workload.sequences
-    share = max(1 / (job.dp * updates), max(sequences) / sum(sequences))
+    share = max(1 / (job.dp * method.num_updates), max(sequences) / sum(sequences))
     of_all = [
         pass_seconds(job, stage, sequences, sum(workload.trained) if stage.has_output else 0)
         for stage in stages
@@ -60,29 +47,32 @@ def estimate_training(
     passes = pipeline_seconds(job, both, count)
     # The last backward pass hides the reduction of what came before.
     last = [one / count if job.parallel.overlap_grad_reduce else 0.0 for one in backward]
-    reduced = [
+    exchange = max(
         max(0.0, shared_seconds(job, stage, stage.gradient_bytes) - hidden)
         for stage, hidden in zip(stages, last, strict=True)
-    ]
-    exchange = max(reduced)
-    update = max(optimizer_seconds(job, stage) for stage in stages)
-    factor = hardware.train_factor * updates
-    host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
-    return TrainingEstimate(
-        total=factor * (passes + exchange + update) + host,
-        exchange=factor * exchange,
-        update=factor * update,
-        bubble=1 - sum(both) / len(both) / passes,
-        score=factor * pipeline_seconds(job, forward, count),
-        num_microbatches=count * updates,
     )
+    update = max(optimizer_seconds(job, stage) for stage in stages)
+    factor = hardware.train_factor * method.num_updates
+    host = _RESPONSE_SECONDS * max(len(workload.lengths), len(workload.trained))
+    score = factor * pipeline_seconds(job, forward, count)
+    objective = method.objective(1.0)
+    scores_before = method.num_updates > 1 or objective.reward_beta > 0
+    return {
+        "train": factor * (passes + exchange + update) + host,
+        "exchange": factor * exchange,
+        "update": factor * update,
+        "bubble": 1 - sum(both) / len(both) / passes,
+        "old_logprob": score if scores_before and not method.has_fixed_data else 0.0,
+        "reference": score + factor * _swap_seconds(job) if objective.needs_reference else 0.0,
+    }
 
 
-def num_microbatches(job: TrainingJob, workload: Workload) -> int:
+def num_microbatches(job: Job) -> int:
     """Of each data-parallel rank in one update, as full as sequences of the mean length make them;
     the interleaved schedule takes a multiple of the stages.
     """
-    sequences = workload.sequences
+    if not (sequences := job.workload.sequences):
+        return 0
     budget = job.config.train.max_tokens_per_microbatch * job.parallel.cp
     at_once = max(1.0, budget * len(sequences) / sum(sequences))
     of_rank = -(-len(sequences) // (job.dp * job.config.method.num_updates))
@@ -90,7 +80,7 @@ def num_microbatches(job: TrainingJob, workload: Workload) -> int:
     return multiple * ceil(of_rank / at_once / multiple)
 
 
-def pipeline_seconds(job: TrainingJob, stages: Sequence[float], count: int) -> float:
+def pipeline_seconds(job: Job, stages: Sequence[float], count: int) -> float:
     """Until a pipeline is through, whose stages are busy for so long with `count` micro-batches:
     the slowest stage sets the pace, and the others' passes of one micro-batch fill and drain it;
     of one chunk's where stages are interleaved (Narayanan et al., 2021).
@@ -100,7 +90,7 @@ def pipeline_seconds(job: TrainingJob, stages: Sequence[float], count: int) -> f
 
 
 def pass_seconds(
-    job: TrainingJob, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
+    job: Job, stage: Stage, sequences: Sequence[int], num_loss_tokens: int
 ) -> tuple[float, float]:
     """(forward, backward) passes of all these sequences through one rank of a stage, beside what a
     micro-batch costs whatever is in it.
@@ -139,7 +129,7 @@ def pass_seconds(
     return forward + exchange + hand_on, 2 * forward + exchange + back + again + hand_on
 
 
-def _feed_forward_exchange(job: TrainingJob, hidden_bytes: float) -> float:
+def _feed_forward_exchange(job: Job, hidden_bytes: float) -> float:
     """Of one layer. hidden_bytes: of the tokens of a tensor-parallel group."""
     parallel, moe = job.parallel, job.shape.moe
     tp, ep, etp = parallel.tp, parallel.ep, parallel.expert_tp
@@ -150,7 +140,7 @@ def _feed_forward_exchange(job: TrainingJob, hidden_bytes: float) -> float:
     return there_and_back + ring_seconds(job, 2 * chosen * etp, etp, etp)
 
 
-def ring_seconds(job: TrainingJob, num_bytes: float, size: int, span: int) -> float:
+def ring_seconds(job: Job, num_bytes: float, size: int, span: int) -> float:
     """A reduce-scatter or all-gather of so many bytes between `size` ranks; an all-reduce is two.
 
     span: ranks between the first and the last of them, which decides whether a node holds them all.
@@ -158,7 +148,7 @@ def ring_seconds(job: TrainingJob, num_bytes: float, size: int, span: int) -> fl
     return num_bytes * (size - 1) / size / job.hardware.bandwidth(span)
 
 
-def shared_seconds(job: TrainingJob, stage: Stage, num_bytes: float) -> float:
+def shared_seconds(job: Job, stage: Stage, num_bytes: float) -> float:
     """An exchange of all that a stage's rank holds, between those that share the optimizer."""
     reach = job.world_size // job.parallel.pp  # from the first to the last of them
     experts = num_bytes * stage.expert_parameters / stage.num_parameters
@@ -167,23 +157,16 @@ def shared_seconds(job: TrainingJob, stage: Stage, num_bytes: float) -> float:
     )
 
 
-def optimizer_seconds(job: TrainingJob, stage: Stage) -> float:
+def optimizer_seconds(job: Job, stage: Stage) -> float:
     """The update of a rank's part, and what the whole gradient buffer goes through around it."""
-    experts = stage.expert_parameters
-    updated = (stage.num_parameters - experts) / job.num_copies + experts / job.num_expert_copies
-    moved = updated * _OPTIMIZER_BYTES + stage.num_parameters * _GRADIENT_BYTES
+    moved = stage.updated_parameters * _OPTIMIZER_BYTES + stage.num_parameters * _GRADIENT_BYTES
     return moved / job.hardware.memory_bandwidth
 
 
-def reference_seconds(job: TrainingJob, stages: Sequence[Stage], score: float) -> float:
-    """The reference model's forward passes; its weights change places with the model's, and back,
-    for each update's micro-batches. score: of the model's own forward passes.
-    """
-    if not (job.keeps_reference and score):
-        return 0.0
+def _swap_seconds(job: Job) -> float:
+    """The reference model's weights change places with the model's, and back."""
     # Both are read and both are written, twice: on the device, or on the way to the host and back.
     bandwidth = job.hardware.memory_bandwidth / 2
-    if not all(reference_is_on_device(job, stage) for stage in stages):
+    if any(reference_bytes(job, stage)[1] for stage in job.stages):
         bandwidth = job.hardware.host_bandwidth
-    exchanged = 4 * max(stage.weight_bytes for stage in stages) / bandwidth
-    return score + job.hardware.train_factor * job.config.method.num_updates * exchanged
+    return 4 * max(stage.weight_bytes for stage in job.stages) / bandwidth

@@ -22,27 +22,17 @@ class Workload:
     """The responses of one step of all ranks, in ascending order.
 
     lengths: sampled tokens; trained: tokens of the responses that are trained on. prompt_tokens:
-    mean of a prompt; limit: of a response.
+    mean of a prompt.
     """
 
     lengths: tuple[int, ...]
     trained: tuple[int, ...]
     prompt_tokens: int
-    limit: int
-
-    @property
-    def sampled_tokens(self) -> int:
-        return sum(self.lengths)
 
     @property
     def mean_tokens(self) -> float:
         """Of a sampled response; 0 where none is sampled."""
-        return self.sampled_tokens / len(self.lengths) if self.lengths else 0.0
-
-    @property
-    def num_finished(self) -> int:
-        """Responses that end before the limit."""
-        return sum(n < self.limit for n in self.lengths)
+        return sum(self.lengths) / len(self.lengths) if self.lengths else 0.0
 
     @property
     def sequences(self) -> list[int]:
@@ -58,11 +48,6 @@ def quantiles(count: int, *, mean_tokens: float, sigma: float, limit: int) -> li
     normal, middle = NormalDist(), math.log(mean_tokens) - sigma * sigma / 2
     deviations = (normal.inv_cdf((i + 0.5) / count) for i in range(count))
     return [max(1, min(limit, round(math.exp(middle + sigma * d)))) for d in deviations]
-
-
-def usual_mean_tokens(limit: int) -> float:
-    """The mean where nobody gives one: the paper's end; below the paper's limit as far below it."""
-    return PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
 
 
 def mean_before_the_cut(measured: float, *, sigma: float, limit: int) -> float:
@@ -85,13 +70,14 @@ def make_workload(
     acceptance: float = PAPER_ACCEPTANCE,
     prompt_tokens: int = DEFAULT_PROMPT_TOKENS,
 ) -> Workload:
-    """One step of a run. mean_tokens, sigma: of the log-normal before it is cut; acceptance: share
-    of all responses that is correct and finished. No more are accepted than finish, and their
-    lengths are spread over those of all that do.
+    """One step of a run. mean_tokens, sigma: of the log-normal before it is cut, by default the
+    paper's end, and below the paper's limit as far below it; acceptance: share of all responses
+    that is correct and finished. No more are accepted than finish, and their lengths are spread
+    over those of all that do.
     """
     limit = config.rollout.max_response_tokens
     count = config.data.prompts_per_step * config.rollout.group_size
-    mean_tokens = mean_tokens or usual_mean_tokens(limit)
+    mean_tokens = mean_tokens or PAPER_MEAN_TOKENS * min(1.0, limit / PAPER_LIMIT)
     lengths = quantiles(count, mean_tokens=mean_tokens, sigma=sigma, limit=limit)
     finished = [n for n in lengths if n < limit]
     accepted = min(len(finished), round(acceptance * count))
@@ -111,14 +97,11 @@ def learned_by(
     A policy gradient trains on all responses, at most: without a divergence groups of equal rewards
     are left out. With fixed data none is sampled, and as many finished ones are trained on.
     """
-    method, limit = config.method, config.rollout.max_response_tokens
     trained = accepted
-    if method.has_fixed_data:
-        finished = [n for n in lengths if n < limit] or lengths
+    if config.method.has_fixed_data:
+        finished = [n for n in lengths if n < config.rollout.max_response_tokens] or lengths
         trained = [finished[i * len(finished) // len(lengths)] for i in range(len(lengths))]
         lengths = []
-    elif method.learns_from_rejected:
+    elif config.method.learns_from_rejected:
         trained = lengths
-    return Workload(
-        lengths=tuple(lengths), trained=tuple(trained), prompt_tokens=prompt_tokens, limit=limit
-    )
+    return Workload(lengths=tuple(lengths), trained=tuple(trained), prompt_tokens=prompt_tokens)

@@ -5,8 +5,7 @@ from jobs import Case
 from plan_jobs import Measured, measure_rank, planned_job
 from world import World
 
-from megatron_opsft.plan.memory import activation_bytes, num_in_flight
-from megatron_opsft.plan.stages import count_stages
+from megatron_opsft.plan.activations import activation_bytes, num_in_flight
 
 TOKENS = 1024
 CASES = [
@@ -43,11 +42,10 @@ CASES = [
 )
 def test_memory_is_as_predicted(world: World, case: Case) -> None:
     job = planned_job(case, TOKENS)
-    stages = count_stages(job)
     num_microbatches = 4 if case.pp > 1 else 2  # as many as are in flight at once, and one more
     ranks: list[Measured] = world.run(measure_rank, case.world_size, case, TOKENS, num_microbatches)
     for rank in ranks:
-        stage = stages[rank.pp_rank]
+        stage = job.stages[rank.pp_rank]
         assert stage.num_parameters == rank.num_parameters
         # Megatron pads its buffers, of these tiny parameters by a little more than of real ones.
         assert stage.weight_bytes <= rank.weights < 1.01 * stage.weight_bytes

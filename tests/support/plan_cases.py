@@ -1,29 +1,36 @@
 """Jobs of published models for plans, without Megatron."""
 
-from megatron_opsft.architectures.shape import ModelShape
+from typing import Any
+
+from real_shapes import REAL_SHAPES
+
 from megatron_opsft.config.load import load_config
+from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.workload import Workload, make_workload
+from megatron_opsft.plan.job import Job
+from megatron_opsft.plan.workload import make_workload
+
+SMALL, LARGE, MIXTURE = "DeepSeek-R1-Distill-Qwen-1.5B", "Qwen2.5-72B", "Qwen3-30B-A3B"
 
 
-def make_job(shape: ModelShape, world_size: int, *overrides: str, gpu: str = "h100") -> TrainingJob:
-    """vLLM inside the training ranks, in bfloat16, unless the overrides say otherwise."""
+def make_job(
+    name: str, world_size: int, *overrides: str, gpu: str = "h100", **responses: Any
+) -> Job:
+    """vLLM inside the training ranks, in bfloat16, unless the overrides say otherwise; half of the
+    responses are accepted.
+    """
     settings = ["model.path=m", "data.train=problems.jsonl", "rollout.engine=vllm", *overrides]
     config = load_config(None, settings)
-    return TrainingJob(
-        config=config, shape=shape, hardware=load_hardware(gpu), world_size=world_size
+    usual = {"mean_tokens": 2000.0, "sigma": 0.6, "acceptance": 0.5, "prompt_tokens": 100}
+    return Job(
+        config=config,
+        shape=REAL_SHAPES[name],
+        hardware=load_hardware(gpu),
+        world_size=world_size,
+        workload=make_workload(config, **(usual | responses)),
     )
 
 
-def make_responses(
-    job: TrainingJob, mean_tokens: float = 2000.0, acceptance: float = 0.5
-) -> Workload:
-    """Of one step."""
-    return make_workload(
-        job.config,
-        mean_tokens=mean_tokens,
-        sigma=0.6,
-        acceptance=acceptance,
-        prompt_tokens=100,
-    )
+def planned(job: Job) -> Plan:
+    """A run of 100 steps."""
+    return Plan(job=job, num_steps=100)

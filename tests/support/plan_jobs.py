@@ -12,14 +12,12 @@ from live_memory import LiveMemory
 from tiny_models import SHAPES
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.config import TrainConfig
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config import Config, TrainConfig
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import TrainingJob
-from megatron_opsft.plan.stages import Stage
+from megatron_opsft.plan.job import Job, Stage
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime import cpu_compat
 from megatron_opsft.runtime.device import Device
@@ -48,29 +46,22 @@ class Measured:
     activations: int
 
 
-def planned_job(case: Case, tokens: int) -> TrainingJob:
+def planned_job(case: Case, tokens: int) -> Job:
     """The case as a plan sees it, with micro-batches of so many tokens."""
-    config = load_config(
-        None,
-        [
-            "model.path=tiny_reasoner",
-            f"model.dtype={case.dtype}",
-            "data.train=arithmetic",
-            f"data.max_prompt_tokens={_PROMPT}",
-            f"rollout.max_response_tokens={_response(case)}",
-            f"parallel.tp={case.tp}",
-            f"parallel.pp={case.pp}",
-            f"parallel.cp={case.cp}",
-            f"parallel.ep={case.ep}",
-            f"parallel.etp={case.etp or 'null'}",
-            f"parallel.vpp={case.vpp or 'null'}",
-            f"parallel.sequence_parallel={case.sequence_parallel}",
-            f"train.max_tokens_per_microbatch={tokens}",
-            f"train.recompute={case.recompute}",
-            f"train.cross_entropy={case.cross_entropy}",
-        ],
-    )
-    return TrainingJob(
+    layout = ("tp", "pp", "cp", "ep", "etp", "vpp", "sequence_parallel")
+    settings = {
+        "model": {"path": "tiny_reasoner", "dtype": case.dtype},
+        "data": {"train": "arithmetic", "max_prompt_tokens": _PROMPT},
+        "rollout": {"max_response_tokens": _response(case)},
+        "parallel": {name: getattr(case, name) for name in layout},
+        "train": {
+            "max_tokens_per_microbatch": tokens,
+            "recompute": case.recompute,
+            "cross_entropy": case.cross_entropy,
+        },
+    }
+    config = Config.model_validate(settings)
+    return Job(
         config=config,
         shape=SHAPES[case.model],
         hardware=load_hardware("cpu"),
@@ -78,7 +69,7 @@ def planned_job(case: Case, tokens: int) -> TrainingJob:
     )
 
 
-def built_stages(job: TrainingJob) -> list[Stage]:
+def built_stages(job: Job) -> list[Stage]:
     """What the rank of every pipeline stage with tensor- and data-parallel rank 0 holds, by
     Megatron's own model, buffers and optimizer shards without memory; for a process of its own.
     """
@@ -88,37 +79,35 @@ def built_stages(job: TrainingJob) -> list[Stage]:
     return [_built_stage(job, stage * per_stage, table) for stage in range(job.parallel.pp)]
 
 
-def build_buffers(job: TrainingJob, device: Device) -> tuple[list[Any], list[Any], list[Any]]:
-    """The model chunks of the rank that this process is, and Megatron's buffers of their weights
-    and main gradients: those of all, and those of experts that expert parallelism shares out.
-    """
-    config = transformer_config(
-        job.shape,
-        dtype=job.config.model.dtype,
-        parallel=job.parallel,
-        train=TrainConfig(),  # recomputation changes no shape; offloading needs TransformerEngine
-        device=device,
-    )
-    models = build_model(job.shape, config, device)
-    chunks = wrap_for_training(models, config, job.parallel)
-    experts = [buffer for chunk in chunks for buffer in chunk.expert_parallel_buffers]
-    return models, [buffer for chunk in chunks for buffer in chunk.buffers], experts
-
-
-def _built_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
+def _built_stage(job: Job, rank: int, table: WeightTable) -> Stage:
     with fake_rank(job, rank) as layout, cpu_compat.without_memory() as meta:
-        models, *kinds = build_buffers(job, Device(torch_device=meta, backend="fake"))
+        device = Device(torch_device=meta, backend="fake")
+        config = transformer_config(
+            job.shape,
+            dtype=job.config.model.dtype,
+            parallel=job.parallel,
+            train=TrainConfig(),  # recomputation changes no shape
+            device=device,
+        )
+        models = build_model(job.shape, config, device)
+        chunks = wrap_for_training(models, config, job.parallel)
+        # Buffers of weights and main gradients: of all, and of experts that are shared out.
+        kinds = [
+            [buffer for chunk in chunks for buffer in chunk.buffers],
+            [buffer for chunk in chunks for buffer in chunk.expert_parallel_buffers],
+        ]
         buffers = list(chain(*kinds))
         shards = ModelShards.of(models, table, layout).parameters
         shared_out = [p for rule, p in shards if rule.is_expert and layout.ep_size > 1]
+        updated = sum(max(_updated(kind)) for kind in kinds if kind)
         state = 12 if job.dtype_bytes == 2 else 8
         return Stage(
             index=layout.pp_rank,
             num_layers=sum(len(model.decoder.layers) for model in models),
-            has_embedding=any(model.pre_process for model in models),
             has_output=any(model.post_process for model in models),
             num_parameters=sum(p.numel() for model in models for p in model.parameters()),
             expert_parameters=sum(parameter.numel() for parameter in shared_out),
+            updated_parameters=updated,
             whole_parameters=sum(
                 (layout.ep_size if rule.is_expert else 1) * sum(prod(s) for s in rule.hf_shapes)
                 for rule, _ in shards
@@ -126,7 +115,7 @@ def _built_stage(job: TrainingJob, rank: int, table: WeightTable) -> Stage:
             ),
             weight_bytes=sum(buffer.param_data.nbytes for buffer in buffers),
             gradient_bytes=sum(buffer.grad_data.nbytes for buffer in buffers),
-            optimizer_bytes=sum(max(_updated(kind)) for kind in kinds if kind) * state,
+            optimizer_bytes=updated * state,
         )
 
 

@@ -12,12 +12,11 @@ from forked_cli import ROOT, ForkedCli
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.checks import check_job
-from megatron_opsft.plan.estimate import RunEstimate, estimate_run
+from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.job import make_job
+from megatron_opsft.plan.job import check_job, make_job
 from megatron_opsft.plan.search import search_layouts
-from megatron_opsft.plan.workload import PAPER_ACCEPTANCE, make_workload
+from megatron_opsft.plan.workload import PAPER_ACCEPTANCE
 from megatron_opsft.storage.model_paths import MODEL_CONFIGS, resolve_config, resolve_model
 
 CONFIGS = sorted((ROOT / "examples/configs").glob("*.yaml"))
@@ -35,11 +34,10 @@ def nodes_of(path: Path) -> list[int]:
     return [int(part) for part in command[1].split(",")]
 
 
-def planned(path: Path, num_nodes: int, **responses: float) -> RunEstimate:
-    config = load_config(path)
-    job = make_job(config, load_hardware("h100"), 8 * num_nodes)
+def planned(path: Path, num_nodes: int, **responses: float) -> Plan:
+    job = make_job(load_config(path), load_hardware("h100"), 8 * num_nodes, **responses)
     check_job(job)
-    return estimate_run(job, make_workload(config, **responses), 1)
+    return Plan(job=job, num_steps=1)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -50,9 +48,9 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
             assert plan.is_safe
             assert plan.worst.margin > 0.1 * plan.worst.limit
     plan = planned(path, nodes_of(path)[0])
-    found = search_layouts(plan.job, plan.workload, 1)
-    fastest = min(one.estimate.step.total for one in found if one.estimate.is_safe)
-    assert plan.step.total < 1.06 * fastest
+    found = search_layouts(plan.job, 1)
+    fastest = min(one.plan.step["total"] for one in found if one.plan.is_safe)
+    assert plan.step["total"] < 1.06 * fastest
 
 
 @pytest.mark.parametrize("path", ON_CLUSTERS, ids=lambda path: path.stem)
@@ -62,9 +60,9 @@ def test_a_step_takes_about_as_long_as_its_longest_response(path: Path) -> None:
     """
     for num_nodes in nodes_of(path):
         plan = planned(path, num_nodes)
-        assert len(plan.workload.trained) == round(PAPER_ACCEPTANCE * plan.job.num_responses)
+        assert len(plan.job.workload.trained) == round(PAPER_ACCEPTANCE * plan.job.num_responses)
         longest = 6e-3 * plan.job.config.rollout.max_response_tokens
-        assert 0 < plan.step.train < plan.step.total < max(120, longest)
+        assert 0 < plan.step["train"] < plan.step["total"] < max(120, longest)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -81,13 +79,15 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
     plan = json.loads(ended.stdout)
     assert plan["is_safe"] and plan["checkpoint"]["saved_bytes"] > 0
     if path in ON_CLUSTERS:
-        assert plan["seconds"]["total"] == planned(path, nodes_of(path)[0]).step.total
+        assert plan["seconds"]["total"] == planned(path, nodes_of(path)[0]).step["total"]
 
 
 def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
     page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     needed = [
-        planned(path, 1).checkpoint.saved_bytes for path in PRESETS if path.stem.endswith("paper")
+        planned(path, 1).checkpoint["saved_bytes"]
+        for path in PRESETS
+        if path.stem.endswith("paper")
     ]
     small, large = (f"{num_bytes / 1e9:.0f} GB for" for num_bytes in needed)
     assert f"{small} R1-Distill-Qwen-1.5B and {large} 7B" in page

@@ -31,7 +31,7 @@ def test_a_trained_token_takes_six_operations_a_parameter(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_keys_and_values_of_a_token(name: str) -> None:
     for tp in (1, 2):
-        job = make_job(REAL_SHAPES[name], 8, f"rollout.tp={tp}")
+        job = make_job(name, 8, f"rollout.tp={tp}")
         assert kv_bytes_per_token(job) * tp == PUBLISHED[name][1]
 
 

@@ -1,0 +1,258 @@
+"""What the steps of runs took, beside their plan: the factors of a device from it, and how the same
+run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from megatron_opsft.config import Config
+from megatron_opsft.config.load import load_config
+from megatron_opsft.errors import UserError
+from megatron_opsft.plan.hardware import PHASES, Hardware, load_hardware
+from megatron_opsft.plan.workload import (
+    DEFAULT_PROMPT_TOKENS,
+    DEFAULT_SIGMA,
+    Workload,
+    learned_by,
+    mean_before_the_cut,
+    quantiles,
+)
+from megatron_opsft.report.canvas import figure_saved_as
+from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.runtime.durable import write_text
+
+_WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
+_NAME = re.compile(r"nodes_(\d+)")
+_SECONDS = ("step", *PHASES, "other")
+
+Steps = list[tuple[dict[str, float], dict[str, float]]]
+"""(measured on rank 0, planned) of each step: seconds of the whole `step`, of each phase and of all
+`other` work, and `rate`, sampled tokens a second.
+"""
+
+
+def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
+    """config.yaml and manifest.json of a run directory, whose `world_size` is a number.
+
+    Errors: `UserError` for what is missing or damaged.
+    """
+    for name in ("config.yaml", "manifest.json", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise UserError(f"{path} holds no {name}: it is not the directory of a run")
+    config = load_config(path / "config.yaml")
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        return config, manifest | {"world_size": int(manifest["world_size"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
+
+
+def read_steps(
+    path: Path,
+    config: Config,
+    hardware: Hardware,
+    world_size: int,
+    *,
+    prompt_tokens: int,
+    sigma: float = DEFAULT_SIGMA,
+) -> Steps:
+    """The steps of a run directory with an update, without the first ones, each beside its plan.
+    prompt_tokens, sigma: as of `make_workload`.
+
+    Errors: `UserError` for a damaged line, for a job that cannot be, and where no step is left.
+    """
+    from megatron_opsft.plan.estimate import estimate_step  # heavy
+    from megatron_opsft.plan.job import check_job, make_job
+
+    job = make_job(config, hardware, world_size)
+    check_job(job)
+    required = ["num_accepted", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
+    lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
+    steps = []
+    for line in lines:
+        if line["num_accepted"]:
+            workload = _workload(line, job.config, prompt_tokens, sigma)
+            planned = estimate_step(replace(job, workload=workload))
+            tokens = line["num_rollouts"] * line["mean_response_tokens"]
+            measured = {"step": line["step_seconds"]} | {p: line[f"{p}_seconds"] for p in PHASES}
+            both = measured, {"step": planned["total"]} | {p: planned[p] for p in PHASES}
+            for one in both:
+                one["other"] = max(0.0, one["step"] - sum(one[phase] for phase in PHASES))
+                one["rate"] = tokens / one["step"]
+            steps.append(both)
+    if not steps:
+        raise UserError(
+            f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
+        )
+    return steps
+
+
+def _workload(line: dict[str, Any], config: Config, prompt_tokens: int, sigma: float) -> Workload:
+    """The responses that a line of metrics.jsonl describes by their means."""
+    limit = config.rollout.max_response_tokens
+    mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)
+    lengths = quantiles(int(line["num_rollouts"]), mean_tokens=mean, sigma=sigma, limit=limit)
+    accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
+    return learned_by(config, lengths, accepted, prompt_tokens)
+
+
+def calibrate(
+    run_dirs: Sequence[Path], base: Hardware, *, prompt_tokens: int, sigma: float
+) -> dict[str, dict[str, float]]:
+    """Of each phase the `factor` with which the median step takes what was measured, and the
+    medians of the seconds `measured` and `planned` with the factor before; a phase that no run has
+    is left out. Errors: as of `read_run` and `read_steps`.
+    """
+    steps: Steps = []
+    for path in run_dirs:
+        config, manifest = read_run(path)
+        size = manifest["world_size"]
+        steps += read_steps(path, config, base, size, prompt_tokens=prompt_tokens, sigma=sigma)
+    fitted = {}
+    for phase in PHASES:
+        both = [(measured[phase], planned[phase]) for measured, planned in steps]
+        if ratios := [measured / planned for measured, planned in both if measured and planned]:
+            fitted[phase] = {
+                "measured": median(measured for measured, _ in both),
+                "planned": median(planned for _, planned in both),
+                "factor": getattr(base, f"{phase}_factor") * median(ratios),
+            }
+    return fitted
+
+
+def write_hardware(
+    out: Path, base: Hardware, fitted: dict[str, dict[str, float]], run_dirs: Sequence[Path]
+) -> None:
+    """The device's figures with the fitted factors, as a file for --hardware."""
+    figures = base.figures | {f"{phase}_factor": one["factor"] for phase, one in fitted.items()}
+    runs = ", ".join(path.name for path in run_dirs)
+    lines = [f"# Factors from {runs}, by `megatron-opsft plan calibrate`.", f"{base.name}:"]
+    lines += [f"  {name}: {value!r}" for name, value in figures.items()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, "\n".join(lines) + "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """One run. device: of the plan. measured, planned: medians over its steps of what `Steps` has,
+    the rate of one GPU.
+    """
+
+    nodes: int
+    gpus: int
+    device: str
+    measured: dict[str, float]
+    planned: dict[str, float]
+
+
+def scaling_runs(paths: Sequence[Path]) -> list[Path]:
+    """The runs nodes_N in the one folder, or given as several paths, by N; none where it is
+    something else that is to be reported.
+    """
+    inside = len(paths) == 1
+    runs = [path for path in paths[0].glob("nodes_*") if path.is_dir()] if inside else paths
+    counts = {int(match[1]): path for path in runs if (match := _NAME.fullmatch(path.name))}
+    return [counts[n] for n in sorted(counts)] if inside or len(counts) == len(runs) else []
+
+
+def report_scaling(
+    runs: Sequence[Path],
+    figure: Path,
+    gpu: str | None,
+    hardware: Path | None,
+    say: Callable[[str], object],
+) -> None:
+    """Print the table of those that can be read, and draw them. gpu: the device that is planned
+    for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
+
+    Errors: `UserError` at the end where a run could not be read.
+    """
+    rows, unread = [], []
+    for run in runs:
+        try:
+            rows.append(read_row(run, gpu, hardware))
+        except UserError as error:
+            unread.append(error)
+            say(f"{run}: not read: {error}")
+    if rows:
+        say(scaling_table(rows))
+        draw_scaling(rows, figure)
+        say(f"figure: {figure}")
+    if unread:
+        raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
+
+
+def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
+    """The steps of a run without the first two, whose start is in them. Errors: `UserError`."""
+    config, manifest = read_run(run)
+    gpus, nodes = manifest["world_size"], int(run.name.removeprefix("nodes_"))
+    if nodes < 1 or gpus % nodes:
+        raise UserError(f"{run}: a run of {gpus} ranks was not on {nodes} nodes; rename it")
+    torch = str(manifest.get("versions", {}).get("torch"))
+    on_cpu = config.run.device == "cpu" or torch.endswith("+cpu")
+    name = gpu or ("cpu" if on_cpu else "h100")
+    device = load_hardware(name, hardware, gpus_per_node=gpus // nodes)
+    prompt_tokens = min(DEFAULT_PROMPT_TOKENS, config.data.max_prompt_tokens)
+    steps = read_steps(run, config, device, gpus, prompt_tokens=prompt_tokens)
+    measured, planned = (
+        {key: median(one[key] for one in of_steps) for key in of_steps[0]}
+        for of_steps in zip(*steps, strict=True)
+    )
+    for one in (measured, planned):
+        one["rate"] /= gpus
+    return ScalingRow(nodes=nodes, gpus=gpus, device=name, measured=measured, planned=planned)
+
+
+def scaling_table(rows: Sequence[ScalingRow]) -> str:
+    """A line a run, the plan's figure in brackets."""
+    from tabulate import tabulate
+
+    lines = []
+    for row, efficiency in zip(rows, efficiencies(rows), strict=True):
+        measured, planned = row.measured, row.planned
+        lines.append(
+            {"nodes": row.nodes, "GPUs": row.gpus}
+            | {name: f"{measured[name]:.2f} ({planned[name]:.2f})" for name in _SECONDS}
+            | {"tokens/s/GPU": f"{measured['rate']:,.1f} ({planned['rate']:,.1f})"}
+            | {"efficiency": "{:.0%} ({:.0%})".format(*efficiency)}
+        )
+    devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    return (
+        f"median seconds of a step, measured (planned for {devices})\n\n"
+        f"{tabulate(lines, headers='keys', stralign='right', disable_numparse=True)}"
+    )
+
+
+def efficiencies(rows: Sequence[ScalingRow]) -> list[tuple[float, float]]:
+    """(measured, planned) of each run: tokens a second and GPU against the first, of 1."""
+    first = rows[0].measured["rate"], rows[0].planned["rate"]
+    return [(row.measured["rate"] / first[0], row.planned["rate"] / first[1]) for row in rows]
+
+
+def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
+    """Seconds by phase and efficiency over nodes (.png, .svg, .pdf). Errors: `UserError` for
+    another suffix.
+    """
+    nodes = [row.nodes for row in rows]
+    seconds = {
+        name: ([row.measured[name] for row in rows], [row.planned[name] for row in rows])
+        for name in _SECONDS
+    }
+    percent = [
+        [100 * value for value in values] for values in zip(*efficiencies(rows), strict=True)
+    ]
+    panels = [("seconds of a step", seconds), ("efficiency (%)", {"efficiency": percent})]
+    with figure_saved_as([out_path], (9.6, 4.2)) as figure:
+        for axes, (label, lines) in zip(figure.subplots(1, 2), panels, strict=True):
+            for name, (measured, planned) in lines.items():
+                (line,) = axes.plot(nodes, measured, "o-", label=name)
+                axes.plot(nodes, planned, "o--", color=line.get_color(), mfc="white")
+            axes.set(xlabel="nodes", ylabel=label, ylim=(0, None))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(nodes, [str(count) for count in nodes])
+            axes.legend(frameon=False, title="solid: measured\ndashed: planned", fontsize="small")
