@@ -20,9 +20,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
 from megatron_opsft.verify.judge_source import describe_judge
-from megatron_opsft.verify.judges import open_judge
 from megatron_opsft.verify.text_judges import choice, exact, regex
 from megatron_opsft.verify.verifier import Verifier, check_judge, check_row_judges
+from megatron_opsft.verify.worker import open_judge
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 EXAMPLE = "examples.own_judge:within_tolerance"

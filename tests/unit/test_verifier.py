@@ -10,15 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from verifier_load import latex_items, resident_bytes
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.math_verifier import judge
-from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.verifier import Verifier, share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
@@ -43,6 +42,20 @@ def judge_or_misbehave(text: str, gold: str, fields: dict[str, Any]) -> Verdict:
     if text.startswith("sleep"):
         time.sleep(float(text.split()[1]))
     return Verdict(outcome=CORRECT if text == gold else WRONG, answer=f"{text} {os.getpid()}")
+
+
+def wait_for_workers(count: int) -> list[psutil.Process]:
+    """The worker processes of this one, once there are so many."""
+    deadline = time.monotonic() + 20
+    while True:
+        found = [
+            child
+            for child in psutil.Process().children()
+            if "verify.worker" in " ".join(child.cmdline())
+        ]
+        if len(found) >= count or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +172,9 @@ def test_verdicts_do_not_depend_on_the_number_of_workers() -> None:
 
 def test_workers_start_as_they_are_needed() -> None:
     with VerifierPool(3, 30, judge=ROGUE, answers_per_worker=4) as pool:
-        numbers = []
-        for round_ in range(6):
+        for round_, number in enumerate((1, 2, 3, 3, 3)):
             pool.score([(f"{round_} {n}", "x") for n in range(3)])
-            numbers.append(len(pool._workers))
-    assert numbers == [1, 2, 3, 3, 3, 3]
+            assert len(wait_for_workers(number)) == number
 
 
 def test_workers_outlive_the_thread_that_made_the_pool() -> None:
@@ -234,8 +245,8 @@ def test_workers_that_cannot_start_are_a_user_error(
 
 def test_a_worker_that_is_killed_while_it_starts_is_replaced() -> None:
     with VerifierPool(2, 30, judge=ROGUE) as pool:
-        for worker in pool._workers:
-            os.kill(worker.process.pid, signal.SIGKILL)
+        (worker,) = wait_for_workers(1)
+        worker.kill()
         assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
 
 
@@ -311,8 +322,25 @@ def test_verifier_scores_finished_rollouts_only() -> None:
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_scheduler_s_signal_does_not_end_a_worker_that_just_starts(number: int) -> None:
     with VerifierPool(1, 10.0, judge=ROGUE) as pool:
-        os.kill(pool._workers[0].process.pid, number)
+        (worker,) = wait_for_workers(1)
+        worker.send_signal(number)
         assert [v.outcome for v in pool.score([("a", "a"), ("b", "a")])] == [CORRECT, WRONG]
+
+
+def latex_items(count: int) -> list[tuple[str, str]]:
+    """`count` distinct (response, gold): item n, counted from 1, is wrong where 3 divides n."""
+    forms = [
+        (r"\frac{%d}{7}", r"\dfrac{%d}{7}"),
+        (r"%d{,}000", r"%d000"),
+        (r"-%d\frac{1}{2}", r"-%d.5"),
+        (r"%d\%%", r"\frac{%d}{100}"),
+        (r"\text{(%d)}", r"%d"),
+    ]
+    pairs = []
+    for n in range(1, count + 1):
+        answer, gold = forms[n % len(forms)]
+        pairs.append((rf"so \boxed{{{answer % n}}}", gold % (n + (n % 3 == 0))))
+    return pairs
 
 
 def test_memory_and_verdicts_do_not_depend_on_what_came_before() -> None:
@@ -323,6 +351,6 @@ def test_memory_and_verdicts_do_not_depend_on_what_came_before() -> None:
     with VerifierPool(2, 60, max_memory_bytes=limit) as pool:
         first = pool.score(items)
         second = pool.score(shuffled)
-        assert all(resident_bytes(w.process.pid) < limit / 2 for w in pool._workers)
+        assert all(worker.memory_info().rss < limit / 2 for worker in wait_for_workers(2))
     assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
     assert [v.outcome for v in first] == [WRONG if n % 3 == 0 else CORRECT for n in range(1, 601)]
