@@ -51,7 +51,7 @@ def _scan(text: str) -> list[Box]:
     position = 0
     while (match := _OPENING.search(text, position)) is not None:
         if match[0].endswith("{"):
-            end = _closing_brace(text, match.end())
+            end = closing_brace(text, match.end())
             if end < 0:
                 return [*boxes, Box(match.start(), -1, "")]
             content, position = text[match.end() : end].strip(), end + 1
@@ -63,7 +63,7 @@ def _scan(text: str) -> list[Box]:
     return boxes
 
 
-def _closing_brace(text: str, start: int) -> int:
+def closing_brace(text: str, start: int) -> int:
     """Index of the brace that closes the group opened just before `start`; -1 if none does."""
     depth = 1
     position = start

@@ -21,7 +21,7 @@ _STATED = re.compile(
     r"|[,;]?\s+(?:because|since|which|where|so that|when|for|as|but|though|although|while)\b)",
     re.DOTALL,
 )
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _IS = re.compile(r"\b(?:is|are|equals)\b")
 _FORMULAS = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
 _NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -80,6 +80,12 @@ def stated_answer(text: str) -> list[str] | None:
     return candidates
 
 
+def last_formula(text: str) -> str:
+    """Inside the last formula marks; "" where there are none."""
+    found = _FORMULA.findall(text)
+    return "".join(found[-1]).strip() if found else ""
+
+
 def last_number_is_denied(text: str) -> bool:
     """Whether the last number is asked for or denied: "Was it 34?", "It is not 34."."""
     sentences = re.split(r"(?<=[.!?])\s+|\n", text[-2000:])
@@ -95,7 +101,7 @@ def _parts_of(sentence: str) -> list[str]:
     formula; its only number, but in one that compares.
     """
     parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
-    formulas = [next(filter(None, found.groups())) for found in _FORMULA.finditer(sentence)]
+    formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
     if len(formulas) == 1:
         return [*parts, *formulas]
     numbers = _NUMBERS.findall(sentence)

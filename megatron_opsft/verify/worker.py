@@ -95,7 +95,7 @@ def _load(name: str) -> Judge:
     if name == "math":  # alone imports sympy, which the others do not wait for
         from megatron_opsft.verify import math_verifier
 
-        shipped = math_verifier.judge
+        shipped: Callable[[str, str], Verdict] = math_verifier.judge
         shipped(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns and tables before any clock runs
     else:
         from megatron_opsft.verify.text_judges import TEXT_JUDGES

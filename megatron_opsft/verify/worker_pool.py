@@ -86,7 +86,13 @@ class VerifierPool:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            futures = {item: self._submit(item) for item in dict.fromkeys(items)}
+            futures: dict[_Item, Future[Verdict]] = {item: Future() for item in items}
+            for task in futures.items():
+                self._tasks.put(task)
+            self._num_asked += len(futures)
+            wanted = 1 + self._num_asked // self._answers_per_worker
+            while len(self._threads) < min(self._num_workers, wanted):
+                self._add_worker()
             try:
                 return [futures[item].result() for item in items]
             finally:  # after an exception nobody asks for the others
@@ -112,16 +118,6 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, item: _Item) -> Future[Verdict]:
-        """For the first worker that is free; one more starts where so many were asked for."""
-        future: Future[Verdict] = Future()
-        self._tasks.put((item, future))
-        self._num_asked += 1
-        wanted = 1 + self._num_asked // self._answers_per_worker
-        if len(self._threads) < min(self._num_workers, wanted):
-            self._add_worker()
-        return future
-
     def _add_worker(self) -> Future["_Worker"]:
         """The future says when it is warm."""
         ready: Future[_Worker] = Future()
@@ -134,16 +130,18 @@ class VerifierPool:
         """What a thread does, until `close`."""
         # A process started by a thread that blocks signals is deaf to them from the beginning.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        _settle(ready, self._start, index)
+        _settle(ready, self._warm, index)
         while (task := self._tasks.get()) is not None:
             item, future = task
             if future.set_running_or_notify_cancel():
                 _settle(future, self._judge_with, index, item)
+                with suppress(UserError, RuntimeError):  # the next one who asks is told
+                    self._warm(index)
         self._end(index)
 
     def _judge_with(self, index: int, item: _Item) -> Verdict:
         while True:
-            worker = self._workers[index] or self._start(index)
+            worker = self._warm(index)
             try:
                 worker.pipe.send(item)
             except OSError:  # its pipe is closed: it died while idle
@@ -165,10 +163,13 @@ class VerifierPool:
                 self._end(index)
             return Verdict(outcome=Outcome(outcome), answer=answer)
 
-    def _start(self, index: int) -> "_Worker":
-        """A warm worker. One that a signal kills before it is ready is started again. Errors:
-        `UserError` for one that ends by itself, is not ready in time, or is one too many.
+    def _warm(self, index: int) -> "_Worker":
+        """The worker that is there, or a new one. One that a signal kills before it is ready is
+        started again. Errors: `UserError` for one that ends by itself, is not ready in time, or is
+        one too many.
         """
+        if worker := self._workers[index]:
+            return worker
         for _ in range(MAX_KILLED_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
