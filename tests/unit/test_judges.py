@@ -76,7 +76,7 @@ def test_judges_of_text(judge: Judge, text: str, gold: str, outcome: Outcome) ->
 
 
 def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
-    """Of finished responses to the problems."""
+    """Of finished responses to the problems; the same ones, cut off, are not judged."""
     rollouts = [
         Rollout(
             problem_id=problem.id,
@@ -84,15 +84,17 @@ def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Out
             prompt_ids=(1,),
             response_ids=(2,),
             text=text,
-            finish_reason=FinishReason.STOP,
+            finish_reason=reason,
             weight_version=0,
         )
         for text, problem in pairs
+        for reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]
     with Verifier(config) as verifier:
         verdicts = verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
         verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
-    return [verdict.outcome for verdict in verdicts]
+    assert {verdict.outcome for verdict in verdicts[1::2]} == {Outcome.UNFINISHED}
+    return [verdict.outcome for verdict in verdicts[::2]]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

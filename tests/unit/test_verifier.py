@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from megatron_opsft.config import VerifyConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
+from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.math_verifier import judge
-from megatron_opsft.verify.verifier import Verifier, share_of_cores
+from megatron_opsft.verify.verifier import share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
@@ -61,24 +60,17 @@ def wait_for_workers(count: int) -> list[psutil.Process]:
 @pytest.mark.parametrize(
     ("text", "gold", "outcome"),
     [
-        (r"So it is $\boxed{\frac{1}{2}}$.", "0.5", CORRECT),
-        (r"\boxed{2}", "3", WRONG),
         (r"First \boxed{2}, no: \boxed{3}.", "3", CORRECT),
         (r"First \boxed{3}, no: \boxed{2}.", "3", WRONG),
         (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", CORRECT),
         (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", WRONG),
         (r"\boxed{\boxed{7}}", "7", CORRECT),
-        (r"\boxed{10{,}000}", "10000", CORRECT),
-        (r"\boxed{x + 1}", "1 + x", CORRECT),
         (r"\boxed{4}", "4a-2", WRONG),
         (r"\boxed{7}", r"7\pi", WRONG),
         (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", WRONG),
         (r"\boxed{63/5}", r"12\frac{3}{5}", CORRECT),
-        (r"\boxed{\text{Yes}}", "yes", CORRECT),
-        (r"\boxed{A}", r"\text{(A)}", CORRECT),
         (r"\boxed{87.50}", "$87.50", CORRECT),
         (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", CORRECT),
-        ("The answer is 4", "4", CORRECT),
         ("The angle is [90].", "90", CORRECT),
         (r"\boxed{1}. The final answer is 4", "4", CORRECT),
         (r"\boxed{\frac{1}{2}", "1/2", NO_ANSWER),
@@ -267,30 +259,6 @@ def test_cores_are_divided_by_the_ranks_that_share_them(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(usable)), raising=False)
     assert share_of_cores(ranks) == workers
-
-
-def test_verifier_scores_finished_rollouts_only() -> None:
-    def rollout(problem_id: str, text: str, reason: FinishReason) -> Rollout:
-        return Rollout(
-            problem_id=problem_id,
-            sample_index=0,
-            prompt_ids=(1,),
-            response_ids=(2,),
-            text=text,
-            finish_reason=reason,
-            weight_version=0,
-        )
-
-    rollouts = [
-        rollout("a", r"\boxed{1}", FinishReason.STOP),
-        rollout("a", r"\boxed{1}", FinishReason.LENGTH),
-        rollout("b", r"\boxed{1}", FinishReason.STOP),
-        rollout("b", "hm", FinishReason.STOP),
-    ]
-    with Verifier(VerifyConfig(workers=1)) as verifier:
-        problems = {name: Problem(id=name, text="", answer=gold) for name, gold in ("a1", "b2")}
-        verdicts = verifier.score(rollouts, problems)
-    assert [v.outcome for v in verdicts] == [CORRECT, Outcome.UNFINISHED, WRONG, NO_ANSWER]
 
 
 def latex_items(count: int) -> list[tuple[str, str]]:
