@@ -39,10 +39,12 @@ def final_boxes(text: str) -> list[str]:
     return contents
 
 
-def has_open_box(text: str) -> bool:
-    """Whether the last box is never closed, or empty: what it was to hold is not known."""
+def last_box(text: str) -> Box | None:
+    """The last of the outermost boxes; without content where it is empty or never closed: what it
+    was to hold is not known.
+    """
     boxes = _scan(text)
-    return bool(boxes) and (boxes[-1].end < 0 or not boxes[-1].content)
+    return boxes[-1] if boxes else None
 
 
 def _scan(text: str) -> list[Box]:

@@ -2,7 +2,7 @@
 
 import re
 
-from megatron_opsft.data.boxed import final_boxes, find_boxes, has_open_box
+from megatron_opsft.data.boxed import final_boxes, last_box
 from megatron_opsft.records import Outcome, Verdict
 
 THINK_END = "</think>"
@@ -41,24 +41,14 @@ def behind_thinking(text: str) -> str:
     return text.rpartition(THINK_END)[2]
 
 
-def last_box(text: str) -> str | None:
-    """Inside the last box; "" where that is never closed, None where there is none."""
-    if has_open_box(text):
-        return ""
-    boxes = find_boxes(text)
-    return boxes[-1].content if boxes else None
-
-
 def boxed_answer(text: str) -> str | None:
     """The last box and those joined to it; "" where it is never closed, None where there is none
     or "the final answer is" comes after it.
     """
-    if has_open_box(text):
-        return ""
-    boxes = find_boxes(text)
-    if not boxes or _FINAL_ANSWER.search(text, boxes[-1].end):
+    box = last_box(text)
+    if box is None or (box.content and _FINAL_ANSWER.search(text, box.end)):
         return None
-    return ", ".join(final_boxes(text))
+    return ", ".join(final_boxes(text)) if box.content else ""
 
 
 def stated_answer(text: str) -> list[str] | None:

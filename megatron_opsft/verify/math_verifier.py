@@ -77,7 +77,8 @@ def _found_in_prose(text: str) -> list[str]:
     found = "".join(map(str, parse(text, parsing_timeout=None)[-1:]))
     formula = last_formula(text)
     if formula and found in formula:
-        return [formula, formula.rpartition("=")[2]]
+        end = formula.rpartition("=")[2]
+        return [formula, end] if end.count("{") == end.count("}") else [formula]
     return [found] if found else _BRACKETED.findall(text)[-1:]
 
 

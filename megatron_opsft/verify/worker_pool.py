@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from queue import SimpleQueue
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
@@ -33,7 +33,6 @@ _BOOT = (
     "main(sys.argv[2], *map(int, sys.argv[3:]))"
 )
 _Item = tuple[str, ...]
-_T = TypeVar("_T")
 
 
 class VerifierPool:
@@ -210,7 +209,7 @@ class VerifierPool:
             worker.pipe.close()
 
 
-def _settle(future: Future[_T], compute: Callable[..., _T], *arguments: Any) -> None:
+def _settle(future: Future[Any], compute: Callable[..., Any], *arguments: Any) -> None:
     """Its result, or the error that whoever waits for it gets."""
     try:
         future.set_result(compute(*arguments))
