@@ -69,8 +69,8 @@ def judge(response_text: str, gold: str) -> Verdict:
 
 def _found_in_prose(text: str) -> list[str]:
     """What may be the answer of prose that calls nothing so: what math-verify finds; all of the
-    last formula where that is in it, perhaps what follows its last "="; else what the last square
-    brackets hold.
+    last formula where that is in it, perhaps what follows its last "="; the base of a number goes
+    with it; else what the last square brackets hold.
     """
     if last_number_is_denied(text):
         return []
@@ -79,6 +79,8 @@ def _found_in_prose(text: str) -> list[str]:
     if formula and found in formula:
         end = formula.rpartition("=")[2]
         return [formula, end] if end.count("{") == end.count("}") else [formula]
+    if found and (based := re.findall(rf"{re.escape(found)}_{{?\d+}}?", text)):
+        return based[-1:]
     return [found] if found else _BRACKETED.findall(text)[-1:]
 
 

@@ -345,6 +345,8 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("3", "So we get $\\ge 3$", False),
         ("5", "So we get $5 \\text{ million}$", False),
         ("7", "So $\\text{the sum} = 3 + 4 = 7$", True),
+        ("1011_3", "so we get 1011_2", False),
+        ("1011_3", "so we get 1011_3", True),
     ],
 )
 def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:
