@@ -24,7 +24,7 @@ from rich.table import Table
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.errors import RowError
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.cores import share_of_cores
+from megatron_opsft.verify.verifier import share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))

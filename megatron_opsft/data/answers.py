@@ -4,7 +4,7 @@ import math
 import re
 from decimal import Decimal
 
-from megatron_opsft.data.boxed import final_boxes, has_open_box
+from megatron_opsft.data.boxed import final_boxes, last_box
 from megatron_opsft.errors import RowError
 
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -37,10 +37,10 @@ def read_answer(value: object, field: str) -> str:
 
 
 def _marked_answer(text: str, field: str) -> str:
-    if has_open_box(text):
-        raise RowError(f"{field} has a last \\boxed{{ that is empty or never closed")
-    if boxes := final_boxes(text):
-        return ", ".join(boxes)
+    if box := last_box(text):
+        if not box.content:
+            raise RowError(f"{field} has a last \\boxed{{ that is empty or never closed")
+        return ", ".join(final_boxes(text))
     if match := _LAST_LINE.search(text):
         return match[1]
     if "####" in text:

@@ -39,10 +39,12 @@ def final_boxes(text: str) -> list[str]:
     return contents
 
 
-def has_open_box(text: str) -> bool:
-    """Whether the last box is never closed, or empty: what it was to hold is not known."""
+def last_box(text: str) -> Box | None:
+    """The last of the outermost boxes; without content where it is empty or never closed: what it
+    was to hold is not known.
+    """
     boxes = _scan(text)
-    return bool(boxes) and (boxes[-1].end < 0 or not boxes[-1].content)
+    return boxes[-1] if boxes else None
 
 
 def _scan(text: str) -> list[Box]:
@@ -51,7 +53,7 @@ def _scan(text: str) -> list[Box]:
     position = 0
     while (match := _OPENING.search(text, position)) is not None:
         if match[0].endswith("{"):
-            end = _closing_brace(text, match.end())
+            end = closing_brace(text, match.end())
             if end < 0:
                 return [*boxes, Box(match.start(), -1, "")]
             content, position = text[match.end() : end].strip(), end + 1
@@ -63,7 +65,7 @@ def _scan(text: str) -> list[Box]:
     return boxes
 
 
-def _closing_brace(text: str, start: int) -> int:
+def closing_brace(text: str, start: int) -> int:
     """Index of the brace that closes the group opened just before `start`; -1 if none does."""
     depth = 1
     position = start

@@ -45,8 +45,7 @@ from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import watched
-from megatron_opsft.verify.cores import share_of_cores
-from megatron_opsft.verify.verifier import Verifier
+from megatron_opsft.verify.verifier import Verifier, share_of_cores
 
 log = logging.getLogger("megatron_opsft")
 COLLECTIVE_HOURS = 24  # a rank that waits for the last long responses of another one

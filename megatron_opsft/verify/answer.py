@@ -2,7 +2,7 @@
 
 import re
 
-from megatron_opsft.data.boxed import final_boxes, find_boxes, has_open_box
+from megatron_opsft.data.boxed import final_boxes, last_box
 from megatron_opsft.records import Outcome, Verdict
 
 THINK_END = "</think>"
@@ -21,7 +21,7 @@ _STATED = re.compile(
     r"|[,;]?\s+(?:because|since|which|where|so that|when|for|as|but|though|although|while)\b)",
     re.DOTALL,
 )
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(r"(?<!\\)\$\$?((?:\\\$|[^$])+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _IS = re.compile(r"\b(?:is|are|equals)\b")
 _FORMULAS = re.compile(r"\$[^$]*\$|\\text\s*\{[^{}]*\}")  # what formulas deny is their own
 _NUMBERS = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -41,24 +41,14 @@ def behind_thinking(text: str) -> str:
     return text.rpartition(THINK_END)[2]
 
 
-def last_box(text: str) -> str | None:
-    """Inside the last box; "" where that is never closed, None where there is none."""
-    if has_open_box(text):
-        return ""
-    boxes = find_boxes(text)
-    return boxes[-1].content if boxes else None
-
-
 def boxed_answer(text: str) -> str | None:
     """The last box and those joined to it; "" where it is never closed, None where there is none
     or "the final answer is" comes after it.
     """
-    if has_open_box(text):
-        return ""
-    boxes = find_boxes(text)
-    if not boxes or _FINAL_ANSWER.search(text, boxes[-1].end):
+    box = last_box(text)
+    if box is None or (box.content and _FINAL_ANSWER.search(text, box.end)):
         return None
-    return ", ".join(final_boxes(text))
+    return ", ".join(final_boxes(text)) if box.content else ""
 
 
 def stated_answer(text: str) -> list[str] | None:
@@ -80,6 +70,12 @@ def stated_answer(text: str) -> list[str] | None:
     return candidates
 
 
+def last_formula(text: str) -> str:
+    """Inside the last formula marks; "" where there are none."""
+    found = _FORMULA.findall(text)
+    return "".join(found[-1]).strip() if found else ""
+
+
 def last_number_is_denied(text: str) -> bool:
     """Whether the last number is asked for or denied: "Was it 34?", "It is not 34."."""
     sentences = re.split(r"(?<=[.!?])\s+|\n", text[-2000:])
@@ -95,7 +91,7 @@ def _parts_of(sentence: str) -> list[str]:
     formula; its only number, but in one that compares.
     """
     parts = [text.strip() for text in _IS.split(sentence)[1:][-1:]]
-    formulas = [next(filter(None, found.groups())) for found in _FORMULA.finditer(sentence)]
+    formulas = ["".join(found) for found in _FORMULA.findall(sentence)]
     if len(formulas) == 1:
         return [*parts, *formulas]
     numbers = _NUMBERS.findall(sentence)

@@ -1,6 +1,7 @@
 """Whether two answers say the same: words, times, bases, ratios, sequences; then mathematics."""
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -12,15 +13,8 @@ from math_verify import LatexExtractionConfig, parse
 
 from megatron_opsft.verify.equality import same_number, same_value
 from megatron_opsft.verify.numerals import Numeral, read_base, read_clock, read_number
-from megatron_opsft.verify.reading import (
-    Answer,
-    is_product,
-    is_words,
-    plain,
-    same_words,
-    with_letter_as_unit,
-)
-from megatron_opsft.verify.units import units_agree
+from megatron_opsft.verify.reading import Answer, is_product, is_words, plain, same_words
+from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")
 _HALF_RELATION = re.compile(r"([a-zA-Z]?)\s*(<|>|\\le|\\ge|\\ne)(?![a-zA-Z])\s*([^<>]+)")
@@ -60,9 +54,8 @@ def same_answer(gold: Answer, answer: Answer) -> bool:
     words = [is_words(one.body) and not read_clock(one.body) for one in (gold, answer)]
     if all(words) or (any(words) and not is_product((gold if words[0] else answer).body)):
         return same_words(gold.body, answer.body)
-    return _same_bodies(gold.body, answer.body) or any(
-        _same_with_unit(*pair) for pair in ((gold, answer), (answer, gold))
-    )
+    same = _same_bodies(gold.body, answer.body)
+    return same or _same_with_unit(gold, answer) or _same_with_unit(answer, gold)
 
 
 def _same_option(gold: Answer, answer: Answer) -> bool | None:
@@ -78,23 +71,29 @@ def _same_option(gold: Answer, answer: Answer) -> bool | None:
 
 def _same_with_unit(one: Answer, other: Answer) -> bool:
     """37.5% for 0.375, and `5 m` for 5."""
-    if one.unit == ("%",) and not other.unit and _same_percent(one.body, other.body):
-        return True
-    lone = with_letter_as_unit(one, other.unit)
-    return bool(lone and units_agree(lone.unit, other.unit) and _same_bodies(lone.body, other.body))
+    if one.unit == ("%",) and not other.unit:
+        numbers = [value for value in values_of(one.body) if isinstance(value, sympy.Expr)]
+        if any(same_value(value / 100, v) for value in numbers for v in values_of(other.body)):
+            return True
+    found = None if one.unit else letter_as_unit(one.body, other.unit)
+    if found is None:
+        return False
+    body, unit = found
+    return units_agree(unit, other.unit) and _same_bodies(body, other.body)
 
 
 def _same_bodies(gold: str, answer: str) -> bool:
     if plain(gold) == plain(answer):
         return True
     clocks = read_clock(gold), read_clock(answer)
-    if all(clocks):
-        return _same_time(*clocks)
+    if clocks[0] and clocks[1]:
+        (seconds, half), (other_seconds, other_half) = clocks[0], clocks[1]
+        return seconds == other_seconds and (half == other_half or not (half and other_half))
     if any(map(_TUPLE.fullmatch, (gold, answer))) and r"\{" in (gold[:2], answer[:2]):
         return False  # a set is no tuple
     bases = read_base(gold), read_base(answer)
     if any(bases):
-        return _same_in_base(bases, gold, answer)
+        return _same_in_base(*bases, gold, answer)
     if ":" in gold or ":" in answer:
         return _same_ratio(gold, answer)
     if r"\ldots" in gold or r"\ldots" in answer:
@@ -110,24 +109,14 @@ def _same_bodies(gold: str, answer: str) -> bool:
     return any(same_value(g, a) for g in values_of(gold) for a in values_of(answer))
 
 
-def _same_time(gold: Any, answer: Any) -> bool:
-    return gold[0] == answer[0] and (gold[1] == answer[1] or not (gold[1] and answer[1]))
-
-
-def _same_in_base(bases: tuple[Any, Any], gold: str, answer: str) -> bool:
+def _same_in_base(left: Any, right: Any, gold: str, answer: str) -> bool:
     """Two numerals with bases are compared by value; one without has the digits of the other."""
-    left, right = bases
     if left and right:
-        return left == right or _value_in_base(*left) == _value_in_base(*right) is not None
+        with suppress(ValueError):  # 53_4 has a digit that is none
+            return left == right or int(*left) == int(*right)
+        return False
     digits, other = (left[0], answer) if left else (right[0], gold)
     return other.replace(" ", "").upper().lstrip("0") == digits.lstrip("0")
-
-
-def _value_in_base(digits: str, base: int) -> int | None:
-    try:
-        return int(digits, base)
-    except ValueError:  # 53_4 has a digit that is none
-        return None
 
 
 def _same_ratio(gold: str, answer: str) -> bool:
@@ -176,16 +165,6 @@ def _terms(sequence: str) -> list[str]:
     if count.denominator == 1 and 0 < count <= _MAX_TERMS:
         return [str(numbers[0] + index * step) for index in range(int(count) + 1)]
     return [*terms[:2], *terms[dots:]]
-
-
-def _same_percent(percent: str, other: str) -> bool:
-    """37.5% is 0.375."""
-    return any(
-        same_value(value / 100, right)
-        for value in values_of(percent)
-        if isinstance(value, sympy.Expr)
-        for right in values_of(other)
-    )
 
 
 @lru_cache(maxsize=4096)

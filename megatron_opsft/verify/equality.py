@@ -4,7 +4,7 @@ Numbers, and numbers inside tuples, sets, intervals and matrices, are compared h
 at some points; math-verify judges everything else, and only ever sees exact numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +19,6 @@ from megatron_opsft.verify.numerals import Numeral, as_numeral
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact
 FLOAT_NOISE = Fraction(1, 10**13)  # 0.1 + 0.2, as programs write it
-_DIGITS = 40
 _TOLERANCE = sympy.Rational(*RELATIVE_TOLERANCE.as_integer_ratio())
 _LARGEST = sympy.Float("1e200000", 30)
 _NEARLY_ZERO = sympy.Float("1e-25", 30)
@@ -38,7 +37,7 @@ def same_number(left: Numeral, right: Numeral) -> bool:
     larger = max(abs(left.value), abs(right.value))
     if digits > 12 and difference <= FLOAT_NOISE * larger:
         return True
-    if digits < ROUNDED_DIGITS or any(_is_short(number) for number in (left, right)):
+    if digits < ROUNDED_DIGITS or _is_short(left) or _is_short(right):
         return False
     return difference < last and difference <= RELATIVE_TOLERANCE * larger
 
@@ -47,52 +46,27 @@ def _is_short(number: Numeral) -> bool:
     """Whether a decimal of fewer than six digits, or a whole number, says it exactly."""
     if number.digits:
         return number.digits < ROUNDED_DIGITS
-    bottom = number.value.denominator
-    for prime in (2, 5):
-        while bottom % prime == 0:
-            bottom //= prime
-    if bottom != 1:
-        return False
-    if number.value.denominator == 1:
-        return True
-    top = number.value.numerator * 10**24 // number.value.denominator
-    return len(str(abs(top)).rstrip("0")) < ROUNDED_DIGITS
+    shifted = number.value * 10**100
+    digits = str(abs(shifted.numerator)).rstrip("0")
+    return number.value.denominator == 1 or (
+        shifted.denominator == 1 and len(digits) < ROUNDED_DIGITS
+    )
 
 
 def same_value(gold: Any, answer: Any) -> bool:
     """Both as `parse` gives them."""
     gold, answer = map(_cleaned, _unwrap(gold, answer))
-    numbers = _as_numbers(gold, answer)
-    if numbers is not None:
+    numbers = _single(gold), _single(answer)
+    if all(map(_is_number, numbers)):
         return _same_numbers(*numbers)
-    members = _members(gold, answer)
-    if members is not None:
-        return members()
-    exact_gold, exact_answer = _exact(_as_set(gold)), _exact(_as_set(answer))
-    same = _same_at_points(exact_gold, exact_answer)
-    if same is not None:
-        return same
-    return bool(
-        verify(
-            exact_gold,
-            exact_answer,
-            numeric_precision=_DIGITS,
-            allow_set_relation_comp=True,
-            timeout_seconds=None,
-        )
-    )
-
-
-def _as_set(value: Any) -> Any:
-    """`x < 1 or x > 3` as the set that it describes."""
-    relations = value.args if isinstance(value, sympy.FiniteSet) else ()
-    if len(relations) < 2 or not all(isinstance(one, Relational | And) for one in relations):
-        return value
-    conditions = [sympy.And(*one.args) if isinstance(one, And) else one for one in relations]
-    try:
-        return sympy.Union(*(condition.as_set() for condition in conditions))
-    except Exception:  # relations of several letters describe no set of numbers
-        return value
+    same = _same_members(gold, answer)
+    if same is None:
+        gold, answer = _exact(_as_set(gold)), _exact(_as_set(answer))
+        same = _same_at_points(gold, answer)
+    if same is None:
+        limits = {"numeric_precision": 40, "timeout_seconds": None}
+        same = bool(verify(gold, answer, allow_set_relation_comp=True, **limits))
+    return same
 
 
 def _unwrap(gold: Any, answer: Any) -> tuple[Any, Any]:
@@ -113,42 +87,29 @@ def _unwrap(gold: Any, answer: Any) -> tuple[Any, Any]:
     return gold, answer
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, sympy.Expr) and bool(value.is_number)
-
-
 def _assigned(value: Any) -> tuple[Any, Any] | None:
     """(what, value) of `x = 5`, `x + y = 5` and `f(2) = 2 + 3 = 5`."""
-    if isinstance(value, And):
-        parts = value._unsorted_args
-        if not all(isinstance(part, sympy.Eq) for part in parts):
-            return None
-        left, right = parts[0].lhs, parts[-1].rhs
-    elif isinstance(value, sympy.Eq):
-        left, right = value.lhs, value.rhs
-    else:
+    parts = value._unsorted_args if isinstance(value, And) else (value,)
+    if not all(isinstance(part, sympy.Eq) for part in parts):
         return None
+    left, right = parts[0].lhs, parts[-1].rhs
     return (right, left) if _is_name(right) and not _is_name(left) else (left, right)
 
 
 def _is_name(value: Any) -> bool:
-    """x, f(x), AB and (x, y)."""
-    if isinstance(value, sympy.Interval):  # math-verify takes (x, y) for one
-        value = sympy.Tuple(value.start, value.end)
-    if isinstance(value, sympy.Tuple | sympy.Mul):
-        return all(isinstance(part, sympy.Symbol) for part in value.args)
+    """x, f(x), AB and (x, y), which math-verify takes for an interval."""
+    if isinstance(value, sympy.Interval | sympy.Tuple | sympy.Mul):
+        parts = _ends(value) if isinstance(value, sympy.Interval) else value.args
+        return all(isinstance(part, sympy.Symbol) for part in parts)
     return isinstance(value, sympy.Symbol | AppliedUndef)
 
 
-def _as_numbers(gold: Any, answer: Any) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Both as numbers; a set that holds one value, perhaps twice (1/2 or 0.5), is that value."""
-    pair = (_single(gold), _single(answer))
-    if all(map(_is_number, pair)):
-        return pair  # type: ignore[return-value]
-    return None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, sympy.Expr) and bool(value.is_number)
 
 
 def _single(value: Any) -> Any:
+    """Of a set that holds one value, perhaps twice (1/2 or 0.5), that value."""
     if isinstance(value, sympy.FiniteSet) and value.args:
         first, *others = value.args
         if all(same_value(first, other) for other in others):
@@ -164,9 +125,8 @@ def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     if any(value.is_infinite for value in values):
         return values[0] == values[1]
     scale = max(abs(value) for value in values)
-    if not abs(values[0] - values[1]) <= scale * _TOLERANCE:
-        return False
-    if scale > _LARGEST:  # its digits would fill the memory
+    difference = abs(values[0] - values[1])
+    if not difference <= scale * _TOLERANCE or scale > _LARGEST:  # its digits would fill the memory
         return False
     left, right = _numeral(gold), _numeral(answer)
     if left and right:
@@ -174,7 +134,7 @@ def _same_numbers(gold: sympy.Expr, answer: sympy.Expr) -> bool:
     decimal = left or right
     if decimal and decimal.digits >= ROUNDED_DIGITS:
         margin = min(RELATIVE_TOLERANCE * abs(decimal.value), decimal.last)
-        return bool(abs(values[0] - values[1]) <= sympy.Rational(*margin.as_integer_ratio()))
+        return bool(difference <= sympy.Rational(*margin.as_integer_ratio()))
     return bool(abs(sympy.N(exact[0] - exact[1], 30)) <= scale * _NEARLY_ZERO)
 
 
@@ -183,9 +143,7 @@ def _numeral(value: sympy.Expr) -> Numeral | None:
         mantissa, _, power = str(value).partition("e")
         return as_numeral(mantissa, int(power or 0))
     value = value.doit()
-    if isinstance(value, sympy.Rational):
-        return Numeral(Fraction(value.p, value.q))
-    return None
+    return Numeral(Fraction(value.p, value.q)) if isinstance(value, sympy.Rational) else None
 
 
 def _exact(value: Any) -> Any:
@@ -194,8 +152,7 @@ def _exact(value: Any) -> Any:
         return value.applyfunc(_exact)
     if not isinstance(value, sympy.Basic):
         return value
-    exact = {number: sympy.Rational(str(number)) for number in value.atoms(sympy.Float)}
-    return value.xreplace(exact) if exact else value
+    return value.xreplace({one: sympy.Rational(str(one)) for one in value.atoms(sympy.Float)})
 
 
 def _cleaned(value: Any) -> Any:
@@ -204,62 +161,78 @@ def _cleaned(value: Any) -> Any:
     """
     if isinstance(value, sympy.MatrixBase):
         return value.applyfunc(_cleaned)
+    if not isinstance(value, sympy.Basic):
+        return value
     letters = {
-        symbol: sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=True)
-        for symbol in getattr(value, "free_symbols", ())
-        if symbol.name == "i" or symbol.is_real is False
+        letter: sympy.I if letter.name == "i" else sympy.Symbol(letter.name, real=True)
+        for letter in value.free_symbols
+        if letter.name == "i" or letter.is_real is False
     }
-    value = value.xreplace(letters) if letters else value
-    if isinstance(value, sympy.Basic) and value.has(sympy.UnevaluatedExpr):
-        return value.replace(sympy.UnevaluatedExpr, lambda inner: inner)
-    return value
+    value = value.xreplace(letters)
+    per_cent = value.has(sympy.UnevaluatedExpr)
+    return value.replace(sympy.UnevaluatedExpr, lambda inner: inner) if per_cent else value
 
 
-def _members(gold: Any, answer: Any) -> Callable[[], bool] | None:
-    """The comparison of two collections member by member; None where they are not such a pair."""
-    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
-        return lambda: gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
-    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
-        return lambda: (
-            (gold.left_open, gold.right_open) == (answer.left_open, answer.right_open)
-            and _all_same([gold.start, gold.end], [answer.start, answer.end])
-        )
+def _as_set(value: Any) -> Any:
+    """`x < 1 or x > 3` as the set that it describes."""
+    relations = value.args if isinstance(value, sympy.FiniteSet) else ()
+    if len(relations) < 2 or not all(isinstance(one, Relational | And) for one in relations):
+        return value
+    conditions = [sympy.And(*one.args) if isinstance(one, And) else one for one in relations]
+    try:
+        return sympy.Union(*(condition.as_set() for condition in conditions))
+    except Exception:  # relations of several letters describe no set of numbers
+        return value
+
+
+def _same_members(gold: Any, answer: Any) -> bool | None:
+    """Two collections member by member; None where they are not such a pair."""
     left, right = _ordered(gold), _ordered(answer)
-    if left is not None and right is not None:
-        return lambda: _all_same(left, right)
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        return lambda: _same_sets(list(gold.args), list(answer.args))
-    if left is not None and isinstance(answer, sympy.FiniteSet):  # 1, 2 for (1, 2)
-        return lambda: _all_same(left, list(getattr(answer, "_unsorted_args", answer.args)))
-    if right is not None and isinstance(gold, sympy.FiniteSet) and len(gold.args) == len(right):
-        return lambda: _same_sets(list(gold.args), right)
-    return None
+    match gold, answer:
+        case sympy.MatrixBase(), sympy.MatrixBase():
+            return gold.shape == answer.shape and _all_same(gold.flat(), answer.flat())
+        case sympy.Interval(), sympy.Interval():
+            closed = [(one.left_open, one.right_open) for one in (gold, answer)]
+            return closed[0] == closed[1] and _all_same(_ends(gold), _ends(answer))
+        case sympy.FiniteSet(), sympy.FiniteSet():
+            return _same_sets(gold.args, answer.args)
+        case _, sympy.FiniteSet() if left is not None:  # 1, 2 for (1, 2)
+            return _all_same(left, getattr(answer, "_unsorted_args", answer.args))
+        case sympy.FiniteSet(), _ if right is not None and len(gold.args) == len(right):
+            return _same_sets(gold.args, right)
+    return None if left is None or right is None else _all_same(left, right)
 
 
-def _ordered(value: Any) -> list[Any] | None:
+def _ordered(value: Any) -> Sequence[Any] | None:
     """The members of a tuple, of (a, b), which may be an interval, and of a vector."""
-    if isinstance(value, sympy.Tuple):
-        return list(value.args)
-    if isinstance(value, sympy.Interval) and value.left_open and value.right_open:
-        return [value.start, value.end]
-    if isinstance(value, sympy.MatrixBase) and 1 in value.shape:
-        return list(value.flat())
+    match value:
+        case sympy.Tuple():
+            return value.args
+        case sympy.Interval(left_open=sympy.true, right_open=sympy.true):
+            return _ends(value)
+        case sympy.MatrixBase() if 1 in value.shape:
+            return value.flat()
     return None
+
+
+def _ends(interval: sympy.Interval) -> Sequence[Any]:
+    return interval.start, interval.end
 
 
 def _all_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(map(same_value, left, right))
 
 
-def _same_sets(left: list[Any], right: list[Any]) -> bool:
+def _same_sets(left: Sequence[Any], right: Iterable[Any]) -> bool:
     """Each of the one has a partner in the other."""
-    if len(left) != len(right):
+    others = list(right)
+    if len(left) != len(others):
         return False
     for value in left:
-        partner = next((i for i, other in enumerate(right) if same_value(value, other)), None)
+        partner = next((i for i, other in enumerate(others) if same_value(value, other)), None)
         if partner is None:
             return False
-        del right[partner]
+        del others[partner]
     return True
 
 
@@ -270,10 +243,8 @@ def _same_at_points(gold: Any, answer: Any) -> bool | None:
     pair = (gold, answer)
     if not all(isinstance(value, sympy.Expr) for value in pair):
         return None
-    if any(value.has(*_SIGNED) or value.atoms(AppliedUndef) for value in pair):
-        return None
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    if not symbols or len(symbols) > len(_POINTS):
+    if not 0 < len(symbols) <= len(_POINTS) or any(v.has(*_SIGNED, AppliedUndef) for v in pair):
         return None
     for shift in range(3):
         point = {
@@ -281,9 +252,10 @@ def _same_at_points(gold: Any, answer: Any) -> bool | None:
             for index, symbol in enumerate(symbols)
         }
         values = [sympy.N(value.xreplace(point), 30) for value in pair]
-        if not all(value.is_number and value.is_finite for value in values):
-            return None
-        if not all(len(value.atoms(sympy.Float)) or value.is_Rational for value in values):
+        if not all(
+            value.is_number and value.is_finite and (value.is_Rational or value.has(sympy.Float))
+            for value in values
+        ):
             return None
         scale = max(abs(value) for value in values)
         if not abs(values[0] - values[1]) <= scale * _NEARLY_ZERO:

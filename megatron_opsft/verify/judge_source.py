@@ -3,8 +3,7 @@
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import PathFinder
+from collections.abc import Iterable
 from pathlib import Path
 
 from megatron_opsft.config import VerifyConfig
@@ -20,11 +19,11 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
     """math: the version of math-verify. Of the rules in front of it, and of a user's function, a
     hash of the files is part: another code, another judge.
     """
-    rules = f"rules {_hash_of_rules()}"
+    rules = f"rules {_hash(Path(__file__).with_name(f'{name}.py') for name in _RULES)}"
     if config.own_judge:
         parts = [config.judge]
         if file := _find_file(config.judge.partition(":")[0]):
-            parts.append(f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}")
+            parts.append(f"sha256 {_hash([file])}")
     else:
         parts = [math if config.judge == "math" else config.judge, rules]
     if config.judge_field is not None:
@@ -32,19 +31,12 @@ def describe_judge(config: VerifyConfig, math: str) -> str:
     return ", ".join(parts)
 
 
-def _hash_of_rules() -> str:
-    folder = Path(__file__).parent
-    files = [folder / f"{name}.py" for name in _RULES]
+def _hash(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def _find_file(module_name: str) -> Path | None:
+def _find_file(module: str) -> Path | None:
     """The file of a module, which is not imported; None where it has none."""
-    places: Sequence[str] | None = [*sys.path, os.getcwd()]
-    origin = None
-    for name in module_name.split("."):
-        spec = PathFinder.find_spec(name, places)
-        if spec is None:
-            return None
-        origin, places = spec.origin, spec.submodule_search_locations
-    return Path(origin) if origin is not None else None
+    paths = [Path(place, *module.split(".")) for place in (*sys.path, os.getcwd())]
+    files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
+    return next(filter(Path.is_file, files), None)

@@ -13,7 +13,6 @@ answer that is not understood as a whole is wrong.
 import logging
 import re
 from functools import lru_cache
-from typing import Any
 
 import sympy
 import sympy.core.random
@@ -25,19 +24,18 @@ from megatron_opsft.verify import reading
 from megatron_opsft.verify.answer import (
     behind_thinking,
     boxed_answer,
+    last_formula,
     last_number_is_denied,
     make_verdict,
     stated_answer,
 )
-from megatron_opsft.verify.comparison import is_understood, same_answer, values_of
-from megatron_opsft.verify.equality import same_value
+from megatron_opsft.verify.comparison import is_understood, same_answer
 from megatron_opsft.verify.reading import Answer
 
 _BRACKETED = re.compile(r"\[([^\[\]\n]+)\](?!\()")
 _ALTERNATIVES = re.compile(r"\\text\s*\{\s*OR\s*\}")
 _WHOLE_EXPONENT = re.compile(r"(-?\d+)e(-?\d)")
 _DECIMAL_COMMA = re.compile(r"([+-]?\d+),(\d+)")
-_MARKED = re.compile(r"(?<!\\)\$.+?(?<!\\)\$|\\\(|\\\[", re.DOTALL)
 # math-verify warns at every first use that its limit is off; the pool's limit is why.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
@@ -46,64 +44,44 @@ def judge(response_text: str, gold: str) -> Verdict:
     """Compare the answer of a response with the gold answer (LaTeX, a number, or text with maths
     in $...$).
 
-    Never gives TIMEOUT or UNFINISHED. The same pair always gets the same verdict: sympy's random
-    probes are seeded anew for each answer. What sympy cannot compare is WRONG; an exception
-    becomes ERROR, but for MemoryError.
+    The same pair always gets the same verdict: sympy's random probes are seeded anew for each
+    answer. What sympy cannot compare is WRONG; what breaks sympy is an exception of any kind.
     """
-    try:
-        return _judge(response_text, gold.strip())
-    except MemoryError:  # perhaps of earlier answers: another process judges this one
-        raise
-    except Exception as error:  # foreign output is judged here: whatever it breaks is its outcome
-        return make_verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")
-
-
-def _judge(response_text: str, gold: str) -> Verdict:
     tail = behind_thinking(response_text)
-    golds = _read_gold(gold)
+    golds = _read_gold(gold.strip())
     sympy.core.random.seed(0)
     boxed = boxed_answer(tail)
     candidates = stated_answer(tail) if boxed is None else [boxed] if boxed else []
     if candidates is None:
-        return _judge_prose(tail, golds)
+        if reading.plain(reading.read(tail).text) in [reading.plain(one.text) for one in golds]:
+            return make_verdict(Outcome.CORRECT, tail.strip())
+        candidates = _found_in_prose(tail)
     if not candidates:
         return make_verdict(Outcome.NO_ANSWER)
     for candidate in candidates:
         answers = _read(candidate)
-        if any(same_answer(g, answer) for g in golds for answer in answers):
+        if any(same_answer(gold, answer) for gold in golds for answer in answers):
             return make_verdict(Outcome.CORRECT, candidate)
         if any(is_understood(one) and not reading.is_words(one.body) for one in answers):
             return make_verdict(Outcome.WRONG, candidate)
     return make_verdict(Outcome.WRONG, candidates[0])
 
 
-def _judge_prose(tail: str, golds: tuple[Answer, ...]) -> Verdict:
-    """What math-verify finds in prose that calls nothing the answer."""
-    whole = reading.plain(reading.read(tail).text)
-    if any(reading.plain(gold.text) == whole for gold in golds):
-        return make_verdict(Outcome.CORRECT, tail.strip())
-    found = [] if last_number_is_denied(tail) else parse(tail, parsing_timeout=None)
-    if not found and (brackets := _BRACKETED.findall(tail)):
-        found = parse(f"${brackets[-1]}$", parsing_timeout=None)
-    if not found:
-        return make_verdict(Outcome.NO_ANSWER)
-    for gold in golds:
-        values = values_of(gold.body)
-        for value in found:
-            if any(same_value(g, one) for one in _readings_of(value) for g in values):
-                return make_verdict(Outcome.CORRECT, str(found[-1]))
-    return make_verdict(Outcome.WRONG, str(found[-1]))
-
-
-def _readings_of(value: Any) -> list[Any]:
-    """A value that math-verify found in prose; of 5% also the 5."""
-    if isinstance(value, str):
+def _found_in_prose(text: str) -> list[str]:
+    """What may be the answer of prose that calls nothing so: what math-verify finds; all of the
+    last formula where that is in it, perhaps what follows its last "="; the base of a number goes
+    with it; else what the last square brackets hold.
+    """
+    if last_number_is_denied(text):
         return []
-    percent = sympy.UnevaluatedExpr(sympy.Rational(1, 100))
-    if isinstance(value, sympy.Mul) and percent in value.args:
-        number = sympy.Mul(*(arg for arg in value.args if arg != percent))
-        return [number / 100, number]
-    return [value]
+    found = "".join(map(str, parse(text, parsing_timeout=None)[-1:]))
+    formula = last_formula(text)
+    if formula and found in formula:
+        end = formula.rpartition("=")[2]
+        return [formula, end] if end.count("{") == end.count("}") else [formula]
+    if found and (based := re.findall(rf"{re.escape(found)}_{{?\d+}}?", text)):
+        return based[-1:]
+    return [found] if found else _BRACKETED.findall(text)[-1:]
 
 
 @lru_cache(maxsize=4096)
@@ -111,13 +89,11 @@ def _read_gold(gold: str) -> tuple[Answer, ...]:
     """The right answers: several where the gold says OR, or can be read in two ways."""
     if boxes := final_boxes(gold):
         gold = ", ".join(boxes)
-    parts = _ALTERNATIVES.split(gold)
-    readings = [
-        one for part in (parts if len(parts) == 1 else [gold, *parts]) for one in _read(part)
-    ]
-    if not any(is_understood(one) for one in readings) and _MARKED.search(gold):
-        formulas = stated_answer(gold) or re.findall(r"(?<!\\)\$+([^$]+)\$", gold)[-1:]
-        readings += [one for formula in formulas for one in _read(formula)]
+    texts = dict.fromkeys([gold, *_ALTERNATIVES.split(gold)])
+    readings = [one for text in texts for one in _read(text)]
+    if not any(map(is_understood, readings)) and (formula := last_formula(gold)):
+        texts = dict.fromkeys(stated_answer(gold) or [formula])
+        readings += [one for text in texts for one in _read(text)]
     return tuple(readings)
 
 

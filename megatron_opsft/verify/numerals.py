@@ -20,8 +20,12 @@ _ONES = re.findall(
     "sixteen seventeen eighteen nineteen",
 )
 _TENS = re.findall("[a-z]+", "twenty thirty forty fifty sixty seventy eighty ninety")
-_VALUES = {word: value for value, word in enumerate(_ONES)}
-_VALUES |= {word: 10 * tens for tens, word in enumerate(_TENS, start=2)}
+_TWO_DIGITS = [*_ONES, *(f"{ten} {one}" for ten in _TENS for one in ("", *_ONES[1:10]))]
+_IN_WORDS = {
+    f"{hundreds} {words}".strip(): 100 * count + value
+    for count, hundreds in enumerate(["", *(f"{one} hundred" for one in _ONES[1:10])])
+    for value, words in enumerate(["" if count else "zero", *_TWO_DIGITS[1:]])
+}
 _NUMBER = re.compile(
     r"(?P<sign>-?)\s*(?:(?P<whole>\d+)\s*)?(?:\\frac\{(?P<top>-?\d+)\}\{(?P<bottom>\d+)\}"
     r"|(?P<slash>\d+)\s*/\s*(?P<under>\d+))"
@@ -98,7 +102,7 @@ def read_base(body: str) -> tuple[str, int] | None:
     if match is None:
         return None
     name = (match[4] or match[5]).lower()
-    base = _VALUES.get(name) or (int(name) if name.isdecimal() else 0)
+    base = _IN_WORDS.get(name) or (int(name) if name.isdecimal() else 0)
     digits = match[3].upper()
     if not 2 <= base <= 36 or any(int(d, 36) >= base for d in digits if d.isalpha()):
         return None
@@ -107,13 +111,4 @@ def read_base(body: str) -> tuple[str, int] | None:
 
 def read_words(text: str) -> int | None:
     """The number below a thousand in words: twelve, twenty-five, one hundred and six."""
-    words = re.findall("[a-z]+", unwrapped(text.lower()))
-    if "hundred" in words[1:2] and words[0] in _ONES[1:10]:
-        rest = [word for word in words[2:] if word != "and"]
-        below = read_words(" ".join(rest)) if rest else 0
-        return None if below is None or below > 99 else 100 * _VALUES[words[0]] + below
-    if len(words) == 1:
-        return _VALUES.get(words[0])
-    if len(words) == 2 and words[0] in _TENS and words[1] in _ONES[1:10]:
-        return _VALUES[words[0]] + _VALUES[words[1]]
-    return None
+    return _IN_WORDS.get(" ".join(re.findall("[a-z]+", unwrapped(text.lower()))))

@@ -5,11 +5,12 @@ makes an answer unreadable: it then equals the same text only, never a part of i
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from megatron_opsft.data.boxed import closing_brace
 from megatron_opsft.verify.numerals import read_base, read_clock, read_words, unwrapped
 from megatron_opsft.verify.spelling import respell
-from megatron_opsft.verify.units import FUNCTIONS, letter_as_unit, singular, take_unit
+from megatron_opsft.verify.units import FUNCTIONS, singular, take_unit
 
 _LETTER = r"(?:\\text\{\s*(?:option\s*|choice\s*)?\(?([A-J])\)?\s*[.:)]?\s*\}|\(([A-J])\))"
 _OPTION = re.compile(
@@ -36,16 +37,16 @@ class Answer:
     """
 
     text: str
-    option: str
     body: str
-    unit: tuple[str, ...]
-    readable: bool
+    option: str = ""
+    unit: tuple[str, ...] = ()
+    readable: bool = True
 
 
 def read(text: str) -> Answer:
     """The answer in what a box holds, or in a gold answer; a very long one is text only."""
     if len(text) > _MAX_CHARS:
-        return Answer(text=text.strip(), option="", body=text.strip(), unit=(), readable=False)
+        return Answer(text.strip(), text.strip(), readable=False)
     text = respell(text)
     rest = _without_outer_brackets(text)
     if label := _LABEL.match(rest):
@@ -53,21 +54,13 @@ def read(text: str) -> Answer:
     option, rest = _take_option(rest)
     for part in (rest, rest.rpartition("=")[2].strip()):
         if read_clock(part) or read_base(part):  # also t = 5:30
-            return Answer(text=text, option=option, body=part, unit=(), readable=True)
+            return Answer(text, part, option)
     if (number := read_words(rest)) is not None:
         rest = str(number)
     body, unit, readable = (rest, (), True) if is_words(rest) else take_unit(rest)
-    if unit and (":" in body or read_clock(body)):
+    if (unit and (":" in body or read_clock(body))) or (option and _SAYS_MORE.search(body)):
         readable = False
-    if option and _SAYS_MORE.search(body):
-        readable = False
-    return Answer(
-        text=text,
-        option=option,
-        body=_without_outer_brackets(body),
-        unit=unit,
-        readable=readable,
-    )
+    return Answer(text, _without_outer_brackets(body), option, unit, readable)
 
 
 def _take_option(text: str) -> tuple[str, str]:
@@ -87,12 +80,7 @@ def _without_outer_brackets(text: str) -> str:
     """Without braces around all of it, and without parentheses around one number."""
     if number := re.fullmatch(r"\(\s*(-?[\d./]+)\s*\)", text):
         return number[1]
-    while text.startswith("{") and text.endswith("}"):
-        depth = 0
-        for position, char in enumerate(text):
-            depth += (char == "{") - (char == "}")
-            if depth == 0 and position < len(text) - 1:
-                return text
+    while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
         text = text[1:-1].strip()
     return text
 
@@ -129,11 +117,3 @@ def _words(text: str) -> list[str]:
     parts = [part.split() for part in plain(text).strip("!").split(",")]
     names = [[singular(word) for word in part if word not in ("a", "an", "the")] for part in parts]
     return sorted(" ".join(words) for words in names)
-
-
-def with_letter_as_unit(answer: Answer, unit: tuple[str, ...]) -> Answer | None:
-    """`5 m` with its letter as a unit and not as a variable; None where there is none. unit: the
-    other side's.
-    """
-    found = None if answer.unit else letter_as_unit(answer.body, unit)
-    return found and replace(answer, body=found[0], unit=found[1])

@@ -7,8 +7,9 @@ Each reads the answer behind the last `</think>` (in all of the text where there
 import re
 from collections.abc import Callable
 
+from megatron_opsft.data.boxed import last_box
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.answer import behind_thinking, last_box, make_verdict
+from megatron_opsft.verify.answer import behind_thinking, make_verdict
 
 # A letter at the beginning, perhaps in brackets or a wrapper: B, (b), B. 42, \text{(B)}.
 _LEADING = re.compile(r"\W*(?:(?:text|textbf|mathrm|mathbf)\W+)?([A-Ea-e])(?![^\W_])")
@@ -68,7 +69,7 @@ def _compared(answer: str, same: bool) -> Verdict:
 def _read_answer(text: str) -> str:
     tail = behind_thinking(text)
     box = last_box(tail)
-    return tail.strip() if box is None else box
+    return tail.strip() if box is None else box.content
 
 
 def _read_letter(text: str) -> str:
@@ -76,7 +77,7 @@ def _read_letter(text: str) -> str:
     tail = behind_thinking(text).strip()
     box = last_box(tail)
     if box is not None:
-        match = _LEADING.match(box)
+        match = _LEADING.match(box.content)
         return match[1].upper() if match else ""
     for pattern in (*_SAID, _BRACKETED):
         if found := pattern.findall(tail):

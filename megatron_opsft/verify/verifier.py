@@ -2,8 +2,8 @@
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from megatron_opsft.config import VerifyConfig
@@ -11,10 +11,11 @@ from megatron_opsft.config_section import SHIPPED_JUDGES
 from megatron_opsft.data.fields import ABSENT, find_field
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 log = logging.getLogger("megatron_opsft")
+
+MAX_WORKERS = 32  # of a rank that is not told how many
 
 
 class Verifier:
@@ -22,7 +23,7 @@ class Verifier:
 
     def __init__(self, config: VerifyConfig, num_local_ranks: int = 1) -> None:
         num_workers = config.workers or share_of_cores(num_local_ranks)
-        names = _judges_of_rows(config) if config.judge_field is not None else [config.judge]
+        names = [config.judge] if config.judge_field is None else _judges_of_rows(config)
         self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=",".join(names))
         self._config = config
         self._says_error = names != ["math"]  # to the others an error is a mistake in code or data
@@ -33,30 +34,22 @@ class Verifier:
         A response that ended by the length limit is UNFINISHED: it is rejected whatever it says,
         so it costs no verification. Each rank scores its own rollouts.
         """
-        finished = [r for r in rollouts if r.finish_reason is FinishReason.STOP]
-        verdicts = self._pool.score([self._item(r.text, problems[r.problem_id]) for r in finished])
-        if self._says_error:
-            self._say_first_error(verdicts)
+        finished = [r.finish_reason is FinishReason.STOP for r in rollouts]
+        items = []
+        for rollout, is_finished in zip(rollouts, finished, strict=True):
+            if is_finished:
+                problem = problems[rollout.problem_id]
+                name = _judge_of_row(self._config, problem)
+                items.append((rollout.text, problem.answer, json.dumps(problem.fields), name))
+        verdicts = self._pool.score(items)
+        self._say_first_error(verdicts)
         scored = iter(verdicts)
-        return [
-            next(scored)
-            if rollout.finish_reason is FinishReason.STOP
-            else Verdict(outcome=Outcome.UNFINISHED)
-            for rollout in rollouts
-        ]
-
-    def _item(self, text: str, problem: Problem) -> tuple[str, ...]:
-        """What the judges of the settings take."""
-        if not self._config.needs_fields:
-            return (text, problem.answer)
-        item = (text, problem.answer, json.dumps(problem.fields))
-        if self._config.judge_field is None:
-            return item
-        return (*item, _judge_of_row(self._config, problem))
+        unfinished = Verdict(outcome=Outcome.UNFINISHED)
+        return [next(scored) if is_finished else unfinished for is_finished in finished]
 
     def _say_first_error(self, verdicts: Sequence[Verdict]) -> None:
         errors = [v.answer for v in verdicts if v.outcome is Outcome.ERROR and v.answer]
-        if errors:
+        if errors and self._says_error:
             self._says_error = False
             log.warning(
                 "judge %s: %d of %d responses could not be judged, which makes them errors; the "
@@ -71,13 +64,24 @@ class Verifier:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def share_of_cores(num_local_ranks: int) -> int:
+    """Workers of a rank when `verify.workers` is 0: its share of the usable CPU cores.
+
+    The ranks of a node share what this process may use, but where SLURM bound each task to cores of
+    its own. A task that is bound has SLURM_CPUS_PER_TASK of them, and perhaps the sibling of an odd
+    one; one that is not has those of all tasks. Ranks that torchrun started share its task's.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    usable = len(affinity(0)) if affinity else os.cpu_count() or 1
+    per_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    by_slurm = per_task.isdecimal() and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_slurm and usable < 2 * int(per_task):
+        num_local_ranks = 1
+    return max(1, min(MAX_WORKERS, usable // num_local_ranks))
 
 
 def check_judge(config: VerifyConfig) -> None:
@@ -116,5 +120,5 @@ def _judges_of_rows(config: VerifyConfig) -> list[str]:
 
 
 def _judge_of_row(config: VerifyConfig, problem: Problem) -> str:
-    named = find_field(problem.fields, config.judge_field or "")
-    return config.judge if named is ABSENT or not named else str(named)
+    named = config.judge_field and find_field(problem.fields, config.judge_field)
+    return str(named) if named and named is not ABSENT else config.judge

@@ -1,38 +1,48 @@
-"""The verifier's worker process: receives (text, gold) and what else its judge takes, sends
-(outcome, answer, bytes of its address space), until its parent closes the pipe.
+"""The verifier's worker process, and the judges that it loads: the shipped ones, and a user's
+function.
 
-Started by `worker_pool` through `main`. The parent keeps the time limit and kills; the worker takes
-care to die with its parent and not to eat the machine's memory.
+It receives (text, gold) and what else its judge takes, and sends (outcome, answer, bytes of its
+address space), until its parent closes the pipe. The parent keeps the time limit and kills; the
+worker takes care to die with its parent and not to eat the machine's memory.
 """
 
 import ctypes
 import gc
+import json
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.verify.judges import open_judge
+from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.verify.answer import make_verdict
 
 READY = "ready"
 _PR_SET_PDEATHSIG = 1
+Judge = Callable[..., Verdict]
 
 
-def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
-    """Serve until the pipe ends. `judge_name`: as of `verify.judges.open_judge`."""
-    _die_with_parent(parent_pid)
+def main(judge_names: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
+    """Serve until the pipe ends. `judge_names`: as of `open_judge`."""
+    if sys.platform == "linux":
+        # The kernel kills this process when its parent dies, even amid a long computation: to be
+        # exact, when the thread that started it ends.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if max_memory_bytes:
+            resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
+    if os.getppid() != parent_pid:
+        os._exit(0)  # it died before the request was made
     os.nice(5)  # an engine that decodes at the same time comes first
-    # A scheduler's or terminal's signal goes to the whole job: the parent decides when its workers
-    # end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     pipe: Connection = Connection(pipe_fd)
-    if max_memory_bytes and sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (max_memory_bytes, max_memory_bytes))
     try:
-        judge = open_judge(judge_name)
+        judge = open_judge(judge_names)
     except UserError as error:
         pipe.send(str(error))
         os._exit(2)
@@ -51,18 +61,76 @@ def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) 
 
 def _address_space() -> int:
     """Bytes of this process's, which its limit counts; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return 0
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent dies, even amid a long computation: to be
-    exact, when the thread that started it ends.
+def open_judge(names: str) -> Judge:
+    """The judge of that name, ready to be timed; of several names, `a,b,c`, the first, or the one
+    that an answer names.
+
+    It takes (text, gold, fields as JSON, name); the last two may be left out. Whatever goes wrong
+    is an ERROR, but for MemoryError, which is perhaps of earlier answers: another process judges
+    this one. Errors: `UserError` for a user's that cannot be imported.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(0)  # it died before the request was made
+    judges = {name: _load(name) for name in names.split(",")}
+    first = next(iter(judges))
+
+    def judge(text: str, gold: str, fields: str = "{}", name: str = first) -> Verdict:
+        try:
+            return judges[name](text, gold, fields)
+        except MemoryError:
+            raise
+        except Exception as error:  # foreign output, foreign code: what breaks is the outcome
+            return make_verdict(Outcome.ERROR, first_line(error))
+
+    return judge
+
+
+def _load(name: str) -> Judge:
+    if ":" in name:
+        function = _import_function(name)
+        return lambda text, gold, fields: _as_verdict(function(text, gold, json.loads(fields)))
+    if name == "math":  # alone imports sympy, which the others do not wait for
+        from megatron_opsft.verify import math_verifier
+
+        shipped: Callable[[str, str], Verdict] = math_verifier.judge
+        shipped(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns and tables before any clock runs
+    else:
+        from megatron_opsft.verify.text_judges import TEXT_JUDGES
+
+        shipped = TEXT_JUDGES[name]
+    return lambda text, gold, fields: shipped(text, gold)
+
+
+def _import_function(name: str) -> Callable[..., Any]:
+    """`package.module:function`, of Python's path or the working directory."""
+    module_name, _, function_name = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last: nothing that lies there hides a package
+    try:
+        module = import_module(module_name)
+    except (Exception, SystemExit) as error:  # a user's code: whatever it breaks is said
+        raise UserError(
+            f"judge {name}: {module_name} cannot be imported ({first_line(error)}); it is looked "
+            f"for in {here} and where Python finds modules (PYTHONPATH)"
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UserError(
+            f"judge {name}: {module.__file__} has no function {function_name}; write "
+            "package.module:function"
+        )
+    return function
+
+
+def _as_verdict(value: object) -> Verdict:
+    if isinstance(value, Verdict):
+        return make_verdict(value.outcome, str(value.answer))
+    if isinstance(value, Outcome):
+        return make_verdict(value)
+    if isinstance(value, bool):
+        return make_verdict(Outcome.CORRECT if value else Outcome.WRONG)
+    what = f"it returned {type(value).__name__}, not a bool, an Outcome or a Verdict"
+    return make_verdict(Outcome.ERROR, what)

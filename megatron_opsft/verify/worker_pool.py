@@ -6,78 +6,47 @@ overruns or dies. The parent never forks itself: workers are fresh interpreters 
 torch nor CUDA, safe to start next to NCCL, gloo and vLLM threads.
 """
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Pipe, wait
-from types import TracebackType
-from typing import Self, cast
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Pipe
+from queue import SimpleQueue
+from typing import Any, Self
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.worker import READY
 
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
-MAX_KILLED_STARTS = 3  # in a row: whatever kills them, such as too little memory, lasts
+MAX_KILLED_STARTS = 4  # in a row: whatever kills them, such as too little memory, lasts
+# A scheduler's or terminal's signal goes to the whole job: the parent decides when workers end.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _BOOT = (
     "import gc, json, sys; gc.disable(); sys.path[:] = json.loads(sys.argv[1]); "
     "from megatron_opsft.verify.worker import main; "
     "main(sys.argv[2], *map(int, sys.argv[3:]))"
 )
-
-
-class _Worker:
-    """One process; `task`: index of the item it judges; `deadline`: of that, or of its start;
-    `num_judged`: verdicts it gave.
-    """
-
-    def __init__(self, judge: str, max_memory_bytes: int) -> None:
-        # The pipe's framing is multiprocessing's, the process is not: its children import the
-        # parent's main module again and cannot be given an environment.
-        self.pipe, theirs = Pipe()
-        numbers = [max_memory_bytes, os.getpid(), theirs.fileno()]
-        # As multiprocessing's spawn does: the child finds modules where the parent found them.
-        arguments = [_BOOT, json.dumps(sys.path), judge, *map(str, numbers)]
-        # A fixed hash seed: the order of sympy's sets must not differ between workers.
-        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-        with theirs, _signals_held():
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no output of this program
-                pass_fds=[theirs.fileno()],
-                env=environment,
-            )
-        self.ready = False
-        self.task: int | None = None
-        self.num_judged = 0
-        self.deadline = time.monotonic() + START_SECONDS
-
-    def kill(self) -> None:
-        """SIGKILL, reap and close; quiet when it is dead already."""
-        self.process.kill()
-        self.process.wait()
-        self.pipe.close()
+_Item = tuple[str, ...]
 
 
 class VerifierPool:
     """Up to `num_workers` processes that judge answers; one starts when the pool is made.
 
     timeout_seconds: wall-clock limit of one answer, counted from when a warm worker gets it.
-    judge: as of `verify.judges.open_judge`.
-    answers_per_worker: the next worker starts when so many more have been asked for; a start costs
-    about as much as the usual number.
+    judge: as of `verify.worker.open_judge`.
+    answers_per_worker: another worker starts for so many answers that were asked for in all. One
+    takes a second of a core and 100 MB, as much as the usual number.
     max_memory_bytes: address space of a worker (0: no limit); beyond it the answer is an ERROR or
     WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
     between answers.
+
+    A thread of the pool starts, asks and replaces one worker, that of its index in `_workers`.
     """
 
     def __init__(
@@ -91,24 +60,19 @@ class VerifierPool:
     ) -> None:
         if num_workers < 1:
             raise UserError(f"verify.workers: {num_workers} is too few; a pool needs at least 1")
-        self._timeout_seconds = timeout_seconds
-        self._judge = judge
-        self._max_memory_bytes = max_memory_bytes
+        self._num_workers, self._timeout_seconds = num_workers, timeout_seconds
+        self._judge, self._max_memory_bytes = judge, max_memory_bytes
+        self._answers_per_worker, self._num_asked = answers_per_worker, 0
         self._lock = threading.Lock()
         self._closed = False
-        self._killed_starts = 0
-        self._num_workers, self._answers_per_worker = num_workers, answers_per_worker
-        self._num_asked = 0
-        # The kernel kills a worker when the thread that started it ends (`worker`).
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="verifier")
-        self._workers = [self._start()]
+        self._tasks: SimpleQueue[tuple[_Item, Future[Verdict]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._workers: list[_Worker | None] = [None] * num_workers
+        self._ready = self._add_worker()
 
     def wait_until_ready(self) -> None:
         """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
-        with self._lock:
-            while not all(worker.ready for worker in self._workers):
-                for slot, heard in self._wait():
-                    self._receive(slot, heard, {}, deque())
+        self._ready.result()
 
     def score(self, items: Sequence[tuple[str, ...]]) -> list[Verdict]:
         """Judge (response text, gold) and what else the judge takes; verdicts in the order of the
@@ -118,172 +82,165 @@ class VerifierPool:
         had judged others before. Equal items are judged once.
         Raises UserError when a worker cannot start at all.
         """
-        unique = list(dict.fromkeys(items))
         with self._lock:
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            verdicts = dict(zip(unique, self._judge_all(unique), strict=True))
-        return [verdicts[item] for item in items]
+            futures: dict[_Item, Future[Verdict]] = {item: Future() for item in items}
+            for task in futures.items():
+                self._tasks.put(task)
+            self._num_asked += len(futures)
+            wanted = 1 + self._num_asked // self._answers_per_worker
+            while len(self._threads) < min(self._num_workers, wanted):
+                self._add_worker()
+            try:
+                return [futures[item].result() for item in items]
+            finally:  # after an exception nobody asks for the others
+                for future in futures.values():
+                    future.cancel()
 
     def close(self) -> None:
         """End all workers. The pool cannot be used again; closing twice is fine."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
-                worker.kill()
-            self._workers = []
-            self._starter.shutdown()
+                if worker is not None:
+                    worker.process.kill()
+            for _ in self._threads:
+                self._tasks.put(None)
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> _Worker:
-        return self._starter.submit(_Worker, self._judge, self._max_memory_bytes).result()
+    def _add_worker(self) -> Future["_Worker"]:
+        """The future says when it is warm."""
+        ready: Future[_Worker] = Future()
+        arguments = (len(self._threads), ready)
+        self._threads.append(threading.Thread(target=self._serve, args=arguments, daemon=True))
+        self._threads[-1].start()
+        return ready
 
-    def _grow(self, num_items: int) -> None:
-        """So many answers more are asked for."""
-        self._num_asked += num_items
-        wanted = min(self._num_workers, 1 + self._num_asked // self._answers_per_worker)
-        while len(self._workers) < wanted:
-            self._workers.append(self._start())
+    def _serve(self, index: int, ready: Future["_Worker"]) -> None:
+        """What a thread does, until `close`."""
+        # A process started by a thread that blocks signals is deaf to them from the beginning.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        _settle(ready, self._warm, index)
+        while (task := self._tasks.get()) is not None:
+            item, future = task
+            if future.set_running_or_notify_cancel():
+                _settle(future, self._judge_with, index, item)
+                with suppress(UserError, RuntimeError):  # the next one who asks is told
+                    self._warm(index)
+        self._end(index)
 
-    def _judge_all(self, items: list[tuple[str, ...]]) -> list[Verdict]:
-        verdicts: dict[int, Verdict] = {}
-        waiting = deque(range(len(items)))
-        self._grow(len(items))
-        try:
-            for slot in range(len(self._workers)):
-                self._feed(slot, waiting, items)
-            while len(verdicts) < len(items):
-                for slot, heard in self._wait():
-                    self._receive(slot, heard, verdicts, waiting)
-                    self._feed(slot, waiting, items)
-        finally:
-            # After an exception a busy worker would answer the next call with this call's verdict.
-            for slot, worker in enumerate(self._workers):
-                if worker.task is not None:
-                    self._replace(slot)
-        return [verdicts[index] for index in range(len(items))]
-
-    def _feed(self, slot: int, waiting: deque[int], items: list[tuple[str, ...]]) -> None:
-        """Give a free worker the next item; one that is found dead is replaced."""
-        worker = self._workers[slot]
-        if not worker.ready or worker.task is not None or not waiting:
-            return
-        try:
-            worker.pipe.send(items[waiting[0]])
-        except OSError:  # its pipe is closed: it died while idle
-            self._replace(slot)
-            return
-        worker.task = waiting.popleft()
-        worker.deadline = time.monotonic() + self._timeout_seconds
-
-    def _wait(self) -> list[tuple[int, bool]]:
-        """Sleep until workers reply, die or are overdue: (slot, whether it can be read)."""
-        pending = [
-            (slot, worker)
-            for slot, worker in enumerate(self._workers)
-            if worker.task is not None or not worker.ready
-        ]
-        patience = min(worker.deadline for _, worker in pending) - time.monotonic()
-        readable = wait([worker.pipe for _, worker in pending], max(0.0, patience))
-        now = time.monotonic()
-        return [
-            (slot, worker.pipe in readable)
-            for slot, worker in pending
-            if worker.pipe in readable or worker.deadline <= now
-        ]
-
-    def _receive(
-        self, slot: int, heard: bool, verdicts: dict[int, Verdict], waiting: deque[int]
-    ) -> None:
-        """Take a worker's reply; replace one that is overdue (not heard), dead (end of file), or
-        full.
-        """
-        worker = self._workers[slot]
-        try:
-            message = worker.pipe.recv() if heard else None
-        except (EOFError, OSError):
-            message = None
-        if message is None and not worker.ready:
-            self._start_again(slot, ended=heard)
-            return
-        if not worker.ready:
-            if message != READY:
-                raise UserError(message)
-            worker.ready = True
-            self._killed_starts = 0
-            return
-        task = cast(int, worker.task)
-        worker.task = None
-        if message is not None:
-            outcome, answer, address_space = message
-            verdicts[task] = Verdict(outcome=Outcome(outcome), answer=answer)
+    def _judge_with(self, index: int, item: _Item) -> Verdict:
+        while True:
+            worker = self._warm(index)
+            try:
+                worker.pipe.send(item)
+            except OSError:  # its pipe is closed: it died while idle
+                self._end(index)
+                continue
+            try:
+                reply = worker.receive(self._timeout_seconds)
+            except (EOFError, OSError):
+                self._end(index)
+                if worker.num_judged:  # it may have died of what earlier answers left behind
+                    continue
+                return Verdict(outcome=Outcome.ERROR)
+            if reply is None:
+                self._end(index)
+                return Verdict(outcome=Outcome.TIMEOUT)
+            outcome, answer, address_space = reply
             worker.num_judged += 1
             if 2 * address_space > self._max_memory_bytes > 0:
-                self._replace(slot)
-            return
-        if heard and worker.num_judged:
-            waiting.appendleft(task)  # it may have died of what earlier answers left behind
-        else:
-            verdicts[task] = Verdict(outcome=Outcome.ERROR if heard else Outcome.TIMEOUT)
-        self._replace(slot)
+                self._end(index)
+            return Verdict(outcome=Outcome(outcome), answer=answer)
 
-    def _start_again(self, slot: int, *, ended: bool) -> None:
-        """Replace a worker that a signal killed before it was ready. Errors: `UserError` for one
-        that ended by itself, was not ready in time, or is one too many.
+    def _warm(self, index: int) -> "_Worker":
+        """The worker that is there, or a new one. One that a signal kills before it is ready is
+        started again. Errors: `UserError` for one that ends by itself, is not ready in time, or is
+        one too many.
         """
-        worker = self._workers[slot]
-        if ended:  # its pipe is closed, but the exit code may take a moment
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=10)
-        self._killed_starts += 1
-        code = worker.process.returncode
-        if code is None or code >= 0 or self._killed_starts > MAX_KILLED_STARTS:
-            worker.kill()
-            raise _start_error(code if ended else None)
-        self._replace(slot)
+        if worker := self._workers[index]:
+            return worker
+        for _ in range(MAX_KILLED_STARTS):
+            if self._closed:
+                raise RuntimeError("this VerifierPool is closed")
+            self._workers[index] = worker = _Worker(self._judge, self._max_memory_bytes)
+            try:
+                message = worker.receive(START_SECONDS)
+            except (EOFError, OSError):  # it ended, but the exit code may take a moment
+                message = ""
+                with suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(timeout=10)
+            if message == READY:
+                return worker
+            self._end(index)
+            if message is None:
+                raise UserError(
+                    f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
+                    "is the file system of the Python environment overloaded?"
+                )
+            if message:
+                raise UserError(message)
+            code = worker.process.returncode
+            if code >= 0:
+                raise UserError(
+                    f"a verifier worker ended with exit code {code} before it was ready; what it "
+                    "printed is above (`pip install math-verify` if that is missing)"
+                )
+        raise UserError(
+            f"signal {-code} has killed {MAX_KILLED_STARTS} verifier workers in a row before they "
+            "were ready: is there memory left? Lower verify.workers"
+        )
 
-    def _replace(self, slot: int) -> None:
-        self._workers[slot].kill()
-        self._workers[slot] = self._start()
+    def _end(self, index: int) -> None:
+        """SIGKILL, reap and close; quiet when it is dead already."""
+        worker, self._workers[index] = self._workers[index], None
+        if worker is not None:
+            worker.process.kill()
+            worker.process.wait()
+            worker.pipe.close()
 
 
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """A process started here is deaf to a scheduler's signals from its first instruction on, also
-    before it can ignore them itself. This process gets its own a moment later.
-    """
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-    )
+def _settle(future: Future[Any], compute: Callable[..., Any], *arguments: Any) -> None:
+    """Its result, or the error that whoever waits for it gets."""
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        future.set_result(compute(*arguments))
+    except Exception as error:
+        future.set_exception(error)
 
 
-def _start_error(code: int | None) -> UserError:
-    """code: how the worker ended; None where it did not."""
-    if code is None:
-        return UserError(
-            f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
-            "is the file system of the Python environment overloaded?"
-        )
-    if code < 0:
-        return UserError(
-            f"signal {-code} has killed {MAX_KILLED_STARTS + 1} verifier workers in a row before "
-            "they were ready: is there memory left? Lower verify.workers"
-        )
-    return UserError(
-        f"a verifier worker ended with exit code {code} before it was ready; "
-        "what it printed is above (`pip install math-verify` if that is missing)"
-    )
+class _Worker:
+    """One process; `num_judged`: verdicts it gave."""
+
+    def __init__(self, judge: str, max_memory_bytes: int) -> None:
+        # The pipe's framing is multiprocessing's, the process is not: its children import the
+        # parent's main module again and cannot be given an environment.
+        self.pipe, theirs = Pipe()
+        numbers = [max_memory_bytes, os.getpid(), theirs.fileno()]
+        # As multiprocessing's spawn does: the child finds modules where the parent found them.
+        arguments = [_BOOT, json.dumps(sys.path), judge, *map(str, numbers)]
+        # A fixed hash seed: the order of sympy's sets must not differ between workers.
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints is no output of this program
+                pass_fds=[theirs.fileno()],
+                env=environment,
+            )
+        self.num_judged = 0
+
+    def receive(self, seconds: float) -> Any:
+        """Its next message, None where that comes too late. Errors: `EOFError` or `OSError` where
+        it has died.
+        """
+        return self.pipe.recv() if self.pipe.poll(seconds) else None

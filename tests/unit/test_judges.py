@@ -20,9 +20,9 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
 from megatron_opsft.verify.judge_source import describe_judge
-from megatron_opsft.verify.judges import open_judge
 from megatron_opsft.verify.text_judges import choice, exact, regex
 from megatron_opsft.verify.verifier import Verifier, check_judge, check_row_judges
+from megatron_opsft.verify.worker import Judge, open_judge
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 EXAMPLE = "examples.own_judge:within_tolerance"
@@ -36,60 +36,47 @@ def own_answer(text: str, gold: str, fields: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("text", "gold", "outcome"),
+    ("judge", "text", "gold", "outcome"),
     [
-        (r"\boxed{B}", "B", CORRECT),
-        (r"\boxed{\text{(b)}}", "(B)", CORRECT),
-        (r"\boxed{B. 42 apples}", "C", WRONG),
-        (r"\boxed{42}", "B", NO_ANSWER),
-        ("<think>answer: A</think>So the correct answer is **(D)**.", "D. none of these", CORRECT),
-        ("Option A is wrong. I choose option C", "C", CORRECT),
-        ("It cannot be (A), so it is (E).", "E", CORRECT),
-        ("Because of this:\nD.", "D", CORRECT),
-        ("The answer is (B), although option D looks right.", "B", CORRECT),
-        ("The answer is (B), although option D looks right.", "D", WRONG),
-        ("Option D looks right, but the correct choice is B.", "B", CORRECT),
-        (r"First \boxed{B}; so \boxed{C", "B", NO_ANSWER),
-        (r"So \fbox{C}", "C", CORRECT),
-        ("A dog is an animal", "A", NO_ANSWER),
-        ("", "A", NO_ANSWER),
-        ("B", "42", Outcome.ERROR),
+        (choice, r"\boxed{B}", "B", CORRECT),
+        (choice, r"\boxed{\text{(b)}}", "(B)", CORRECT),
+        (choice, r"\boxed{B. 42 apples}", "C", WRONG),
+        (choice, r"\boxed{42}", "B", NO_ANSWER),
+        (
+            choice,
+            "<think>answer: A</think>So the correct answer is **(D)**.",
+            "D. none of these",
+            CORRECT,
+        ),
+        (choice, "Option A is wrong. I choose option C", "C", CORRECT),
+        (choice, "It cannot be (A), so it is (E).", "E", CORRECT),
+        (choice, "Because of this:\nD.", "D", CORRECT),
+        (choice, "The answer is (B), although option D looks right.", "B", CORRECT),
+        (choice, "The answer is (B), although option D looks right.", "D", WRONG),
+        (choice, "Option D looks right, but the correct choice is B.", "B", CORRECT),
+        (choice, r"First \boxed{B}; so \boxed{C", "B", NO_ANSWER),
+        (choice, r"So \fbox{C}", "C", CORRECT),
+        (choice, "A dog is an animal", "A", NO_ANSWER),
+        (choice, "", "A", NO_ANSWER),
+        (choice, "B", "42", Outcome.ERROR),
+        (exact, "<think>a</think>\n New  York\n", "New York", CORRECT),
+        (exact, r"in \boxed{New York}.", "New York", CORRECT),
+        (exact, "new york", "New York", WRONG),
+        (exact, "<think>New York</think>", "New York", NO_ANSWER),
+        (exact, r"\boxed{New York}, no: \boxed{Boston", "New York", NO_ANSWER),
+        (regex, r"\boxed{2024-05-17}", r"^\d{4}-05-1\d$", CORRECT),
+        (regex, r"\boxed{2024-06-17}", r"^\d{4}-05-1\d$", WRONG),
+        (regex, "on 2024-05-17, in May", r"\d{4}-05", CORRECT),
+        (regex, "anything", "(", Outcome.ERROR),
+        (regex, "", ".*", NO_ANSWER),
     ],
 )
-def test_choice(text: str, gold: str, outcome: Outcome) -> None:
-    assert choice(text, gold).outcome is outcome
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "outcome"),
-    [
-        ("<think>a</think>\n New  York\n", "New York", CORRECT),
-        (r"in \boxed{New York}.", "New York", CORRECT),
-        ("new york", "New York", WRONG),
-        ("<think>New York</think>", "New York", NO_ANSWER),
-        (r"\boxed{New York}, no: \boxed{Boston", "New York", NO_ANSWER),
-    ],
-)
-def test_exact(text: str, gold: str, outcome: Outcome) -> None:
-    assert exact(text, gold).outcome is outcome
-
-
-@pytest.mark.parametrize(
-    ("text", "gold", "outcome"),
-    [
-        (r"\boxed{2024-05-17}", r"^\d{4}-05-1\d$", CORRECT),
-        (r"\boxed{2024-06-17}", r"^\d{4}-05-1\d$", WRONG),
-        ("on 2024-05-17, in May", r"\d{4}-05", CORRECT),
-        ("anything", "(", Outcome.ERROR),
-        ("", ".*", NO_ANSWER),
-    ],
-)
-def test_regex(text: str, gold: str, outcome: Outcome) -> None:
-    assert regex(text, gold).outcome is outcome
+def test_judges_of_text(judge: Judge, text: str, gold: str, outcome: Outcome) -> None:
+    assert judge(text, gold).outcome is outcome
 
 
 def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Outcome]:
-    """Of finished responses to the problems."""
+    """Of finished responses to the problems; the same ones, cut off, are not judged."""
     rollouts = [
         Rollout(
             problem_id=problem.id,
@@ -97,34 +84,22 @@ def outcomes(config: VerifyConfig, pairs: list[tuple[str, Problem]]) -> list[Out
             prompt_ids=(1,),
             response_ids=(2,),
             text=text,
-            finish_reason=FinishReason.STOP,
+            finish_reason=reason,
             weight_version=0,
         )
         for text, problem in pairs
+        for reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]
     with Verifier(config) as verifier:
         verdicts = verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
         verifier.score(rollouts, {problem.id: problem for _, problem in pairs})
-    return [verdict.outcome for verdict in verdicts]
+    assert {verdict.outcome for verdict in verdicts[1::2]} == {Outcome.UNFINISHED}
+    return [verdict.outcome for verdict in verdicts[::2]]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def test_the_example_judges_by_a_column_of_each_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    rows = [{"id": f"p{t}", "problem": "tall?", "answer": "8849", "tolerance": t} for t in (0, 2)]
-    loaded = load_problems(str(write_rows(tmp_path / "rows.jsonl", rows)), with_fields=True)
-    strict, loose = loaded.problems
-    assert loose.fields == {"id": "p2", "answer": "8849", "tolerance": 2}
-    config = VerifyConfig(workers=1, judge=EXAMPLE)
-    assert outcomes(
-        config, [("8850 m", strict), ("8850 m", loose), ("<think>1</think>?", loose)]
-    ) == [WRONG, CORRECT, NO_ANSWER]
 
 
 def test_what_a_function_may_return_and_what_an_exception_becomes(

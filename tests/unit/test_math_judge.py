@@ -339,6 +339,14 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("34", "Answer: unknown (34 is a guess)", False),
         ("7", "The answer is 7. \\boxed{}", False),
         ("B", "The answer is (B), although option D looks right.", True),
+        ("10000", "So we get $10~000$", True),
+        ("0", "So we get $10~000$", False),
+        ("602", "So we get $\\textbf{(C)}\\ 602$", True),
+        ("3", "So we get $\\ge 3$", False),
+        ("5", "So we get $5 \\text{ million}$", False),
+        ("7", "So $\\text{the sum} = 3 + 4 = 7$", True),
+        ("1011_3", "so we get 1011_2", False),
+        ("1011_3", "so we get 1011_3", True),
     ],
 )
 def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:
