@@ -5,7 +5,7 @@ method's state from step to step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
@@ -19,15 +19,13 @@ from megatron_opsft.records import Problem, Response
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of every response of a batch, group by group. token_weights: of each of its tokens; factor:
-    of the whole sum; trained: whether it takes part in the update at all.
+    """Of every response of a batch, group by group. trained: whether it takes part in the update at
+    all.
     """
 
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
-    token_weights: tuple[float, ...]
     trained: tuple[bool, ...]
-    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +108,11 @@ class MethodRun:
         """
         rewards = self.settings.rewards(batch, self.state)
         advantages = tuple(chain.from_iterable(self.settings.advantages(batch, rewards)))
-        lengths = [length for group in batch for length in group.lengths]
-        accepted = [advantage != 0 for advantage in advantages]
-        limit = max(group.limit for group in batch)
-        token_weights, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
         diverges = self.settings.objective(1.0).needs_reference
-        trained = tuple(kept or diverges for kept in accepted)
         return Weights(
             rewards=tuple(chain.from_iterable(rewards)),
             advantages=advantages,
-            token_weights=token_weights,
-            trained=trained,
-            factor=factor if any(trained) else 0.0,
+            trained=tuple(advantage != 0 or diverges for advantage in advantages),
         )
 
     def updates(self, groups: Sequence[Group], weights: Weights) -> list[Update]:
@@ -138,12 +129,13 @@ class MethodRun:
             first += len(lengths)
             accepted = [weights.advantages[i] != 0 for i in indices]
             limit = max((group.limit for group in share), default=0)
-            _, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            of_share, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            token_weights = dict(zip(indices, of_share, strict=True))
             kept = [i for i in indices if weights.trained[i]]
             found.append(
                 Update(
                     responses=tuple(responses[i] for i in kept),
-                    token_weights=tuple(weights.token_weights[i] for i in kept),
+                    token_weights=tuple(token_weights[i] for i in kept),
                     advantages=tuple(weights.advantages[i] for i in kept),
                     factor=factor if kept else 0.0,
                 )
@@ -163,15 +155,13 @@ class MethodRun:
 
 def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:
     """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
-    sizes = [len(group.responses) for group in groups]
-    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    rest = iter(weights.advantages)
     return {
         "reward_mean": fmean(weights.rewards),
         "reward_std": _std(weights.rewards),
         "advantage_std": _std(weights.advantages),
         "zero_advantage_groups": sum(
-            not any(weights.advantages[start : start + size])
-            for start, size in zip(starts, sizes, strict=True)
+            not any(list(islice(rest, len(group.responses)))) for group in groups
         ),
         "length_limit": max(group.limit for group in groups),
     }

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 import pytest
-from groups import group, weigh
+from groups import group, update, weigh
 from responses import facts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -49,7 +49,8 @@ def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
         assert run.state.step == step
         weights = run.weigh(batch)
         assert len(weights.rewards) == len(weights.advantages) == len(weights.trained) == 12
-        assert all(map(math.isfinite, weights.advantages)) and weights.factor > 0
+        assert all(map(math.isfinite, weights.advantages))
+        assert run.updates(batch, weights)[0].factor > 0
         run.advance(batch, refills=2)
     assert run.state.refills == 4
     resumed = MethodRun(METHODS[name](), seed=0)
@@ -72,7 +73,7 @@ def test_the_order_of_groups_changes_nothing(name: str) -> None:
         group((5, 6), (1, 1), **facts),
     ]
     weights, turned = weigh(name, *batch), weigh(name, *batch[::-1])
-    assert turned.factor == weights.factor
+    assert update(name, *batch[::-1]).factor == update(name, *batch).factor
     assert turned.advantages[:2] + turned.advantages[2:6] + turned.advantages[6:] == pytest.approx(
         weights.advantages[8:] + weights.advantages[4:8] + weights.advantages[:4], rel=1e-12
     )
@@ -237,7 +238,8 @@ def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     expected = [(a - fmean(plain)) / pstdev(plain) for a in plain]
     found = weigh("o1_pruner", *batch, z_score=True)
     assert found.advantages == pytest.approx(expected, rel=1e-12)
-    assert (found.token_weights, found.factor) == ((1.0,) * 6, 1 / 6)
+    step = update("o1_pruner", *batch, z_score=True)
+    assert (step.token_weights, step.factor) == ((1.0,) * 6, 1 / 6)
     stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
     fixed = weigh("o1_pruner", Group(responses=stored, limit=9), form="fixed", z_score=True)
     assert fixed.advantages == (0.25, -1.5)
@@ -314,26 +316,19 @@ def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() ->
     run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
     batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
     updates = run.updates(batch, run.weigh(batch))
-    assert [len(update.responses) for update in updates] == [0, 4, 4]
-    assert [update.factor > 0 for update in updates] == [False, True, True]
+    assert [len(found.responses) for found in updates] == [0, 4, 4]
+    assert [found.factor > 0 for found in updates] == [False, True, True]
 
 
-@pytest.mark.parametrize("name", ["on_policy_sft", "grpo", "dr_grpo", "l1_exact", "thinkprune"])
-def test_shares_of_a_batch_have_the_token_weights_of_the_whole(name: str) -> None:
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "l1_exact", "thinkprune"])
+def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
     target = LengthTarget(num_tokens=2000, kind="exact")
     batch = [group(correct=(1, 0, 1, 0), target=target), group(correct=(1, 1, 1, 0), target=target)]
-    run = MethodRun(
-        settings_of(name, **{} if name == "on_policy_sft" else {"updates_per_batch": 2}), seed=0
-    )
-    weights = run.weigh(batch)
-    updates = run.updates(batch, weights)
-    trained = [w for w, kept in zip(weights.token_weights, weights.trained, strict=True) if kept]
-    assert [w for update in updates for w in update.token_weights] == trained
-    if len(updates) == 1:
-        assert updates[0].factor == weights.factor
-    else:
-        alone = [run.weigh([one]) for one in batch]
-        assert [update.factor for update in updates] == [w.factor for w in alone]
+    run = MethodRun(settings_of(name, updates_per_batch=2), seed=0)
+    updates = run.updates(batch, run.weigh(batch))
+    alone = [update(name, one) for one in batch]
+    for found, expected in zip(updates, alone, strict=True):
+        assert (found.factor, found.token_weights) == (expected.factor, expected.token_weights)
 
 
 def test_objectives_of_one_and_of_several_updates() -> None:

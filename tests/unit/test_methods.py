@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from groups import group, weigh
+from groups import group, update, weigh
 from responses import facts
 
 from megatron_opsft.config.load import load_config
@@ -16,7 +16,7 @@ from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
-from megatron_opsft.methods.updates import MethodRun, Weights
+from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.records import Outcome, Problem
 
 LIMIT = 3500
@@ -116,10 +116,11 @@ def test_golden_rewards_and_advantages(
 
 
 def test_golden_weight_of_on_policy_sft() -> None:
-    weights = weigh("on_policy_sft", group(limit=LIMIT))
-    assert weights.trained == (True, True, False, False)
-    assert weights.token_weights == (1.0,) * 4
-    assert weights.factor == 1 / (4 * 1600) == 1.5625e-4
+    batch = group(limit=LIMIT)
+    assert weigh("on_policy_sft", batch).trained == (True, True, False, False)
+    found = update("on_policy_sft", batch)
+    assert (found.token_weights, found.responses) == ((1.0, 1.0), tuple(batch.responses[:2]))
+    assert found.factor == 1 / (4 * 1600) == 1.5625e-4
 
 
 def test_two_reward_vectors_with_one_sum_cannot_be_told_apart() -> None:
@@ -167,24 +168,24 @@ def test_aggregation_by_hand(name: Aggregation, weights: list[float], factor: fl
 def test_on_policy_sft_by_hand(correct: tuple[int, ...]) -> None:
     """Algorithm 1: accepted responses with weight 1, 1 / (N M) of all sampled ones."""
     lengths = [(7, 31, 8, 30), (3, 40, 5, 9)]
-    weights = weigh("on_policy_sft", *(group(n, correct, limit=30) for n in lengths))
+    found = update("on_policy_sft", *(group(n, correct, limit=30) for n in lengths))
     kept = [n for g in lengths for n, c in zip(g, correct, strict=True) if c and n <= 30]
-    trained = [i for i, is_trained in enumerate(weights.trained) if is_trained]
-    assert [weights.token_weights[i] for i in trained] == [1.0] * len(kept)
-    assert [weights.advantages[i] for i in trained] == [1.0] * len(kept)
-    assert weights.factor == (1.0 / (8 * max(kept)) if kept else 0.0)
+    assert [response.num_tokens for response in found.responses] == kept
+    assert found.token_weights == found.advantages == (1.0,) * len(kept)
+    assert found.factor == (1.0 / (8 * max(kept)) if kept else 0.0)
 
 
 def test_grpo_becomes_on_policy_sft_in_five_steps() -> None:
     """Each changes something; the last has on-policy SFT's numbers, bit for bit."""
     batch = [group(limit=LIMIT), group((90, 3600, 44, 17), (1, 1, 1, 0), limit=LIMIT)]
-    seen: list[tuple[Weights, bool]] = []
+    seen: list[Any] = []
     overrides = ["model.path=m", "data.train=d", "method.name=grpo"]
     for change in ("method.aggregation=sequence", *TO_ON_POLICY_SFT):
         overrides.append(change)
         settings = load_config(None, overrides).method
-        weights = MethodRun(settings, seed=0).weigh(batch)
-        seen.append((weights, settings.objective(1.0)))
+        run = MethodRun(settings, seed=0)
+        weights = run.weigh(batch)
+        seen.append((weights, run.updates(batch, weights), settings.objective(1.0)))
     assert all(before != after for before, after in zip(seen, seen[1:], strict=False))
     assert seen[-1][0] == weigh("on_policy_sft", *batch)
 
@@ -192,9 +193,9 @@ def test_grpo_becomes_on_policy_sft_in_five_steps() -> None:
 def test_with_a_divergence_every_response_is_trained_on() -> None:
     same = group((5, 6), (1, 1))
     assert weigh("grpo", same, beta=0.0).trained == (False, False)
-    assert weigh("grpo", same, beta=0.0).factor == 0.0
+    assert update("grpo", same, beta=0.0).factor == 0.0
     assert weigh("grpo", same, beta=0.1).trained == (True, True)
-    assert weigh("grpo", same, beta=0.1).factor == 1 / 11
+    assert update("grpo", same, beta=0.1).factor == 1 / 11
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
