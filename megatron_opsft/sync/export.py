@@ -76,7 +76,7 @@ class Exporter:
         yield Bucket(owner=owner[current[0].mcore_name], rules=tuple(current))
 
     def _tp_size(self, rule: Rule) -> int:
-        return self._layout.cut(is_expert=rule.is_expert).tp_size
+        return self._layout.shard(is_expert=rule.is_expert).tp_size
 
     def _shard_numel(self, rule: Rule) -> int:
         return torch.Size(shard_shape(rule, self._tp_size(rule))).numel()

@@ -50,7 +50,8 @@ class WeightSync:
         self._config = config
         self._score = score
         self._wait_for_weights = wait_for_weights
-        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
+        self._bucket_bytes = config.bucket_mb * 2**20
+        self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
         self._transfer: Transfer | None = None
         self._pull_transfer: Transfer | None = None
@@ -104,7 +105,9 @@ class WeightSync:
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
         if self._pull_transfer is None:
-            self._pull_transfer, _ = self._plan_transfer(pull=True)
+            self._pull_transfer, _ = plan_transfer(
+                self._shards, self._engine, self._bucket_bytes, pull=True
+            )
         self._pull_transfer.run()
         self.compare_checksums("pull")
 
@@ -115,16 +118,11 @@ class WeightSync:
         if reason := self._why_not_in_place(self.unverified):
             self._say(f"weights go to the engine as a stream of whole tensors: {reason}")
             return None
-        transfer, num_bytes = self._plan_transfer()
+        transfer, num_bytes = plan_transfer(self._shards, self._engine, self._bucket_bytes)
         self._say(
             f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
         )
         return transfer
-
-    def _plan_transfer(self, *, pull: bool = False) -> tuple[Transfer, int]:
-        engine, bucket_bytes = self._engine, self._config.bucket_mb * 2**20
-        own = engine.weights()
-        return plan_transfer(self._shards, engine.layout, own, bucket_bytes, pull=pull)
 
     def why_unreadable(self) -> str:
         """Why the shards cannot be filled from the engine before any push; "" where they can."""

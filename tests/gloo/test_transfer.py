@@ -17,7 +17,7 @@ from vllm_weights import vllm_weights
 from world import World
 
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.rectangles import Copy, Rect, hf_parameters
+from megatron_opsft.weights.rectangles import Rect, hf_parameters
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.schedule import Program, Round, make_schedule
@@ -172,18 +172,3 @@ def test_a_round_is_posted_before_the_one_before_is_unpacked(world: World) -> No
             "finish",
         ]
         assert most == 2
-
-
-def test_parameters_that_do_not_fit_the_schedule_are_named() -> None:
-    def row(name: str) -> Rect:
-        return Rect(name, 0, 1, 0, 1)
-
-    copied = Program((Copy(row("a"), row("b")),), (), ())
-    sent = Program((), (Round({1: (row("a"),)}, {2: (row("c"),)}),), ())
-    single, half = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bfloat16)
-    for program, name in ((copied, "b"), (sent, "c")):
-        with pytest.raises(ValueError, match=rf"^{name} is torch\.bfloat16, others are .*float32"):
-            Transfer(program, {"a": single}, {name: half})
-        with pytest.raises(ValueError, match=f"a parameter that is not here: {name}"):
-            Transfer(program, {"a": single}, {})
-        Transfer(program, {"a": half}, {name: half, "unused": single})

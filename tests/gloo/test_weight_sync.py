@@ -156,9 +156,9 @@ def spoil_an_expert(case: Case) -> str:
     engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
     sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
     sync.push(1)
-    cut = built.layout.cut(is_expert=True)
+    shard = built.layout.shard(is_expert=True)
     spoiled = built.shards.by_name.get(SPOILED)
-    if spoiled is not None and cut.tp_rank == 0:  # all copies of one part
+    if spoiled is not None and shard.tp_rank == 0:  # all copies of one part
         spoiled[3, 7] += 1e-3
     with pytest.raises(SyncError) as caught:
         sync.compare_checksums("push")
