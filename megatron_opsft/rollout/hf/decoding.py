@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
 from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
 from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import uniforms
 from megatron_opsft.runtime.phase import count_tokens
+
+_CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
+_COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
 
 
 @torch.inference_mode()
@@ -45,7 +47,7 @@ def decode(
     finished = batch.begin(logits_PV[owner_N])
     while batch.going_on:
         batch.drop_ended()
-        finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
+        finished |= batch.run(_CHECK_EVERY - batch.num_drawn % _CHECK_EVERY)
         yield finished
         finished = {}
     yield finished
@@ -159,7 +161,7 @@ class DecodingBatch:
     def drop_ended(self) -> None:
         """Drop the rows that have ended, once that is worth copying the cache."""
         num_ended = sum(self.ended)
-        if num_ended == 0 or num_ended < COMPACT_AT * len(self.rows):
+        if num_ended == 0 or num_ended < _COMPACT_AT * len(self.rows):
             return
         kept = [n for n, ended in enumerate(self.ended) if not ended]
         self.rows = [self.rows[n] for n in kept]
