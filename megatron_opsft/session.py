@@ -17,7 +17,6 @@ from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import order_of
 from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import PromptChange
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
@@ -83,16 +82,12 @@ class Session(RunInput):
         """A batch of problems by its number from 0; a step takes one, or several."""
         return [self.problems.problems[index] for index in self.order.indices(draw)]
 
-    def prompt_of(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
-        return self._prompt(problem, self.method.prompt_change(problem.id))
-
-    def evaluation_prompt_of(self, problem: Problem) -> tuple[int, ...]:
-        """The prompt of a held-out problem. Errors: as of `prompt_of`."""
-        return self._prompt(problem, self.method.evaluation_prompt_change(problem.id))
-
-    def _prompt(self, problem: Problem, change: PromptChange) -> tuple[int, ...]:
-        encode = self.encoder.encode
+        encode, change = (
+            self.encoder.encode,
+            self.method.prompt_change(problem.id, held_out=held_out),
+        )
         if not (change.system or change.suffix):
             return encode(problem)
         prompt = encode(problem, system=change.system, suffix=change.suffix)

@@ -53,15 +53,12 @@ def choose_cross_entropy(
     if te_problem:
         return CrossEntropy(method="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
+    size = f"{logit_bytes / 1e9:.1f} GB"
     if logit_bytes > _MAX_TE_LOGIT_BYTES:
-        return CrossEntropy(
-            method="fused_linear",
-            reason=f"all logits of a micro-batch would take {logit_bytes / 1e9:.1f} GB",
-        )
-    return CrossEntropy(
-        method="te",
-        reason=f"TransformerEngine is there, and all logits take {logit_bytes / 1e9:.1f} GB",
-    )
+        reason = f"all logits of a micro-batch would take {size}"
+        return CrossEntropy(method="fused_linear", reason=reason)
+    reason = f"TransformerEngine is there, and all logits take {size}"
+    return CrossEntropy(method="te", reason=reason)
 
 
 def fused_linear_bytes(

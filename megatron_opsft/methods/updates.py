@@ -62,15 +62,16 @@ class MethodRun:
         """Which batch of problems a step begins with, counted from 0."""
         return step - 1 + self.state.refills
 
-    def prompt_change(self, problem_id: str) -> PromptChange:
-        """What a problem's prompt gets beyond the template."""
-        target = self.settings.target_length(problem_id, self._seed)
-        return self.settings.prompt(self.state, target)
-
-    def evaluation_prompt_change(self, problem_id: str) -> PromptChange:
-        """What a held-out problem's prompt gets: a length where the method asks for one too."""
-        target = self.settings.evaluation_target(problem_id, self._seed)
-        return self.settings.prompt(self.state, target) if target is not None else PromptChange()
+    def prompt_change(self, problem_id: str, *, held_out: bool = False) -> PromptChange:
+        """What a problem's prompt gets beyond the template; a held-out problem's gets a length
+        alone, where the method asks for one.
+        """
+        settings = self.settings
+        find = settings.evaluation_target if held_out else settings.target_length
+        target = find(problem_id, self._seed)
+        if held_out and target is None:
+            return PromptChange()
+        return settings.prompt(self.state, target)
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Let the method see its monitor problems' groups."""
@@ -121,22 +122,22 @@ class MethodRun:
         """
         count = self.settings.num_updates
         responses = [response for group in groups for response in group.responses]
-        found, first = [], 0
+        rest = zip(responses, weights.advantages, weights.trained, strict=True)
+        found = []
         for update in range(count):
             share = groups[len(groups) * update // count : len(groups) * (update + 1) // count]
-            lengths = [length for group in share for length in group.lengths]
-            indices = range(first, first + len(lengths))
-            first += len(lengths)
-            accepted = [weights.advantages[i] != 0 for i in indices]
+            rows = list(islice(rest, sum(len(group.responses) for group in share)))
+            lengths = [response.num_tokens for response, _, _ in rows]
+            accepted = [advantage != 0 for _, advantage, _ in rows]
             limit = max((group.limit for group in share), default=0)
-            of_share, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
-            token_weights = dict(zip(indices, of_share, strict=True))
-            kept = [i for i in indices if weights.trained[i]]
+            of_tokens, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            weighed = zip(rows, of_tokens, strict=True)
+            kept = [(r, w, a) for (r, a, is_trained), w in weighed if is_trained]
             found.append(
                 Update(
-                    responses=tuple(responses[i] for i in kept),
-                    token_weights=tuple(token_weights[i] for i in kept),
-                    advantages=tuple(weights.advantages[i] for i in kept),
+                    responses=tuple(response for response, _, _ in kept),
+                    token_weights=tuple(weight for _, weight, _ in kept),
+                    advantages=tuple(advantage for _, _, advantage in kept),
                     factor=factor if kept else 0.0,
                 )
             )

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import mul
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
@@ -167,19 +168,13 @@ def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
     """Every rank calls it with the same update; no micro-batch where nothing is trained on."""
     if not update.responses:
         return PackedUpdate(microbatches=[], factor=0.0, packing=PackingReport())
-    token_weights, advantages = update.token_weights, None
-    if s.trainer.objective.is_weighted_likelihood:
-        token_weights = tuple(
-            weight * advantage
-            for weight, advantage in zip(token_weights, update.advantages, strict=True)
-        )
-    else:
-        advantages = update.advantages
+    is_plain = s.trainer.objective.is_weighted_likelihood
+    products = map(mul, update.token_weights, update.advantages)
     microbatches, packing = pack(
         [response.sequence_tokens for response in update.responses],
-        token_weights,
+        tuple(products) if is_plain else update.token_weights,
         fetch,
-        advantages=advantages,
+        advantages=None if is_plain else update.advantages,
         budget=s.config.train.max_tokens_per_microbatch,
         dp_rank=s.layout.dp_rank,
         dp_size=s.layout.dp_size,
@@ -208,11 +203,10 @@ def whole_result(results: Sequence[StepResult]) -> StepResult:
         ]
         return sum(found) / tokens if found else None
 
-    return StepResult(
-        applied=True,
+    return replace(
+        applied[0],
         loss=sum(result.loss for result in applied) / len(applied),
         grad_norm=sum(result.grad_norm for result in applied) / len(applied),
-        lr=applied[0].lr,
         trained_tokens=tokens,
         num_microbatches=sum(result.num_microbatches for result in applied),
         clip_share=over_tokens([r.clip_share for r in applied]),

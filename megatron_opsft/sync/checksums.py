@@ -65,9 +65,8 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
     held: dict[str, list[Copy]] = {}
     for index, (rule, _) in enumerate(shards.parameters):
         shard = layout.shard(is_expert=rule.is_expert)
-        if rule.replica or index % shard.num_copies != shard.copy_rank:
-            continue
-        if rule.kind is ShardKind.COPY and shard.tp_rank:
+        is_repeated = rule.replica or (rule.kind is ShardKind.COPY and shard.tp_rank > 0)
+        if is_repeated or index % shard.num_copies != shard.copy_rank:
             continue
         for part in shards.part(rule).parts:
             held.setdefault(part.source.tensor, []).append(part)

@@ -57,7 +57,7 @@ class _Message:
             yield from ((v, part.view(v.shape)) for v, part in zip(self._views, parts, strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class _Posted:
     """A round on its way. The messages must live until all of `works` have been waited for."""
 
@@ -97,15 +97,9 @@ class Transfer:
         posted: _Posted | None = None
         for index, current in enumerate(self._program.rounds):
             following = self._post(current, index)
-            if posted is None:
-                self._fill_locally()
-            else:
-                self._finish(posted)
-            posted = following
-        if posted is None:
-            self._fill_locally()
-        else:
             self._finish(posted)
+            posted = following
+        self._finish(posted)
 
     def _post(self, current: Round, index: int) -> _Posted:
         sent, received = [], []
@@ -122,7 +116,11 @@ class Transfer:
         works = dist.batch_isend_irecv(operations) if operations else []
         return _Posted(sent, received, works)
 
-    def _finish(self, posted: _Posted) -> None:
+    def _finish(self, posted: _Posted | None) -> None:
+        """None: nothing is to be waited for, and what this rank copies from itself is next."""
+        if posted is None:
+            self._fill_locally()
+            return
         for work in posted.works:
             work.wait()
         for message in posted.received:

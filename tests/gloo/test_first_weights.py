@@ -119,8 +119,8 @@ def test_shards_and_main_weights_from_an_engine_are_those_from_disk(
             assert said == []
             continue
         (line,) = [line for line in said if line.startswith("weights: ")]
-        assert line.startswith(f"weights: {size:.3g} GB of files (")
-        assert line.endswith(" s of it to fill the trainer's shards")
+        assert line.startswith(f"weights: {size:.3g} GB of files read in ")
+        assert line.endswith(" s by the engine")
 
 
 def why_from_disk(case: Case, model_dir: Path) -> list[tuple[str, bool]]:
@@ -215,5 +215,5 @@ def test_what_is_read_wrongly_stops_the_run(world: World, model_dir: Path) -> No
         assert said.startswith(f"pull: the engine of rank 0 does not hold the trainer's {GATE} ")
     for is_swapped, said in world.run(at_another_place, 2, case, model_dir):
         assert is_swapped
-        assert said.startswith("push of weight version 0: the engine of rank 0 does not hold ")
+        assert said.startswith("sync of weight version 0: the engine of rank 0 does not hold ")
         assert GATE in said and UP in said

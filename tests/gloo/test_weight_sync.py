@@ -192,4 +192,4 @@ def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(
     world: World, case: Case
 ) -> None:
     for said in world.run(push_weights_with_a_nan, case.world_size, case):
-        assert said.startswith("push of weight version 2: log-probs of the engine or the trainer")
+        assert said.startswith("sync of weight version 2: log-probs of the engine or the trainer")

@@ -22,7 +22,7 @@ from megatron_opsft.methods.facts import (
     PromptChange,
     ReferenceStatistics,
 )
-from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
+from megatron_opsft.methods.laser_targets import choose_targets
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun
@@ -58,27 +58,6 @@ def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
     assert resumed.state == run.state
 
 
-@pytest.mark.parametrize("name", ONLINE)
-def test_the_order_of_groups_changes_nothing(name: str) -> None:
-    reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
-    facts: dict[str, Any] = {
-        "target": LengthTarget(num_tokens=99, kind="max"),
-        "reference": reference,
-    }
-    if name == "l1_exact":
-        facts["target"] = LengthTarget(num_tokens=99)
-    batch = [
-        group(**facts),
-        group((90, 17, 3, 44), (0, 1, 0, 1), **facts),
-        group((5, 6), (1, 1), **facts),
-    ]
-    weights, turned = weigh(name, *batch), weigh(name, *batch[::-1])
-    assert update(name, *batch[::-1]).factor == update(name, *batch).factor
-    assert turned.advantages[:2] + turned.advantages[2:6] + turned.advantages[6:] == pytest.approx(
-        weights.advantages[8:] + weights.advantages[4:8] + weights.advantages[:4], rel=1e-12
-    )
-
-
 def test_thinkprune_goes_through_its_stages() -> None:
     method = settings_of(
         "thinkprune", limits=[4000, 3000, 2000], stage_steps=[2, 1], announce_limit=True
@@ -110,12 +89,12 @@ def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
 
 def test_l1_asks_for_a_length_in_evaluations_too() -> None:
     run = MethodRun(settings_of("l1_max", exact_share=0.0), seed=7)
-    assert run.evaluation_prompt_change("p0") == run.prompt_change("p0")
+    assert run.prompt_change("p0", held_out=True) == run.prompt_change("p0")
     for name, words in (("l1_exact", "for 3500"), ("l1_max", "for maximum 3500")):
         told = MethodRun(settings_of(name, eval_target=3500), seed=7)
-        assert told.evaluation_prompt_change("p0").suffix == f" Think {words} tokens."
+        assert told.prompt_change("p0", held_out=True).suffix == f" Think {words} tokens."
     announced = settings_of("thinkprune", limits=(3000,), announce_limit=True)
-    assert MethodRun(announced, seed=7).evaluation_prompt_change("p0") == PromptChange()
+    assert MethodRun(announced, seed=7).prompt_change("p0", held_out=True) == PromptChange()
 
 
 def test_l1_prompts_end_with_the_target() -> None:
@@ -135,14 +114,6 @@ def monitor_groups() -> list[Group]:
         group([1500] * 2 + [2500] * 2 + [9000] * 4, [1] * 3 + [0] * 5),
         group([700] * 1 + [5000] * 7, [1] * 2 + [0] * 6),
     ]
-
-
-def test_difficulties_begin_at_thirds() -> None:
-    bands = [band_of(group([9] * 8, [1] * n + [0] * (8 - n))) for n in (8, 6, 5, 3, 2, 0)]
-    assert bands == ["easy", "easy", "medium", "medium", "hard", "hard"]
-    assert band_of(group([9] * 3, [1, 1, 0])) == "easy"
-    assert fewest_correct(8, "ceil") == {"easy": 6, "medium": 3, "hard": 1}
-    assert fewest_correct(8, "floor") == {"easy": 5, "medium": 2, "hard": 1}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,13 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
         if not (self._is_speculative and self.share.answers):
             return Counter()
-        return spec_counts(self._llm.get_metrics())
+        metrics = self._llm.get_metrics()  # there may be several of a name
+        return Counter(
+            {
+                key: int(sum(metric.value for metric in metrics if metric.name == name))
+                for key, name in _SPEC_COUNTS.items()
+            }
+        )
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
@@ -232,13 +238,3 @@ class VllmEngine(RolloutEngine):
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
-
-
-def spec_counts(metrics: Iterable[Any]) -> Counter[str]:
-    """What vLLM's `LLM.get_metrics` has on speculative tokens. There may be several of a name."""
-    return Counter(
-        {
-            key: int(sum(metric.value for metric in metrics if metric.name == name))
-            for key, name in _SPEC_COUNTS.items()
-        }
-    )
