@@ -58,7 +58,7 @@ def test_a_command_without_arguments_says_what_is_missing(
 )
 def test_wrong_words_are_one_line_with_an_example(cli: ForkedCli, words: str, said: str) -> None:
     ended = cli.run(words.split())
-    assert error_of(ended).startswith(f"error: {said}")
+    assert said in error_of(ended)
     assert ended.stdout == ""
 
 

@@ -20,7 +20,6 @@ from transformers import (
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf import engine as engine_module
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.passes import ROUNDING, ModelPasses
 from megatron_opsft.rollout.requests import ResponseRequest, make_requests
@@ -279,23 +278,6 @@ def test_one_row_that_turns_nan_for_one_token_is_noticed(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine.passes, "forward", spoil)
     with pytest.raises(NonFiniteError, match=r"in 1 of 20 responses"):
         engine.generate(_requests(), _settings())
-
-
-def test_batches_are_full_but_the_last_and_longest_prompts_come_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = _engine(_model("llama"), batch_size=8)
-    decode, batches = engine_module.decode, []
-
-    def keep(passes: ModelPasses, requests: list[ResponseRequest], sampling: Any) -> Any:
-        batches.append([len(request.prompt_ids) for request in requests])
-        return decode(passes, requests, sampling)
-
-    monkeypatch.setattr(engine_module, "decode", keep)
-    engine.generate(_requests(num_prompts=7, group_size=5), _settings(max_response_tokens=2))
-    assert [len(batch) for batch in batches] == [8, 8, 8, 8, 3]
-    lengths = [length for batch in batches for length in batch]
-    assert lengths == sorted(lengths, reverse=True)
 
 
 def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

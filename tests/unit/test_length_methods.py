@@ -93,17 +93,10 @@ def test_l1_asks_for_a_length_in_evaluations_too() -> None:
     for name, words in (("l1_exact", "for 3500"), ("l1_max", "for maximum 3500")):
         told = MethodRun(settings_of(name, eval_target=3500), seed=7)
         assert told.prompt_change("p0", held_out=True).suffix == f" Think {words} tokens."
+    untold = MethodRun(settings_of("l1_max", prompt_target=False), seed=7)
+    assert untold.prompt_change("p0") == PromptChange()
     announced = settings_of("thinkprune", limits=(3000,), announce_limit=True)
     assert MethodRun(announced, seed=7).prompt_change("p0", held_out=True) == PromptChange()
-
-
-def test_l1_prompts_end_with_the_target() -> None:
-    method, untold = settings_of("l1_max"), settings_of("l1_max", prompt_target=False)
-    state = method.first_state()
-    targets = [LengthTarget(num_tokens=800, kind=kind) for kind in ("exact", "max")]
-    ends = [method.prompt(state, target).suffix for target in targets]
-    assert ends == [" Think for 800 tokens.", " Think for maximum 800 tokens."]
-    assert untold.prompt(state, targets[0]).suffix == ""
 
 
 def monitor_groups() -> list[Group]:
