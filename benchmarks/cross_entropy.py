@@ -27,7 +27,7 @@ from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.loss.cross_entropy import summed_loss, te_problem
-from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss
+from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
@@ -66,7 +66,6 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
     positions = torch.arange(args.tokens, device=where["device"])
     weights = torch.ones(args.tokens, device=where["device"])
     losses = WeightedLikelihood(weights)
-    chunks = Chunks(tokens=args.chunk_tokens, rows=args.chunk_rows)
 
     def run() -> None:
         leaf = hidden.detach().requires_grad_()
@@ -74,7 +73,9 @@ def prepare(args: argparse.Namespace, device: Device, impl: Any) -> Run:
         if impl == "eager":
             loss = eager_loss(whole, head, labels, weights)
         elif method == "fused_linear":
-            loss, _ = fused_linear_loss(whole, head, positions, labels, losses, chunks=chunks)
+            loss, _ = fused_linear_loss(
+                whole, head, positions, labels, losses, chunk_tokens=args.chunk_tokens
+            )
         else:
             loss, _ = summed_loss(method, whole, head, positions, labels, losses)
         loss.backward()
@@ -107,7 +108,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         rows,
         dtype_bytes=DTYPES[args.dtype].itemsize,
         on_cuda=device.is_cuda,
-        chunks=Chunks(tokens=args.chunk_tokens, rows=args.chunk_rows),
+        chunk_tokens=args.chunk_tokens,
     )
     lines = []
     for impl in args.impl:
@@ -153,7 +154,6 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--tp", type=int, default=1, help="so many ranks are started")
     parser.add_argument("--chunk-tokens", type=int, help="of fused_linear, as its default")
-    parser.add_argument("--chunk-rows", type=int, help="of fused_linear, as its default")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     if "eager" in args.impl and args.tp > 1:

@@ -27,12 +27,11 @@ from megatron_opsft.config import ParallelConfig, SyncConfig, TrainConfig
 from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
-from megatron_opsft.rollout.engine import Checksums, EngineShare, EngineWeights
+from megatron_opsft.rollout.engine import EngineShare, EngineWeights
 from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.sync.weight_sync import WeightSync
-from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rectangles import Copy
 from megatron_opsft.weights.rules import WeightTable
 
@@ -71,15 +70,9 @@ class LayoutEngine:
         """All of them, live."""
         return EngineWeights(tp_rank=self._tp_rank, tensors=self.tensors, packed=self._packed)
 
-    def checksums(self, cuts: int) -> Checksums:
-        """Of this rank's parameters."""
-        sums = parameter_checksums(
-            self.layout.parameters_of(self._tp_rank),
-            self.tensors,
-            hf_columns=self.layout.hf_columns,
-            cuts=cuts,
-        )
-        return Checksums(tp_rank=self._tp_rank, sums=sums)
+    def draft_fault(self) -> str:
+        """There is no draft."""
+        return ""
 
 
 def build_shards(

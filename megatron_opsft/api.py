@@ -82,7 +82,7 @@ def train(
     if resume and overwrite:
         raise UserError("train: resume and overwrite exclude each other; give one of them")
     directory = config.run.dir
-    _set_ranks()
+    os.environ.update(usual_variables(os.environ))
     with opened_run(
         config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True
     ) as something_is_left:
@@ -110,7 +110,7 @@ def evaluate(
     given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
     loaded = load_settings(Path(settings) if settings is not None else None, (), given)
     check_settings(loaded)
-    _set_ranks()
+    os.environ.update(usual_variables(os.environ))
     from megatron_opsft.evaluate.results import read_results
 
     with loading_libraries():
@@ -151,11 +151,6 @@ def convert(
         verify=verify,
         workers=workers,
     )
-
-
-def _set_ranks() -> None:
-    """Let srun's and mpirun's names of ranks be torchrun's, as the command line does."""
-    os.environ.update(usual_variables(os.environ))
 
 
 @contextmanager

@@ -162,24 +162,9 @@ def run(program: click.Command) -> None:
     try:
         check_arguments(sys.argv)
         code = invoke(program)
-    except FullDiskError as error:
-        _exit(f"error: {error}; make room, then give the same command again", 2)
-    except UserError as error:
-        _exit(f"error: {error}", 2)
-    except NonFiniteError as error:  # the same on every rank, and it names the one it came from
-        _exit(f"error: {error}", 3)
-    except SyncError as error:
-        _exit(f"error: {describe_rank()}: {error}", 3)
-    except RanksMissing as error:
-        _exit(f"error: {describe_rank()}: {error}", PEER_LOST_EXIT_CODE)
     except Exception as error:
-        if full := full_disk_behind(error):
-            reason = f"{describe_rank()}: {full}"
-            _exit(f"error: {reason}; make room, then give the same command again", 2)
-        if refused := _refused_file(error):
-            _exit(f"error: {refused}; name another place, or change its permissions", 2)
-        if fault := fault_of_start(error):
-            _exit(f"error: {describe_rank()}: {fault}", 2)
+        if said := _cause_outside(error):
+            _exit(f"error: {said[0]}", said[1])
         if not is_watched():
             raise
         lines = str(error).splitlines() or [""]
@@ -206,26 +191,40 @@ def _explaining_loss(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except FullDiskError as error:
-        raise UserError(f"{error}; make room, then continue with --resume") from error
-    except (UserError, NonFiniteError, SyncError):
-        raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():
-            raise UserError(
-                f"run.dir={run_dir} was deleted while the run was writing to it"
-            ) from error
-        if (full := full_disk_behind(error)) is None:
-            raise
-        reason = f"{describe_rank()}: {full}"
-        raise UserError(f"{reason}; make room, then continue with --resume") from error
+            reason = f"run.dir={run_dir} was deleted while the run was writing to it"
+            raise UserError(reason) from error
+        if full := _full_disk(error):
+            raise UserError(f"{full}; make room, then continue with --resume") from error
+        raise
 
 
-def _refused_file(error: Exception) -> str | None:
-    """Which file may not be read or written, if that is what an error says."""
+def _full_disk(error: Exception) -> str | None:
+    """What did not fit, if that is what an error says."""
+    if isinstance(error, FullDiskError):
+        return str(error)
+    is_told = isinstance(error, UserError | NonFiniteError | SyncError | RanksMissing)
+    full = None if is_told else full_disk_behind(error)
+    return f"{describe_rank()}: {full}" if full else None
+
+
+def _cause_outside(error: Exception) -> tuple[str, int] | None:
+    """What is said of an error whose cause is not in the program, and the exit code."""
+    if full := _full_disk(error):
+        return f"{full}; make room, then give the same command again", 2
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, NonFiniteError):  # the same on every rank, and it names the one it is of
+        return str(error), 3
+    if isinstance(error, SyncError | RanksMissing):
+        code = 3 if isinstance(error, SyncError) else PEER_LOST_EXIT_CODE
+        return f"{describe_rank()}: {error}", code
     if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
-        return f"{error.filename}: {error.strerror}"
-    return None
+        refused = f"{error.filename}: {error.strerror}"
+        return f"{refused}; name another place, or change its permissions", 2
+    fault = fault_of_start(error)
+    return (f"{describe_rank()}: {fault}", 2) if fault else None
 
 
 def _exit(message: str, code: int, trace: Exception | None = None) -> None:

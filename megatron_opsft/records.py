@@ -64,7 +64,7 @@ class Sample:
     """
 
     problem_id: str
-    sample_index: int
+    sample_index: int = 0
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     log_probs: tuple[float, ...] | None = None

@@ -62,9 +62,7 @@ class Report(Command):
             self._check_free(self.figure)
             folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
             figure = self.figure or folder / "scaling.png"
-            return report_scaling(
-                runs, figure, self.gpu, self.hardware, lambda line: print(printable(line))
-            )
+            return report_scaling(runs, figure, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
         parts = parts_of(self.paths)
@@ -74,14 +72,14 @@ class Report(Command):
         own = self.paths[0] / name if len(self.paths) == 1 else None  # ours to write again
         page = self.html or own or Path(name)
         self._check_free(self.figure, None if page == own else page)
-        unread = report_runs(parts.runs, self.figure, lambda line: print(printable(line)))
+        unread = report_runs(parts.runs, self.figure, _say)
         baselines = parts.evaluations
         if parts.evaluations:
             from megatron_opsft.evaluate.comparison import table_of, with_baselines  # heavy
 
             several = len(parts.runs + parts.evaluations) > 1
             for path in parts.evaluations:
-                print(printable((f"{path}:\n" if several else "") + table_of(path)))
+                _say((f"{path}:\n" if several else "") + table_of(path))
             baselines = with_baselines(parts.evaluations)
         runs = [path for path in parts.runs if path not in unread]
         write_page(page, runs, baselines, max_mb=self.max_mb)
@@ -112,3 +110,7 @@ class Report(Command):
         page = self.html or path / REPORT
         print(printable(write_report(path, page, max_mb=self.max_mb)), end="")
         print(f"page: {page}")
+
+
+def _say(text: str) -> None:
+    print(printable(text))

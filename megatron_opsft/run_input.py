@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
+from megatron_opsft.config.run import EvalSet
 from megatron_opsft.data.duplicates import leave_out_duplicates
 from megatron_opsft.data.holdout import take_held_out
 from megatron_opsft.data.mixture import load_training
@@ -86,11 +87,9 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     for judged in read:
         check_row_judges(config.verify, judged.problems)
     stored = _read_stored(config, shape.max_position_embeddings)
-    own, evaluated = config.eval, None
+    evaluated = None
     if held_out is not None:
-        evaluated = _evaluation(
-            config, end_tokens, held_out, own.num_problems, own.samples_per_problem
-        )
+        evaluated = _evaluation(config, config.eval, end_tokens, held_out)
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
@@ -98,14 +97,8 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
         problems=problems,
         held_out=evaluated,
         more_held_out={
-            each.name: _evaluation(
-                config,
-                end_tokens,
-                more[each.name],
-                each.num_problems or own.num_problems,
-                each.samples_per_problem or own.samples_per_problem,
-            )
-            for each in own.more
+            each.name: _evaluation(config, each, end_tokens, more[each.name])
+            for each in config.eval.more
         },
         stored=stored,
         method=_open_method(config, problems, evaluated),
@@ -193,12 +186,13 @@ def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
 
 
 def _evaluation(
-    config: Config, end_tokens: tuple[int, ...], read: ProblemSet, number: int, samples: int
+    config: Config, given: EvalConfig | EvalSet, end_tokens: tuple[int, ...], read: ProblemSet
 ) -> HeldOut:
+    number = given.num_problems or config.eval.num_problems
     return HeldOut(
         problems=shuffled_subset(read.problems, number, seed=0),
         settings=_sampling_of(config.eval, end_tokens),
-        samples_per_problem=samples,
+        samples_per_problem=given.samples_per_problem or config.eval.samples_per_problem,
     )
 
 

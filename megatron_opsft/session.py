@@ -6,24 +6,23 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import itemgetter
 
 import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.batching.exchange import fetch_samples, share_facts
+from megatron_opsft.batching.exchange import fetch_samples
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import order_of
 from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.facts import PromptChange
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
-from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample, Verdict
+from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.limits import (
     check_engine,
     engine_traits,
@@ -31,7 +30,6 @@ from megatron_opsft.rollout.limits import (
     max_engine_tokens,
 )
 from megatron_opsft.rollout.open_engine import open_engine
-from megatron_opsft.rollout.probes import NUM_PROBES, as_response, pick_probes, shorten
 from megatron_opsft.rollout.sample import Sampler
 from megatron_opsft.run_input import RunInput, read_input
 from megatron_opsft.runtime.device import (
@@ -60,6 +58,9 @@ from megatron_opsft.verify.verifier import Verifier
 
 log = logging.getLogger("megatron_opsft")
 
+NUM_PROBES = 4
+MAX_PROBE_TOKENS = 256  # of a response: enough to see wrong weights, little enough to cost nothing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session(RunInput):
@@ -77,24 +78,16 @@ class Session(RunInput):
     sync: WeightSync
     checkpointer: Checkpointer
 
-    def problems_of(self, step: int) -> list[Problem]:
-        """The problems of a step, the same on every rank."""
-        return self.problems_of_draw(step - 1)
-
     def problems_of_draw(self, draw: int) -> list[Problem]:
         """A batch of problems by its number from 0; a step takes one, or several."""
         return [self.problems.problems[index] for index in self.order.indices(draw)]
 
-    def prompt_of(self, problem: Problem) -> tuple[int, ...]:
+    def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
-        return self._prompt(problem, self.method.prompt_change(problem.id))
-
-    def evaluation_prompt_of(self, problem: Problem) -> tuple[int, ...]:
-        """The prompt of a held-out problem. Errors: as of `prompt_of`."""
-        return self._prompt(problem, self.method.evaluation_prompt_change(problem.id))
-
-    def _prompt(self, problem: Problem, change: PromptChange) -> tuple[int, ...]:
-        encode = self.encoder.encode
+        encode, change = (
+            self.encoder.encode,
+            self.method.prompt_change(problem.id, held_out=held_out),
+        )
         if not (change.system or change.suffix):
             return encode(problem)
         prompt = encode(problem, system=change.system, suffix=change.suffix)
@@ -106,13 +99,6 @@ class Session(RunInput):
             )
         return prompt
 
-    def share_facts(
-        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], problems: Sequence[Problem]
-    ) -> list[Response]:
-        """Facts of all ranks' responses, the same on every rank. Collective over the world."""
-        opened = self.encoder.opens_think
-        return share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
-
     def fetch(
         self,
         rollouts: Sequence[Rollout],
@@ -120,32 +106,43 @@ class Session(RunInput):
         responses: Sequence[Response],
         indices_of: Sequence[Sequence[int]],
     ) -> Mapping[int, Sample]:
-        """See `fetch_samples`."""
+        """See `fetch_samples`; fixed data every rank reads itself."""
+        if self.stored is not None:
+            mine = indices_of[self.layout.dp_rank]
+            return {i: self.stored[responses[i].rollout_index] for i in mine}
         device = self.device.torch_device
         return fetch_samples(responses, indices_of, rollouts, problems, self.layout, device)
 
     def probes(
-        self,
-        step: int,
-        accepted: Sequence[Response] = (),
-        rollouts: Sequence[Rollout] = (),
+        self, step: int, accepted: Sequence[Response] = (), rollouts: Sequence[Rollout] = ()
     ) -> list[Sample]:
-        """What the push after `step` updates is proved on: some of its accepted responses, or its
-        prompts where there is none. The same on every rank; collective over the world.
+        """What engine and trainer are compared on after `step` updates: some of the accepted
+        responses, of different problems, or prompts where there is none. As much of them as is
+        worth scoring, and as the engine takes. The same on every rank; collective over the world.
         """
-        room = max_engine_tokens(self.config)
-        if chosen := pick_probes([response for response in accepted if response.rank != NO_RANK]):
-            held = [
-                (response.problem_index, shorten(rollouts[response.rollout_index], room))
-                for response in chosen
+        held = {r.problem_index: r for r in accepted if r.rank != NO_RANK}
+        samples: list[Sample]
+        if held:
+            mine = [
+                (response.problem_index, rollouts[response.rollout_index])
+                for response in list(held.values())[:NUM_PROBES]
                 if response.rank == self.layout.rank
             ]
-            samples = [sample for _, sample in sorted(gather_from_all(held), key=itemgetter(0))]
-        else:
-            problems = self.problems_of(max(step, 1))[:NUM_PROBES]
-            encode = self.encoder.encode
-            samples = [shorten(as_response(encode(problem)), room) for problem in problems]
-        return [sample for sample in samples if sample.response_ids]
+            samples = [sample for _, sample in sorted(gather_from_all(mine), key=itemgetter(0))]
+        else:  # a prompt read as if all but its first token were a response
+            problems = self.problems_of_draw(max(step, 1) - 1)[:NUM_PROBES]
+            samples = [
+                Sample(problem_id=problem.id, prompt_ids=ids[:1], response_ids=ids[1:])
+                for problem in problems
+                for ids in [self.encoder.encode(problem)]
+            ]
+        longest = max_engine_tokens(self.config) - 1  # the engine wants room for one more token
+        probes = []
+        for sample in samples:
+            room = min(max(0, longest - len(sample.prompt_ids)), MAX_PROBE_TOKENS)
+            if ids := sample.response_ids[:room]:
+                probes.append(replace(sample, response_ids=ids))
+        return probes
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.workload import make_workload
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
+from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.runtime import cpu_compat, distributed
 from megatron_opsft.runtime.distributed import Layout, make_groups, stop_distributed
 from megatron_opsft.runtime.exchange import digest_of, to_bytes
@@ -183,7 +183,7 @@ class Rank:
             parameters_of=lambda rank: vllm_parameters(table, rank, job.config.rollout.tp),
             hf_columns=hf_columns(table.hf_shapes()),
         )
-        own = EngineWeights(tp_rank=layout.rank % job.config.rollout.tp, tensors={})
+        tp_rank = layout.rank % job.config.rollout.tp
         names = {at: tuple(rule.mcore_name for rule in held) for at, held in rules.items()}
         per_stage, etp = job.world_size // parallel.pp, parallel.expert_tp
         everyone = range(job.world_size)
@@ -193,7 +193,7 @@ class Rank:
         of_engine = [rank % job.config.rollout.tp for rank in everyone]
         placements = self.measure(
             "who holds what",
-            lambda: (trainer_placements(shards), engine_placements(engine, own)),
+            lambda: (trainer_placements(shards), engine_placements(engine, tp_rank)),
             [*told_by_value(of_trainer), *told_by_value(of_engine)],
         )
         sizes = {"itemsize": job.dtype_bytes, "bucket_bytes": job.config.sync.bucket_mb * 2**20}

@@ -3,10 +3,10 @@ packed.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from megatron_opsft.methods.batch import has_unclosed_think
 from megatron_opsft.records import (
@@ -86,8 +86,10 @@ def fetch_samples(
     for dp_rank, indices in enumerate(indices_of):
         here = [i for i in sorted(indices) if responses[i].rank == layout.rank]
         if here:
-            tokens = [_tokens(rollouts[responses[i].rollout_index]) for i in here]
-            parts[layout.first_of_replica(dp_rank)] = torch.cat(tokens).view(torch.uint8)
+            held = [rollouts[responses[i].rollout_index] for i in here]
+            tokens = [*chain.from_iterable(r.prompt_ids + r.response_ids for r in held)]
+            packed = torch.tensor(tokens, dtype=torch.int32).view(torch.uint8)
+            parts[layout.first_of_replica(dp_rank)] = packed
     came = {rank: part.view(torch.int32) for rank, part in route_bytes(parts).items()}
     mine = sorted(indices_of[layout.dp_rank], key=lambda i: (responses[i].rank, i))
     sizes = [responses[i].sequence_tokens for i in mine]
@@ -99,10 +101,6 @@ def fetch_samples(
         i: _sample(responses[i], problems[responses[i].problem_index].id, part.tolist())
         for i, part in zip(mine, flat.split(sizes), strict=True)
     }
-
-
-def _tokens(rollout: Rollout) -> Tensor:
-    return torch.tensor(rollout.prompt_ids + rollout.response_ids, dtype=torch.int32)
 
 
 def _sample(response: Response, problem_id: str, tokens: list[int]) -> Sample:

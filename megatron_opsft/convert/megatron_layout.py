@@ -30,7 +30,6 @@ from megatron_opsft.storage.regions import Region, data_offset, load_without_dat
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
     entry_of,
-    exported_rules,
     extra_state_keys,
     lead_sizes,
 )
@@ -62,7 +61,7 @@ def megatron_layout(
     """
     layout = _DistLayout(dtype, max_file_bytes, scratch)
     sizes = lead_sizes(table)
-    for rule in exported_rules(table):
+    for rule in table.exported:
         layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)

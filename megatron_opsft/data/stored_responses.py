@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.records import Sample
 from megatron_opsft.runtime.durable import write_bytes
 
 _MANIFEST = b"megatron_opsft"
@@ -28,16 +29,10 @@ _SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResponse:
-    """log_probs: of the response's tokens under the model that sampled them, where the method asks
-    for them.
-    """
+class StoredResponse(Sample):
+    """log_probs: where the method asks for them. advantage: what the response counts."""
 
-    problem_id: str
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
     advantage: float = 1.0
-    log_probs: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,38 +1,33 @@
 """Token losses straight from hidden states: the output layer's GEMM and the softmax in chunks.
 
-A chunk is some tokens by some rows of this tensor-parallel rank's output weight. No more than one
+A chunk is some tokens by the rows of this tensor-parallel rank's output weight. No more than one
 chunk of logits exists at a time, so memory does not grow with tokens x vocabulary. Softmax
-statistics are combined over chunks and over the tensor-parallel group; padding rows of the weight
-are never touched. Logits are float32 whatever the model's dtype.
+statistics are combined over the tensor-parallel group; padding rows of the weight are never
+touched. Logits are float32 whatever the model's dtype.
 
-The gradients are computed in the forward pass, while a chunk's logits are there: with the whole
-shard in one block of rows that is three GEMMs, as many as without chunks; with several blocks
-the logits are computed twice. A token's weight in them is minus the derivative of its loss by its
-label's log-probability, which is known by then. The gradient of the output weight goes straight
-into Megatron's float32 `main_grad` where there is one, as its fused linear layers do it.
+The gradients are computed in the forward pass, while a chunk's logits are there: three GEMMs, as
+many as without chunks. A token's weight in them is minus the derivative of its loss by its label's
+log-probability, which is known by then. The gradient of the output weight goes straight into
+Megatron's float32 `main_grad` where there is one, as its fused linear layers do it.
 
 Suffixes: T tokens of a micro-batch, R response tokens among them, C those of a chunk, V rows of the
 weight, H hidden size.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.gemms import add_outer_, add_product_
-from megatron_opsft.loss.logit_chunks import operations
-from megatron_opsft.loss.loss_memory import DEFAULT_CHUNKS, Chunks
+from megatron_opsft.loss.logit_chunks import RowStatistics
+from megatron_opsft.loss.loss_memory import tokens_per_chunk
 from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.row_statistics import (
-    RowStatistics,
-    join_columns,
-    join_ranks,
-    no_columns,
-)
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
+from megatron_opsft.runtime.distributed import max_over, sum_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +49,20 @@ def fused_linear_loss(
     losses: TokenLosses,
     *,
     entropy: bool = False,
-    chunks: Chunks = DEFAULT_CHUNKS,
+    chunk_tokens: int | None = None,
 ) -> tuple[Tensor, TokenStatistics]:
     """Sum of the losses by log p(labels_r | hidden[positions_r]), float32 [], and what made them.
 
     positions_R: int64, each at most once; labels_R: int64 in the whole vocabulary; losses: those
-    that join tokens cost one more pass over the logits. Called by all ranks of the tensor-parallel
+    that join tokens cost one more pass over the logits; chunk_tokens: tokens of a chunk, by default
+    as many as `loss_memory.tokens_per_chunk` says. Called by all ranks of the tensor-parallel
     group with the same arguments, but for the weight; R may be 0. The gradient of `hidden_TH` is
     what this rank's rows cause (`output_head.whole_hidden` adds the ranks' up). Where the weight
     has a `main_grad`, the loss must enter the backward pass with factor 1, once.
     """
     weights_R = None
     if losses.joins_tokens and torch.is_grad_enabled():
-        seen = token_statistics(hidden_TH, head, positions_R, labels_R, chunks=chunks)
+        seen = token_statistics(hidden_TH, head, positions_R, labels_R, chunk_tokens=chunk_tokens)
         weights_R = losses.weights(seen.log_probs_R)
     loss, log_probs_R, entropy_R = _FusedLinearLoss.apply(
         hidden_TH,
@@ -77,7 +73,7 @@ def fused_linear_loss(
         losses,
         weights_R,
         entropy,
-        chunks,
+        chunk_tokens or tokens_per_chunk(len(head.weight_VH)),
         torch.is_grad_enabled(),
     )
     return loss, TokenStatistics(log_probs_R=log_probs_R, entropy_R=entropy_R)
@@ -91,12 +87,12 @@ def token_statistics(
     labels_R: Tensor,
     *,
     entropy: bool = False,
-    chunks: Chunks = DEFAULT_CHUNKS,
+    chunk_tokens: int | None = None,
 ) -> TokenStatistics:
     """Log-probabilities of the labels, and the entropy; arguments as for `fused_linear_loss`."""
     none = WeightedLikelihood(torch.zeros_like(labels_R, dtype=torch.float32))
     return fused_linear_loss(
-        hidden_TH, head, positions_R, labels_R, none, entropy=entropy, chunks=chunks
+        hidden_TH, head, positions_R, labels_R, none, entropy=entropy, chunk_tokens=chunk_tokens
     )[1]
 
 
@@ -114,18 +110,20 @@ class _FusedLinearLoss(torch.autograd.Function):
         losses: TokenLosses,
         weights_R: Tensor | None,
         entropy: bool,
-        chunks: Chunks,
+        chunk_tokens: int,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """weights_R: those of the losses, where they are known already."""
         log_probs_R = torch.zeros_like(labels_R, dtype=torch.float32)
         entropy_R = torch.zeros_like(log_probs_R) if entropy else None
         gradient = _Gradient(hidden_TH, head) if with_gradient else None
-        tokens, size = chunks.sizes(len(head.weight_VH))
-        for part in _parts(len(labels_R), tokens):
+        ops = operations(hidden_TH.device)
+        for first in range(0, len(labels_R), chunk_tokens):
+            part = slice(first, first + chunk_tokens)
             hidden_CH = hidden_TH[positions_R[part]]
             labels_C = labels_R[part] - head.first_row
-            found, logits_CV = _scan(hidden_CH, head, labels_C, size, mean=entropy)
+            logits_CV = head.logits(hidden_CH)
+            found = _over_ranks(ops.row_statistics(logits_CV, labels_C, mean=entropy), head)
             log_probs_R[part] = (found.target_C - found.lse_C).float()
             if entropy_R is not None and found.mean_C is not None:
                 entropy_R[part] = (found.lse_C - found.mean_C).float()
@@ -135,7 +133,7 @@ class _FusedLinearLoss(torch.autograd.Function):
                 else:
                     weights_C = weights_R[part]
                 gradient.add(
-                    hidden_CH, positions_R[part], labels_C, weights_C, found, logits_CV, size
+                    hidden_CH, positions_R[part], labels_C, weights_C, found.lse_C, logits_CV
                 )
             del logits_CV  # before the next ones
         ctx.gradient, ctx.weight = gradient, weight_VH
@@ -179,43 +177,46 @@ class _Gradient:
         positions_C: Tensor,
         labels_C: Tensor,
         weights_C: Tensor,
-        found: RowStatistics,
-        logits_CV: Tensor | None,
-        size: int,
+        lse_C: Tensor,
+        logits_CV: Tensor,
     ) -> None:
-        """logits_CV: of the whole shard, overwritten; None: they are computed once more."""
+        """lse_C: over the whole vocabulary; logits_CV: of this rank's rows, overwritten."""
         # A CPU's GEMMs convert to float32 anyway.
         dtype = hidden_CH.dtype if hidden_CH.is_cuda else torch.float32
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
         if self._head.temperature != 1.0:
             weights_C = weights_C / self._head.temperature
-        for first, stop in self._head.blocks(size):
-            rows_VH = self._head.weight_VH[first:stop]
-            if logits_CV is None:
-                logits_CV = self._head.logits(hidden_CH, first, stop)
-            grad_CV = self._ops.loss_gradient_(
-                logits_CV, labels_C - first, found.lse_C.float(), weights_C, dtype
-            )
-            add_product_(total_CH, grad_CV, rows_VH)
-            add_outer_(self.weight_VH[first:stop], grad_CV, hidden_CH)
-            del grad_CV
-            logits_CV = None  # before the next ones
+        num_rows = self._head.num_rows
+        grad_CV = self._ops.loss_gradient_(logits_CV, labels_C, lse_C.float(), weights_C, dtype)
+        add_product_(total_CH, grad_CV, self._head.weight_VH[:num_rows])
+        add_outer_(self.weight_VH[:num_rows], grad_CV, hidden_CH)
         self.hidden_TH[positions_C] = total_CH.to(self.hidden_TH.dtype)
 
 
-def _parts(length: int, size: int) -> Iterator[slice]:
-    for first in range(0, length, size):
-        yield slice(first, min(first + size, length))
+def operations(device: torch.device) -> ModuleType:
+    """Where `row_statistics` and `loss_gradient_` are: in `logit_kernels` on a CUDA device where
+    Triton can be imported, in `logit_chunks` elsewhere.
+    """
+    if device.type == "cuda":
+        try:
+            from megatron_opsft.loss import logit_kernels
+        except ImportError:
+            pass
+        else:
+            return logit_kernels
+    return logit_chunks
 
 
-def _scan(
-    hidden_CH: Tensor, head: OutputHead, labels_C: Tensor, size: int, *, mean: bool
-) -> tuple[RowStatistics, Tensor | None]:
-    """Statistics over the whole vocabulary, and the logits if the shard is one block."""
-    ops = operations(hidden_CH.device)
-    found, logits_CV = no_columns(hidden_CH, mean=mean), None
-    for first, stop in head.blocks(size):
-        del logits_CV  # before the next ones
-        logits_CV = head.logits(hidden_CH, first, stop)
-        found = join_columns(found, ops.row_statistics(logits_CV, labels_C - first, mean=mean))
-    return join_ranks(found, head.group), logits_CV if size >= head.num_rows else None
+def _over_ranks(own: RowStatistics, head: OutputHead) -> RowStatistics:
+    """Statistics over all ranks' columns in float64, on every rank."""
+    group = head.group
+    lse_C, target_C = own.lse_C.double(), own.target_C.double()
+    mean_C = None if own.mean_C is None else own.mean_C.double()
+    if group.size() > 1:
+        highest_C = max_over(lse_C.clone(), group)
+        share_C = (lse_C - highest_C).exp()
+        weighted_C = torch.zeros_like(share_C) if mean_C is None else share_C * mean_C
+        sums = sum_over(torch.stack([share_C, target_C, weighted_C]), group)
+        lse_C, target_C = highest_C + sums[0].log(), sums[1]
+        mean_C = None if mean_C is None else sums[2] / sums[0]
+    return RowStatistics(lse_C=lse_C, target_C=target_C, mean_C=mean_C)

@@ -1,22 +1,18 @@
 """What the loss needs of a chunk of logits, in two operations that read every logit once each.
 
-The PyTorch version, used on CPUs, and the choice between it and the Triton version of the same two
-functions (`logit_kernels`). Neither communicates: a rank's statistics are of its own columns.
+The PyTorch version, used on CPUs; `logit_kernels` has the Triton version of the same two functions.
+Neither communicates: a rank's statistics are of its own columns.
 
-Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's, or
-part of them), G of the C rows. C and V may be 0. Labels are int64 and count columns of the chunk:
-one that is negative or at least V lies in another chunk or on another rank. Call them outside of
-autograd.
+Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's), G
+of the C rows. C and V may be 0. Labels are int64 and count columns of the rank: one that is
+negative or at least V lies on another rank. Call them outside of autograd.
 """
 
-import sys
 from collections.abc import Iterator
-from types import ModuleType
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from megatron_opsft.loss.row_statistics import RowStatistics
 
 # Elements of the rows worked on at a time. On a CPU they and the scratch buffer, 4 MiB each, stay
 # in the cache through all the passes over them; elsewhere this only bounds the scratch memory.
@@ -25,23 +21,19 @@ _OTHER_GROUP = 2**24
 _LARGEST = torch.finfo(torch.float32).max
 
 
-def operations(device: torch.device) -> ModuleType:
-    """Where the two functions are: in `logit_kernels` on a CUDA device where Triton can be
-    imported, here elsewhere.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStatistics:
+    """For each row, float32 [C]: log-sum-exp, the label's logit (0 if it lies elsewhere), and the
+    mean of the logits under the row's softmax; mean_C: None where it was not asked for.
     """
-    if device.type == "cuda":
-        try:
-            from megatron_opsft.loss import logit_kernels
-        except ImportError:
-            pass
-        else:
-            return logit_kernels
-    return sys.modules[__name__]
+
+    lse_C: Tensor
+    target_C: Tensor
+    mean_C: Tensor | None
 
 
 def row_statistics(logits_CV: Tensor, labels_C: Tensor, *, mean: bool = False) -> RowStatistics:
-    """For each row: log-sum-exp, the logit of the label (0 if it lies elsewhere), and if asked for
-    the mean of the logits under the row's softmax.
+    """Statistics of each row; mean: whether `mean_C` is wanted.
 
     logits_CV: float32, left unchanged. Of no columns: -inf, 0 and 0. What is not finite shows as in
     torch.logsumexp and softmax.

@@ -1,6 +1,6 @@
 """`logit_chunks.row_statistics` and `loss_gradient_` in Triton, to the same contract.
 
-Only imported (by `logit_chunks.operations`) on a CUDA device where Triton is installed; with
+Only imported (by `fused_linear.operations`) on a CUDA device where Triton is installed; with
 TRITON_INTERPRET=1 the kernels also run on CPU tensors. Each reads every logit once; neither holds a
 buffer of the chunk's size. The columns of a row lie side by side in memory, rows may be apart.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from megatron_opsft.loss.row_statistics import RowStatistics
+from megatron_opsft.loss.logit_chunks import RowStatistics
 
 # Both: 8 float32 a thread, two 16-byte loads. Under 64 registers (see tests/gpu_contract), so that
 # two or more programs share a multiprocessor and hide each other's waits for memory.

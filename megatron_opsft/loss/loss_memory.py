@@ -18,22 +18,9 @@ _CHUNK_BYTES = 512 * 2**20
 _MAX_TE_LOGIT_BYTES = 4 * 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
-    """How many tokens and rows of the weight at once; by default the whole shard's rows, and as
-    many tokens as make 512 MiB of float32 logits.
-    """
-
-    tokens: int | None = None
-    rows: int | None = None
-
-    def sizes(self, rows_per_rank: int) -> tuple[int, int]:
-        """(tokens, vocabulary rows) of a chunk; rows_per_rank: of this rank, with padding."""
-        rows = min(self.rows or rows_per_rank, rows_per_rank)
-        return self.tokens or max(16, _CHUNK_BYTES // (4 * rows)), rows
-
-
-DEFAULT_CHUNKS = Chunks()
+def tokens_per_chunk(rows_per_rank: int) -> int:
+    """As many as make 512 MiB of float32 logits; rows_per_rank: of this rank, with padding."""
+    return max(16, _CHUNK_BYTES // (4 * rows_per_rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +53,12 @@ def choose_cross_entropy(
     if te_problem:
         return CrossEntropy(method="fused_linear", reason=te_problem)
     logit_bytes = 2 * max_tokens * rows_per_rank
+    size = f"{logit_bytes / 1e9:.1f} GB"
     if logit_bytes > _MAX_TE_LOGIT_BYTES:
-        return CrossEntropy(
-            method="fused_linear",
-            reason=f"all logits of a micro-batch would take {logit_bytes / 1e9:.1f} GB",
-        )
-    return CrossEntropy(
-        method="te",
-        reason=f"TransformerEngine is there, and all logits take {logit_bytes / 1e9:.1f} GB",
-    )
+        reason = f"all logits of a micro-batch would take {size}"
+        return CrossEntropy(method="fused_linear", reason=reason)
+    reason = f"TransformerEngine is there, and all logits take {size}"
+    return CrossEntropy(method="te", reason=reason)
 
 
 def fused_linear_bytes(
@@ -86,29 +70,28 @@ def fused_linear_bytes(
     dtype_bytes: int,
     on_cuda: bool = True,
     sequence_parallel: bool = False,
-    chunks: Chunks = DEFAULT_CHUNKS,
+    chunk_tokens: int | None = None,
 ) -> int:
     """Bytes on one rank above the model, its main gradients and the hidden states that come in.
 
     num_tokens: of the micro-batch; num_loss_tokens: response tokens among them; rows_per_rank: of
-    the output weight, padding included. The larger of two moments: a chunk in the forward pass
-    (its logits, their gradient where GEMMs take it in the model's dtype, its hidden states and
-    their gradient), and the placeholder of the weight's gradient in the backward pass (which a CPU
-    never touches). The gradient of the hidden states is there in both, and under sequence
-    parallelism all ranks' hidden states.
+    the output weight, padding included; chunk_tokens: by default `tokens_per_chunk`. The larger of
+    two moments: a chunk in the forward pass (its logits, their gradient where GEMMs take it in the
+    model's dtype, its hidden states and their gradient), and the placeholder of the weight's
+    gradient in the backward pass (which a CPU never touches). The gradient of the hidden states is
+    there in both, and under sequence parallelism all ranks' hidden states.
     """
-    tokens, rows = chunks.sizes(rows_per_rank)
-    tokens = min(tokens, num_loss_tokens)
+    tokens = min(chunk_tokens or tokens_per_chunk(rows_per_rank), num_loss_tokens)
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
     held = hidden_bytes * (2 if sequence_parallel else 1) + 24 * num_loss_tokens
     half = dtype_bytes < 4
-    chunk = tokens * rows * (4 + dtype_bytes * (half and on_cuda))
+    chunk = tokens * rows_per_rank * (4 + dtype_bytes * (half and on_cuda))
     chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
     if on_cuda:
         return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
     # One after the other: a part of the logits once more, then converted factors and their product.
-    block = min(BLOCK_ROWS, rows)
-    scratch = 4 * min(2**20, tokens * rows)
+    block = min(BLOCK_ROWS, rows_per_rank)
+    scratch = 4 * min(2**20, tokens * rows_per_rank)
     return held + chunk + max(scratch, half * 4 * block * (hidden_size + tokens))
 
 

@@ -1,6 +1,5 @@
 """The output layer as the losses see it: a tensor-parallel rank's rows of its weight."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.core.tensor_parallel import (
@@ -35,14 +34,9 @@ class OutputHead:
         """Rows of this rank that are no padding; may be 0."""
         return max(0, min(len(self.weight_VH), self.vocab_size - self.first_row))
 
-    def blocks(self, size: int) -> Iterator[tuple[int, int]]:
-        """This rank's rows without padding in blocks of at most `size`: first row, row beyond."""
-        for first in range(0, self.num_rows, size):
-            yield first, min(first + size, self.num_rows)
-
-    def logits(self, hidden_CH: Tensor, first: int, stop: int) -> Tensor:
-        """Float32 logits [C, stop - first] of some of this rank's rows."""
-        logits_CV = times_transposed(hidden_CH, self.weight_VH[first:stop])
+    def logits(self, hidden_CH: Tensor) -> Tensor:
+        """Float32 logits [C, num_rows] of this rank's rows."""
+        logits_CV = times_transposed(hidden_CH, self.weight_VH[: self.num_rows])
         return logits_CV if self.temperature == 1.0 else logits_CV.div_(self.temperature)
 
 

@@ -5,7 +5,7 @@ method's state from step to step.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
@@ -19,15 +19,13 @@ from megatron_opsft.records import Problem, Response
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Of every response of a batch, group by group. token_weights: of each of its tokens; factor:
-    of the whole sum; trained: whether it takes part in the update at all.
+    """Of every response of a batch, group by group. trained: whether it takes part in the update at
+    all.
     """
 
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
-    token_weights: tuple[float, ...]
     trained: tuple[bool, ...]
-    factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +62,16 @@ class MethodRun:
         """Which batch of problems a step begins with, counted from 0."""
         return step - 1 + self.state.refills
 
-    def prompt_change(self, problem_id: str) -> PromptChange:
-        """What a problem's prompt gets beyond the template."""
-        target = self.settings.target_length(problem_id, self._seed)
-        return self.settings.prompt(self.state, target)
-
-    def evaluation_prompt_change(self, problem_id: str) -> PromptChange:
-        """What a held-out problem's prompt gets: a length where the method asks for one too."""
-        target = self.settings.evaluation_target(problem_id, self._seed)
-        return self.settings.prompt(self.state, target) if target is not None else PromptChange()
+    def prompt_change(self, problem_id: str, *, held_out: bool = False) -> PromptChange:
+        """What a problem's prompt gets beyond the template; a held-out problem's gets a length
+        alone, where the method asks for one.
+        """
+        settings = self.settings
+        find = settings.evaluation_target if held_out else settings.target_length
+        target = find(problem_id, self._seed)
+        if held_out and target is None:
+            return PromptChange()
+        return settings.prompt(self.state, target)
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Let the method see its monitor problems' groups."""
@@ -110,18 +109,11 @@ class MethodRun:
         """
         rewards = self.settings.rewards(batch, self.state)
         advantages = tuple(chain.from_iterable(self.settings.advantages(batch, rewards)))
-        lengths = [length for group in batch for length in group.lengths]
-        accepted = [advantage != 0 for advantage in advantages]
-        limit = max(group.limit for group in batch)
-        token_weights, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
         diverges = self.settings.objective(1.0).needs_reference
-        trained = tuple(kept or diverges for kept in accepted)
         return Weights(
             rewards=tuple(chain.from_iterable(rewards)),
             advantages=advantages,
-            token_weights=token_weights,
-            trained=trained,
-            factor=factor if any(trained) else 0.0,
+            trained=tuple(advantage != 0 or diverges for advantage in advantages),
         )
 
     def updates(self, groups: Sequence[Group], weights: Weights) -> list[Update]:
@@ -130,21 +122,22 @@ class MethodRun:
         """
         count = self.settings.num_updates
         responses = [response for group in groups for response in group.responses]
-        found, first = [], 0
+        rest = zip(responses, weights.advantages, weights.trained, strict=True)
+        found = []
         for update in range(count):
             share = groups[len(groups) * update // count : len(groups) * (update + 1) // count]
-            lengths = [length for group in share for length in group.lengths]
-            indices = range(first, first + len(lengths))
-            first += len(lengths)
-            accepted = [weights.advantages[i] != 0 for i in indices]
+            rows = list(islice(rest, sum(len(group.responses) for group in share)))
+            lengths = [response.num_tokens for response, _, _ in rows]
+            accepted = [advantage != 0 for _, advantage, _ in rows]
             limit = max((group.limit for group in share), default=0)
-            _, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
-            kept = [i for i in indices if weights.trained[i]]
+            of_tokens, factor = aggregate(self.settings.aggregation, lengths, accepted, limit)
+            weighed = zip(rows, of_tokens, strict=True)
+            kept = [(r, w, a) for (r, a, is_trained), w in weighed if is_trained]
             found.append(
                 Update(
-                    responses=tuple(responses[i] for i in kept),
-                    token_weights=tuple(weights.token_weights[i] for i in kept),
-                    advantages=tuple(weights.advantages[i] for i in kept),
+                    responses=tuple(response for response, _, _ in kept),
+                    token_weights=tuple(weight for _, weight, _ in kept),
+                    advantages=tuple(advantage for _, _, advantage in kept),
                     factor=factor if kept else 0.0,
                 )
             )
@@ -163,15 +156,13 @@ class MethodRun:
 
 def describe_weights(groups: Sequence[Group], weights: Weights) -> dict[str, float | int]:
     """Metrics of a step's rewards and advantages; standard deviations over the whole batch."""
-    sizes = [len(group.responses) for group in groups]
-    starts = [sum(sizes[:n]) for n in range(len(sizes))]
+    rest = iter(weights.advantages)
     return {
         "reward_mean": fmean(weights.rewards),
         "reward_std": _std(weights.rewards),
         "advantage_std": _std(weights.advantages),
         "zero_advantage_groups": sum(
-            not any(weights.advantages[start : start + size])
-            for start, size in zip(starts, sizes, strict=True)
+            not any(list(islice(rest, len(group.responses)))) for group in groups
         ),
         "length_limit": max(group.limit for group in groups),
     }

@@ -64,10 +64,10 @@ class ModelShards:
         time.
         """
         for rule, parameter in self.parameters:
-            cut = self.layout.cut(is_expert=rule.is_expert)
-            fill_shard(rule, read, parameter, tp_rank=cut.tp_rank, tp_size=cut.tp_size)
+            shard = self.layout.shard(is_expert=rule.is_expert)
+            fill_shard(rule, read, parameter, tp_rank=shard.tp_rank, tp_size=shard.tp_size)
 
     def part(self, rule: Rule) -> Parameter:
         """What this rank's parameter of a rule holds of the HF tensors."""
-        cut = self.layout.cut(is_expert=rule.is_expert)
-        return shard_parameter(rule, cut.tp_rank, cut.tp_size)
+        shard = self.layout.shard(is_expert=rule.is_expert)
+        return shard_parameter(rule, shard.tp_rank, shard.tp_size)

@@ -89,27 +89,14 @@ class EngineWeights:
     """What the engine computes with on this rank, by the names and shapes of its layout.
 
     tensors: the live parameters; where the engine keeps a weight packed, reading unpacks a copy.
-    packed: why the tensors cannot be written in place; "" where they can.
+    packed: why the tensors cannot be written in place; "" where they can. signed_zeros: False where
+    the unpacking turns -0.0 into +0.0.
     """
 
     tp_rank: int
     tensors: Mapping[str, Tensor]
     packed: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checksums:
-    """sums: of each parameter that this tensor-parallel rank has in the layout, in its order, as
-    `weights.checksum` defines them.
-
-    signed_zeros: False where -0.0 was counted as +0.0, because the engine cannot tell.
-    draft_fault: how the engine's draft model is not as it was loaded; "" where it is.
-    """
-
-    tp_rank: int
-    sums: Sequence[int]
     signed_zeros: bool = True
-    draft_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +192,9 @@ class RolloutEngine(Protocol):
         """After all were written in place: caches are dropped, `version` is current."""
         self.version = version
 
-    def checksums(self, cuts: int) -> Checksums:
-        """Checksums of this rank's parameters; cuts: as in `weights.checksum`."""
+    def draft_fault(self) -> str:
+        """How the draft model is not as it was loaded; "" where it is, or there is none."""
+        return ""
 
     def sleep(self) -> None:
         """Give the device's memory back until the next update, where the engine can; the weights

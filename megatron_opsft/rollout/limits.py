@@ -92,17 +92,14 @@ def check_engine_settings(
     option's name.
     """
     traits = engine_traits(name, section=section)
-    refused: dict[str, tuple[object, object]] = {}
-    if not traits.tensor_parallel:
-        refused["tp"] = (tp, 1)
-    if not traits.speculative:
-        refused["speculative"] = ("null" if speculative is None else dict(speculative), "null")
-    for option, (value, default) in refused.items():
-        if value != default:
-            raise UserError(
-                f"{section}{option}={value} is vLLM's; set {section}engine=vllm or "
-                f"{section}{option}={default}"
-            )
+    if tp != 1 and not traits.tensor_parallel:
+        refused, default = f"{section}tp={tp}", f"{section}tp=1"
+    elif speculative is not None and not traits.speculative:
+        refused = f"{section}speculative={dict(speculative)}"
+        default = f"{section}speculative=null"
+    else:
+        return
+    raise UserError(f"{refused} is vLLM's; set {section}engine=vllm or {default}")
 
 
 def check_installed(name: str, *, section: str = "rollout.") -> None:

@@ -29,19 +29,16 @@ def build_engine(
 
     Errors: `UserError` for a model that the engine refuses.
     """
-    match name:
-        case "hf":
-            return HfEngine.from_config(
-                settings.model_dir,
-                tokenizer,
-                dtype=getattr(torch, settings.dtype),
-                device=device.torch_device,
-                batch_size=settings.batch_size,
-                share=EngineShare(index=settings.rank, count=settings.world_size),
-            )
-        case "vllm":
-            return VllmEngine(settings, table, tokenizer)
-    raise ValueError(f"there is no engine {name}")
+    if name == "vllm":
+        return VllmEngine(settings, table, tokenizer)
+    return HfEngine.from_config(
+        settings.model_dir,
+        tokenizer,
+        dtype=getattr(torch, settings.dtype),
+        device=device.torch_device,
+        batch_size=settings.batch_size,
+        share=EngineShare(index=settings.rank, count=settings.world_size),
+    )
 
 
 def open_engine(

@@ -14,10 +14,8 @@ import hashlib
 import torch
 from torch import Tensor
 
-_MASK64 = (1 << 64) - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX1 = 0xBF58476D1CE4E5B9
-_MIX2 = 0x94D049BB133111EB
+from megatron_opsft.weights.checksum import STEP64, mix64, shift_right
+
 _FIRST_CANDIDATES = 64  # enough for the nucleus of a trained model at almost every token
 
 EVAL_STEP = 0  # training steps count from 1, so no training response shares an evaluation's seed
@@ -37,11 +35,8 @@ def uniforms(seeds_N: Tensor, num_positions: int) -> Tensor:
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
     """
     positions_L = torch.arange(1, num_positions + 1, dtype=torch.int64, device=seeds_N.device)
-    state = seeds_N[:, None] + positions_L * _signed(_GAMMA)
-    state = (state ^ _shift_right(state, 30)) * _signed(_MIX1)
-    state = (state ^ _shift_right(state, 27)) * _signed(_MIX2)
-    state = state ^ _shift_right(state, 31)
-    return _shift_right(state, 11).double() * 2.0**-53
+    outputs = mix64(seeds_N[:, None] + positions_L * STEP64)
+    return shift_right(outputs, 11).double() * 2.0**-53
 
 
 def sample_tokens(
@@ -129,14 +124,19 @@ def _sample_nucleus(
     picked_N, distance_N = _invert_cdf(weights_NK * kept_NK, uniforms_N)
     sure_N = distance_N >= noise
     if noise:
-        rows = _near_border(sorted_NK, mass_before_NK, kept_sorted_NK, total_N1, top_p, noise)
-        if len(rows):
-            doubt_NK = _doubtful_members(
-                weights_NK[rows] / total_N1[rows], kept_NK[rows], order_NK[rows], top_p, noise
-            )
-            sure_N[rows] &= _survives_doubt(
-                weights_NK[rows], doubt_NK, kept_NK[rows], uniforms_N[rows], picked_N[rows], noise
-            )
+        # In order of falling weight: members that rounding may move into the nucleus or out of it,
+        # and a last member that may change places with the token behind it.
+        low_NK, high_NK = (mass_before_NK < (top_p + n) * total_N1 for n in (-noise, noise))
+        doubt_NK = low_NK ^ high_NK
+        alike_NK = sorted_NK[:, 1:] >= sorted_NK[:, :-1] * (1 - 2 * noise)
+        swapped_N = (alike_NK & (kept_sorted_NK[:, 1:] ^ kept_sorted_NK[:, :-1])).any(dim=-1)
+        # Several in doubt could come and go one by one; of one both cases are tried.
+        sure_N &= ~swapped_N & (doubt_NK.sum(dim=-1) <= 1)
+        rows = (sure_N & doubt_NK.any(dim=-1)).nonzero().squeeze(-1)
+        for members_NK in (low_NK[rows], high_NK[rows]):
+            inside_NK = torch.zeros_like(members_NK).scatter(-1, order_NK[rows], members_NK)
+            other_N, distance_N = _invert_cdf(weights_NK[rows] * inside_NK, uniforms_N[rows])
+            sure_N[rows] &= (other_N == picked_N[rows]) & (distance_N >= noise)
     if ids_NK is None:
         return picked_N, sure_N
     tokens_N = ids_NK.gather(-1, picked_N[:, None]).squeeze(-1)
@@ -150,65 +150,6 @@ def _sample_nucleus(
             scaled_NV[rows], uniforms_N[rows], top_p, noise, 8 * k
         )
     return tokens_N, sure_N
-
-
-def _near_border(
-    sorted_NK: Tensor,
-    before_NK: Tensor,
-    kept_NK: Tensor,
-    total_N1: Tensor,
-    top_p: float,
-    noise: float,
-) -> Tensor:
-    """Rows in which rounding might move a token into the nucleus or out of it, int64.
-
-    All in order of falling weight; before_NK: the weight in front of each token. In doubt are
-    members within `noise` of the border, and a last member about as probable as the next token.
-    """
-    moved_NK = (before_NK < (top_p - noise) * total_N1) ^ (before_NK < (top_p + noise) * total_N1)
-    alike_NK = sorted_NK[:, 1:] >= sorted_NK[:, :-1] * (1 - 2 * noise)
-    swapped_NK = alike_NK & (kept_NK[:, 1:] ^ kept_NK[:, :-1])
-    return (moved_NK.any(dim=-1) | swapped_NK.any(dim=-1)).nonzero().squeeze(-1)
-
-
-def _doubtful_members(
-    probabilities_NK: Tensor, kept_NK: Tensor, order_NK: Tensor, top_p: float, noise: float
-) -> Tensor:
-    """Which tokens rounding might move into the nucleus or out of it, bool [N, K].
-
-    order_NK: the indices of the tokens by falling probability. A token is in doubt when what is in
-    front of it is as much as top_p but for `noise`, and so are the tokens about as probable as the
-    last member or the first non-member where those two might change places.
-    """
-    sorted_NK = probabilities_NK.gather(-1, order_NK)
-    near_NK = (sorted_NK.cumsum(dim=-1) - sorted_NK - top_p).abs() <= noise
-    near_NK = torch.zeros_like(near_NK).scatter(-1, order_NK, near_NK)
-    last_N1 = torch.where(kept_NK, probabilities_NK, torch.inf).amin(dim=-1, keepdim=True)
-    next_N1 = torch.where(kept_NK, 0.0, probabilities_NK).amax(dim=-1, keepdim=True)
-    swap_N1 = last_N1 * (1 - noise) <= next_N1 * (1 + noise)
-    alike_NK = (probabilities_NK <= last_N1 * (1 + noise)) & (
-        probabilities_NK >= next_N1 * (1 - noise)
-    )
-    return near_NK | (swap_N1 & alike_NK)
-
-
-def _survives_doubt(
-    weights_NK: Tensor,
-    doubt_NK: Tensor,
-    kept_NK: Tensor,
-    uniforms_N: Tensor,
-    picked_N: Tensor,
-    noise: float,
-) -> Tensor:
-    """Whether the token stays the same with the doubtful one inside and outside, bool [N].
-
-    No where several are in doubt: they could come and go one by one.
-    """
-    same_N = doubt_NK.sum(dim=-1) == 1
-    for members_NK in (kept_NK | doubt_NK, kept_NK & ~doubt_NK):
-        other_N, distance_N = _invert_cdf(weights_NK * members_NK, uniforms_N)
-        same_N &= (other_N == picked_N) & (distance_N >= noise)
-    return same_N
 
 
 def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,14 +170,3 @@ def _invert_cdf(weights_NK: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]
     above_N = torch.where(high_N >= total_N, torch.inf, high_N - target_N)
     below_N = torch.where(low_N <= 0, torch.inf, target_N - low_N)
     return picked_N, torch.minimum(above_N, below_N) / total_N
-
-
-def _signed(value: int) -> int:
-    """The int64 with the bits of an unsigned 64-bit value."""
-    value &= _MASK64
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _shift_right(state: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's own is arithmetic and would copy the sign bit."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from megatron_opsft.callbacks import Callback
@@ -75,7 +76,7 @@ class Evaluations:
         enter_phase("evaluate")
         announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
         sampler, verifier = self._s.sampler, self._s.verifier
-        encode = self._s.evaluation_prompt_of
+        encode = partial(self._s.prompt_of, held_out=True)
         shown = self._s.config.run.show_samples
         result = self._s.held_out.evaluate(sampler, verifier, encode, num_shown=shown)
         line = {

@@ -29,7 +29,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class Shard:
     """Which tensor-parallel part of its parameters a rank holds, of how many; and which of the
     copies of that part, of how many ranks that hold the same.
     """
@@ -59,7 +59,7 @@ class Layout:
     cp_size: int = 1
     ep_rank: int = 0
     ep_size: int = 1
-    experts: Cut | None = None
+    experts: Shard | None = None
 
     @property
     def is_main(self) -> bool:
@@ -78,11 +78,11 @@ class Layout:
         """
         return dp_rank * self.cp_size * self.tp_size
 
-    def cut(self, *, is_expert: bool = False) -> Cut:
+    def shard(self, *, is_expert: bool = False) -> Shard:
         """Of the parameters of experts, or of all others."""
         if is_expert and self.experts is not None:
             return self.experts
-        return Cut(
+        return Shard(
             tp_rank=self.tp_rank,
             tp_size=self.tp_size,
             copy_rank=self.dp_rank * self.cp_size + self.cp_rank,
@@ -141,7 +141,7 @@ def current_layout() -> Layout:
         cp_size=parallel_state.get_context_parallel_world_size(),
         ep_rank=parallel_state.get_expert_model_parallel_rank(),
         ep_size=parallel_state.get_expert_model_parallel_world_size(),
-        experts=Cut(
+        experts=Shard(
             tp_rank=parallel_state.get_expert_tensor_parallel_rank(),
             tp_size=parallel_state.get_expert_tensor_parallel_world_size(),
             copy_rank=parallel_state.get_expert_data_parallel_rank(),

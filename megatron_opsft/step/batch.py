@@ -1,9 +1,10 @@
 """The batch of a step: judged responses, weighed by the method, packed for this rank."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import mul
 
 from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
@@ -15,11 +16,11 @@ from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
-from megatron_opsft.records import MicroBatch, Response, Sample, StepResult
+from megatron_opsft.records import MicroBatch, Response, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
-from megatron_opsft.step.judged_problems import JudgedProblems, join_draws, judge_problems
+from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +28,12 @@ class JudgedBatch(JudgedProblems):
     """What a step trains on; the same on every rank but for its own rollouts and verdicts.
 
     responses: of the groups that the method keeps, or of the first ones where it keeps none;
-    groups: the same by problem; weights: what the method makes of them, in the same order; fetch:
-    (some of them, indices of these for each data-parallel rank) -> this rank's tokens, see
-    `fetch_samples`; refills: how often problems were drawn again;
-    spec_metrics: of `rollout.speculative`, where it is set.
+    groups: the same by problem; weights: what the method makes of them, in the same order; refills:
+    how often problems were drawn again; spec_metrics: of `rollout.speculative`, where it is set.
     """
 
     groups: Sequence[Group]
     weights: Weights
-    fetch: Callable[[Sequence[Response], Sequence[Sequence[int]]], Mapping[int, Sample]]
     refills: int = 0
     spec_metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -59,11 +57,12 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
     """
     limit = s.config.method.limit(s.method.state) or s.settings.max_response_tokens
     wanted = s.config.data.prompts_per_step
-    parts: list[JudgedProblems] = []
-    more = True
+    whole: JudgedProblems | None = None
+    refills, more = -1, True
     counted = s.sampler.engine.spec_counts()
-    while more:
-        draw = s.method.first_draw(step) + len(parts)
+    while whole is None or more:
+        refills += 1
+        draw = s.method.first_draw(step) + refills
         judged = judge_problems(
             s,
             s.problems_of_draw(draw),
@@ -72,30 +71,24 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
             limit=limit,
             seed_step=draw + 1,
         )
-        parts.append(judged)
-        whole = join_draws(parts)
+        whole = judged if whole is None else whole.followed_by(judged)
         groups = s.method.groups(whole.responses, whole.problems, limit)
-        kept, more = s.method.fill(groups, wanted, len(parts) - 1)
+        kept, more = s.method.fill(groups, wanted, refills)
     with watch.phase("rollout"):
         s.sampler.engine.sleep()
-    responses = whole.responses
-    learns = bool(kept)
-    kept = kept or list(range(min(wanted, len(groups))))  # for what is said of the step
-    if len(kept) < len(groups):
-        groups = [groups[index] for index in kept]
-        responses = [response for group in groups for response in group.responses]
+    # With none kept the first ones, for what is said of the step.
+    groups = [groups[index] for index in kept] or groups[:wanted]
     weights = s.method.weigh(groups)
-    if not learns:  # a divergence from the reference is nothing to train on alone
-        weights = replace(weights, trained=(False,) * len(weights.trained), factor=0.0)
+    if not kept:  # a divergence from the reference is nothing to train on alone
+        weights = replace(weights, trained=(False,) * len(weights.trained))
     return JudgedBatch(
         problems=whole.problems,
         rollouts=whole.rollouts,
         verdicts=whole.verdicts,
-        responses=responses,
+        responses=[response for group in groups for response in group.responses],
         groups=groups,
         weights=weights,
-        fetch=partial(s.fetch, whole.rollouts, whole.problems),
-        refills=len(parts) - 1,
+        refills=refills,
         spec_metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
     )
 
@@ -153,53 +146,35 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     objective = s.trainer.objective
     with watch.phase("train"):
         updates = [
-            pack_update(s, update, partial(batch.fetch, update.responses))
+            pack_update(
+                s, update, partial(s.fetch, batch.rollouts, batch.problems, update.responses)
+            )
             for update in s.method.updates(batch.groups, batch.weights)
         ]
+    packs: Sequence[Sequence[MicroBatch]] = [update.microbatches for update in updates]
     needs_old = len(updates) > 1 or objective.reward_beta > 0
     if needs_old and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
-            updates = [
-                replace(
-                    update,
-                    microbatches=with_old_log_probs(
-                        update.microbatches, s.trainer.score_batches(update.microbatches)
-                    ),
-                )
-                for update in updates
-            ]
+            packs = [with_old_log_probs(pack, s.trainer.score_batches(pack)) for pack in packs]
     if s.reference is not None:
         with watch.phase("reference"):
-            updates = [
-                replace(update, microbatches=s.reference.with_log_probs(update.microbatches))
-                for update in updates
-            ]
+            packs = [s.reference.with_log_probs(pack) for pack in packs]
     if objective.reward_beta:
-        paid = with_token_rewards([u.microbatches for u in updates], objective, s.layout)
-        updates = [
-            replace(update, microbatches=microbatches)
-            for update, microbatches in zip(updates, paid, strict=True)
-        ]
-    return updates
+        packs = with_token_rewards(packs, objective, s.layout)
+    return [replace(update, microbatches=pack) for update, pack in zip(updates, packs, strict=True)]
 
 
 def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
     """Every rank calls it with the same update; no micro-batch where nothing is trained on."""
     if not update.responses:
         return PackedUpdate(microbatches=[], factor=0.0, packing=PackingReport())
-    token_weights, advantages = update.token_weights, None
-    if s.trainer.objective.is_weighted_likelihood:
-        token_weights = tuple(
-            weight * advantage
-            for weight, advantage in zip(token_weights, update.advantages, strict=True)
-        )
-    else:
-        advantages = update.advantages
+    is_plain = s.trainer.objective.is_weighted_likelihood
+    products = map(mul, update.token_weights, update.advantages)
     microbatches, packing = pack(
         [response.sequence_tokens for response in update.responses],
-        token_weights,
+        tuple(products) if is_plain else update.token_weights,
         fetch,
-        advantages=advantages,
+        advantages=None if is_plain else update.advantages,
         budget=s.config.train.max_tokens_per_microbatch,
         dp_rank=s.layout.dp_rank,
         dp_size=s.layout.dp_size,
@@ -221,20 +196,19 @@ def whole_result(results: Sequence[StepResult]) -> StepResult:
     if len(applied) == 1:
         return applied[0]
     tokens = sum(result.trained_tokens for result in applied)
-    return StepResult(
-        applied=True,
+
+    def over_tokens(shares: Sequence[float | None]) -> float | None:
+        found = [
+            s * r.trained_tokens for s, r in zip(shares, applied, strict=True) if s is not None
+        ]
+        return sum(found) / tokens if found else None
+
+    return replace(
+        applied[0],
         loss=sum(result.loss for result in applied) / len(applied),
         grad_norm=sum(result.grad_norm for result in applied) / len(applied),
-        lr=applied[0].lr,
         trained_tokens=tokens,
         num_microbatches=sum(result.num_microbatches for result in applied),
-        clip_share=_over_tokens([r.clip_share for r in applied], applied, tokens),
-        kl_mean=_over_tokens([r.kl_mean for r in applied], applied, tokens),
+        clip_share=over_tokens([r.clip_share for r in applied]),
+        kl_mean=over_tokens([r.kl_mean for r in applied]),
     )
-
-
-def _over_tokens(
-    values: Sequence[float | None], results: Sequence[StepResult], tokens: int
-) -> float | None:
-    sums = [v * r.trained_tokens for v, r in zip(values, results, strict=True) if v is not None]
-    return sum(sums) / tokens if sums else None

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_opsft.batching.exchange import share_facts
 from megatron_opsft.records import Problem, Response, Rollout, Verdict
 from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session
@@ -19,6 +20,23 @@ class JudgedProblems:
     rollouts: Sequence[Rollout]
     verdicts: Sequence[Verdict]
     responses: Sequence[Response]
+
+    def followed_by(self, more: "JudgedProblems") -> "JudgedProblems":
+        """Both, one behind the other: indices count over all of them."""
+        held = Counter(response.rank for response in self.responses)
+        moved = (
+            r._replace(
+                problem_index=r.problem_index + len(self.problems),
+                rollout_index=r.rollout_index + held[r.rank],
+            )
+            for r in more.responses
+        )
+        return JudgedProblems(
+            problems=[*self.problems, *more.problems],
+            rollouts=[*self.rollouts, *more.rollouts],
+            verdicts=[*self.verdicts, *more.verdicts],
+            responses=[*self.responses, *moved],
+        )
 
 
 def judge_problems(
@@ -46,32 +64,8 @@ def judge_problems(
         )
     with watch.phase("verify"):
         verdicts = s.verifier.score(rollouts, {p.id: p for p in problems})
-        responses = s.share_facts(rollouts, verdicts, problems)
+        opened = s.encoder.opens_think
+        responses = share_facts(rollouts, verdicts, problems, prompts_open_think=opened)
     return JudgedProblems(
         problems=problems, rollouts=rollouts, verdicts=verdicts, responses=responses
-    )
-
-
-def join_draws(parts: Sequence[JudgedProblems]) -> JudgedProblems:
-    """The draws one behind the other: indices count over all of them."""
-    if len(parts) == 1:
-        return parts[0]
-    joined: list[Response] = []
-    held: Counter[int] = Counter()  # of each rank, in the draws before
-    num_problems = 0
-    for part in parts:
-        joined += [
-            r._replace(
-                problem_index=r.problem_index + num_problems,
-                rollout_index=r.rollout_index + held[r.rank],
-            )
-            for r in part.responses
-        ]
-        held.update(response.rank for response in part.responses)
-        num_problems += len(part.problems)
-    return JudgedProblems(
-        problems=[problem for part in parts for problem in part.problems],
-        rollouts=[rollout for part in parts for rollout in part.rollouts],
-        verdicts=[verdict for part in parts for verdict in part.verdicts],
-        responses=joined,
     )

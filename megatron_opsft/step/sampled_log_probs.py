@@ -44,7 +44,7 @@ def _log_probs(s: Session, batch: JudgedBatch) -> dict[int, tuple[float, ...]]:
 
     def noting(indices_of: Sequence[Sequence[int]]) -> Mapping[int, Sample]:
         packed.extend(indices_of[s.layout.dp_rank])
-        return batch.fetch(batch.responses, indices_of)
+        return s.fetch(batch.rollouts, batch.problems, batch.responses, indices_of)
 
     ones = (1.0,) * len(batch.responses)
     update = Update(

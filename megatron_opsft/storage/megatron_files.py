@@ -25,7 +25,6 @@ from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
     entry_of,
-    exported_rules,
     other_entries,
 )
 from megatron_opsft.weights.rectangles import Copy, Rect
@@ -95,7 +94,7 @@ class MegatronTensors:
                 f"was made with {record['vocab_size']}"
             )
         used: set[str] = set()
-        for rule in exported_rules(self._table):
+        for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             entry = next((p for p in candidates if p.key in self._stored), None)
             if entry is None:

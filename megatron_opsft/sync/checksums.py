@@ -8,7 +8,7 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.rollout.engine import RolloutEngine
 from megatron_opsft.runtime.distributed import gather_from_all, sum_integers_over_world
-from megatron_opsft.weights.checksum import expected_checksums
+from megatron_opsft.weights.checksum import expected_checksums, parameter_checksums
 from megatron_opsft.weights.rectangles import Copy
 
 
@@ -22,15 +22,22 @@ def differing_parameters(
     """
     described = engine.layout
     layout = shards.layout
-    trained = (layout.cut(is_expert=is_expert).tp_size for is_expert in (False, True))
+    trained = (layout.shard(is_expert=is_expert).tp_size for is_expert in (False, True))
     cuts = lcm(*trained, described.tp_size)
-    found = engine.checksums(cuts)
-    told = gather_from_all([(found.signed_zeros, found.draft_fault)])
+    own = engine.weights()
+    told = gather_from_all([(own.signed_zeros, engine.draft_fault())])
     if fault := next((fault for _, fault in told if fault), ""):
         raise SyncError(f"{fault}; nothing was sampled with it")
     # Engines are alike: all can tell zeros apart, or none.
     signed_zeros = all(signed for signed, _ in told)
     held, tensors = _answered_for(shards), shards.by_name
+    found = parameter_checksums(
+        described.parameters_of(own.tp_rank),
+        own.tensors,
+        hf_columns=described.hf_columns,
+        cuts=cuts,
+        signed_zeros=signed_zeros,
+    )
     wrong: list[str] = []
     for tp_rank in range(described.tp_size):
         parameters = described.parameters_of(tp_rank)
@@ -43,7 +50,7 @@ def differing_parameters(
             signed_zeros=signed_zeros,
         )
         expected = sum_integers_over_world(mine).tolist()
-        have = found.sums if tp_rank == found.tp_rank else expected
+        have = found if tp_rank == own.tp_rank else expected
         wrong += [
             parameter.name
             for parameter, a, b in zip(parameters, have, expected, strict=True)
@@ -57,10 +64,9 @@ def _answered_for(shards: ModelShards) -> Mapping[str, Sequence[Copy]]:
     layout = shards.layout
     held: dict[str, list[Copy]] = {}
     for index, (rule, _) in enumerate(shards.parameters):
-        cut = layout.cut(is_expert=rule.is_expert)
-        if rule.replica or index % cut.num_copies != cut.copy_rank:
-            continue
-        if rule.kind is ShardKind.COPY and cut.tp_rank:
+        shard = layout.shard(is_expert=rule.is_expert)
+        is_repeated = rule.replica or (rule.kind is ShardKind.COPY and shard.tp_rank > 0)
+        if is_repeated or index % shard.num_copies != shard.copy_rank:
             continue
         for part in shards.part(rule).parts:
             held.setdefault(part.source.tensor, []).append(part)

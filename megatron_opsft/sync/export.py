@@ -6,8 +6,9 @@ not hold them, and merged through the weight table. No rank ever holds more than
 own shards.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
@@ -54,29 +55,25 @@ class Exporter:
             for (stage, ep_rank, names) in ranks_by_value((layout.pp_rank, layout.ep_rank, held))
             for name, is_expert in names
         }
-        rules = [rule for rule in shards.table.rules if not rule.replica]
-        self._buckets = list(self._plan(rules, owner, bucket_bytes))
+        self._buckets = list(self._plan(shards.table.exported, owner, bucket_bytes))
 
     def _plan(
-        self, rules: list[Rule], owner: dict[str, Owner], bucket_bytes: int
+        self, rules: Sequence[Rule], owner: dict[str, Owner], bucket_bytes: int
     ) -> Iterator[Bucket]:
-        current: list[Rule] = []
-        size = 0
-        for rule in rules:
-            gathered = self._shard_numel(rule) * self._tp_size(rule) * self._dtype.itemsize
-            same = current and (owner[rule.mcore_name], rule.is_expert) == (
-                owner[current[0].mcore_name],
-                current[0].is_expert,
-            )
-            if current and (size + gathered > bucket_bytes or not same):
-                yield Bucket(owner=owner[current[0].mcore_name], rules=tuple(current))
-                current, size = [], 0
-            current.append(rule)
-            size += gathered
-        yield Bucket(owner=owner[current[0].mcore_name], rules=tuple(current))
+        for (holder, _), alike in groupby(rules, lambda r: (owner[r.mcore_name], r.is_expert)):
+            current: list[Rule] = []
+            size = 0
+            for rule in alike:
+                gathered = self._shard_numel(rule) * self._tp_size(rule) * self._dtype.itemsize
+                if current and size + gathered > bucket_bytes:
+                    yield Bucket(owner=holder, rules=tuple(current))
+                    current, size = [], 0
+                current.append(rule)
+                size += gathered
+            yield Bucket(owner=holder, rules=tuple(current))
 
     def _tp_size(self, rule: Rule) -> int:
-        return self._layout.cut(is_expert=rule.is_expert).tp_size
+        return self._layout.shard(is_expert=rule.is_expert).tp_size
 
     def _shard_numel(self, rule: Rule) -> int:
         return torch.Size(shard_shape(rule, self._tp_size(rule))).numel()

@@ -8,12 +8,11 @@ are the same only if that puts every weight where the pull had found it.
 """
 
 import logging
-import resource
 import time
 
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.engine import RolloutEngine
-from megatron_opsft.runtime.distributed import max_over_world, sum_over_world
+from megatron_opsft.runtime.distributed import max_over_world
 from megatron_opsft.storage.hf_files import HfTensors
 from megatron_opsft.sync.weight_sync import WeightSync
 
@@ -24,50 +23,27 @@ def load_first_weights(parts: TrainerParts, sync: WeightSync, reader: RolloutEng
     """Fill every shard and the optimizer's main weights; called by every rank.
 
     reader: the engine of `sync`, where it may read the files. The log says why it cannot, and how
-    the weights came: in how many seconds of the slowest rank, and how many bytes all ranks together
-    had to fetch from disks; the rest of the files was in the page cache.
+    the weights came, in how many seconds of the slowest rank.
     Errors: `SyncError` on every rank where the shards are not what the engine holds.
     """
-    say = log.info if parts.shards.layout.is_main else _say_nothing
-    if reader is not None and (reason := _why_not(parts, sync)):
-        say("the trainer reads the weights from disk itself: %s", reason)
-        reader = None
+    is_main = parts.shards.layout.is_main
+    if reader is not None:
+        reason = "the engine cannot read a Megatron checkpoint"
+        if isinstance(parts.stored, HfTensors):
+            reason = sync.why_not_in_place(reader.layout.uncertain)
+        if reason and is_main:
+            log.info("the trainer reads the weights from disk itself: %s", reason)
+        reader = None if reason else reader
     files = parts.stored.files()
-    start, disk_bytes_before, pull_seconds = time.perf_counter(), _disk_bytes_read(), 0.0
+    start, by = time.perf_counter(), "by every rank its own slices"
     if reader is None:
         parts.shards.fill(parts.stored.read)
     else:
         reader.load_files(files, version=0)
-        pull_start = time.perf_counter()
         sync.pull()
-        pull_seconds = time.perf_counter() - pull_start
+        by = "by the engine"
     parts.start_main_weights()
-    (disk_bytes,) = sum_over_world([_disk_bytes_read() - disk_bytes_before])
-    seconds, pull_seconds = max_over_world([time.perf_counter() - start, pull_seconds])
-    by = "by every rank its own slices"
-    if reader is not None:
-        by = f"by the engine; {pull_seconds:.1f} s of it to fill the trainer's shards"
-    say(
-        "weights: %.3g GB of files (%.3g GB fetched from disks) read in %.1f s %s",
-        sum(file.stat().st_size for file in files) / 1e9,
-        disk_bytes / 1e9,
-        seconds,
-        by,
-    )
-
-
-def _disk_bytes_read() -> int:
-    """Bytes fetched for this process since it started, mapped files included (Linux)."""
-    block_bytes = 512
-    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * block_bytes
-
-
-def _why_not(parts: TrainerParts, sync: WeightSync) -> str:
-    """Why the shards cannot come from the engine, the same on every rank; "" where they can."""
-    if not isinstance(parts.stored, HfTensors):
-        return "the engine cannot read a Megatron checkpoint"
-    return sync.why_unreadable()
-
-
-def _say_nothing(*message: object) -> None:
-    """Rank 0 says it."""
+    (seconds,) = max_over_world([time.perf_counter() - start])
+    if is_main:
+        size = sum(file.stat().st_size for file in files) / 1e9
+        log.info("weights: %.3g GB of files read in %.1f s %s", size, seconds, by)

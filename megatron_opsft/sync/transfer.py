@@ -9,6 +9,7 @@ unpacked.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.rollout.engine import EngineLayout, EngineWeights
+from megatron_opsft.rollout.engine import EngineLayout, RolloutEngine
 from megatron_opsft.runtime.distributed import ranks_by_value
 from megatron_opsft.weights.rectangles import Rect
 from megatron_opsft.weights.reshard import Placement
@@ -56,7 +57,7 @@ class _Message:
             yield from ((v, part.view(v.shape)) for v, part in zip(self._views, parts, strict=True))
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class _Posted:
     """A round on its way. The messages must live until all of `works` have been waited for."""
 
@@ -78,14 +79,11 @@ class Transfer:
         targets: Mapping[str, Tensor],
     ) -> None:
         """sources, targets: this rank's live parameters under the schedule's names, looked up anew
-        at every run.
-
-        Errors: ValueError for a parameter that is missing or not of the others' dtype.
+        at every run; all of one dtype.
         """
         self._program = program
         self._sources = sources
         self._targets = targets
-        self._empty = _check_parameters(program, sources, targets)
         self._is_connected = False
 
     @torch.no_grad()
@@ -93,20 +91,15 @@ class Transfer:
         """Collective over the world. It takes less than two buckets of memory."""
         if self._program.rounds and not self._is_connected:
             # NCCL wants a collective of all ranks before messages between some of them.
-            dist.all_reduce(self._empty.new_zeros(1, dtype=torch.uint8))
+            held = chain(self._sources.values(), self._targets.values())
+            dist.all_reduce(next(held, torch.empty(0)).new_zeros(1, dtype=torch.uint8))
             self._is_connected = True
         posted: _Posted | None = None
         for index, current in enumerate(self._program.rounds):
             following = self._post(current, index)
-            if posted is None:
-                self._fill_locally()
-            else:
-                self._finish(posted)
-            posted = following
-        if posted is None:
-            self._fill_locally()
-        else:
             self._finish(posted)
+            posted = following
+        self._finish(posted)
 
     def _post(self, current: Round, index: int) -> _Posted:
         sent, received = [], []
@@ -123,7 +116,11 @@ class Transfer:
         works = dist.batch_isend_irecv(operations) if operations else []
         return _Posted(sent, received, works)
 
-    def _finish(self, posted: _Posted) -> None:
+    def _finish(self, posted: _Posted | None) -> None:
+        """None: nothing is to be waited for, and what this rank copies from itself is next."""
+        if posted is None:
+            self._fill_locally()
+            return
         for work in posted.works:
             work.wait()
         for message in posted.received:
@@ -148,50 +145,21 @@ def _messages(rects: Sequence[Rect], tensors: Mapping[str, Tensor]) -> Iterator[
     yield from (_Message([view]) for view in views if view.nbytes >= ALONE_BYTES)
 
 
-def _check_parameters(
-    program: Program, sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> Tensor:
-    """An empty tensor of the parameters' dtype and device."""
-    sent = [rect for r in program.rounds for rects in r.sends.values() for rect in rects]
-    received = [rect for r in program.rounds for rects in r.receives.values() for rect in rects]
-    sent += [copy.source for copy in program.copies]
-    received += [copy.target for copy in program.copies]
-    first: Tensor | None = None
-    for rects, tensors in ((sent, sources), ([*received, *program.zeros], targets)):
-        for name in dict.fromkeys(rect.tensor for rect in rects):
-            if name not in tensors:
-                raise ValueError(f"the schedule names a parameter that is not here: {name}")
-            tensor = tensors[name]
-            first = tensor if first is None else first
-            if tensor.dtype != first.dtype:
-                raise ValueError(f"{name} is {tensor.dtype}, others are {first.dtype}")
-    return torch.empty(0) if first is None else first.new_empty(0)
-
-
 def plan_transfer(
-    shards: ModelShards,
-    engine: EngineLayout,
-    own: EngineWeights,
-    bucket_bytes: int,
-    *,
-    pull: bool = False,
+    shards: ModelShards, engine: RolloutEngine, bucket_bytes: int, *, pull: bool = False
 ) -> tuple[Transfer, int]:
-    """Trainer -> engine, or back, and the most bytes that a rank sends.
-
-    Collective over the world.
+    """Trainer -> engine, or back, and the most bytes that a rank sends. Collective over the
+    world.
     """
+    own = engine.weights()
     sides = [
         (trainer_placements(shards), shards.by_name),
-        (engine_placements(engine, own), own.tensors),
+        (engine_placements(engine.layout, own.tp_rank), own.tensors),
     ]
     (sources, from_tensors), (targets, to_tensors) = reversed(sides) if pull else sides
-    rank = shards.layout.rank
+    rank, itemsize = shards.layout.rank, shards.dtype.itemsize
     schedule = make_schedule(
-        sources,
-        targets,
-        rank=rank,
-        itemsize=shards.dtype.itemsize,
-        bucket_bytes=bucket_bytes,
+        sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_bytes
     )
     transfer = Transfer(schedule.program(rank), from_tensors, to_tensors)
     return transfer, max(schedule.bytes_sent.values())
@@ -201,13 +169,13 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     """What every training rank holds, exchanged by name."""
     layout, table = shards.layout, shards.table
     names = tuple(rule.mcore_name for rule, _ in shards.parameters)
-    cuts = {is_expert: layout.cut(is_expert=is_expert) for is_expert in (False, True)}
-    tp_ranks = tuple(cut.tp_rank for cut in cuts.values())
+    own = {is_expert: layout.shard(is_expert=is_expert) for is_expert in (False, True)}
+    tp_ranks = tuple(shard.tp_rank for shard in own.values())
     return [
         Placement(
             ranks=ranks,
             parameters=tuple(
-                shard_parameter(rule, of_kind[rule.is_expert], cuts[rule.is_expert].tp_size)
+                shard_parameter(rule, of_kind[rule.is_expert], own[rule.is_expert].tp_size)
                 for rule in map(table.by_mcore_name, held)
             ),
         )
@@ -215,9 +183,9 @@ def trainer_placements(shards: ModelShards) -> list[Placement]:
     ]
 
 
-def engine_placements(engine: EngineLayout, own: EngineWeights) -> list[Placement]:
-    """What every rank's engine holds, exchanged by its tensor-parallel rank."""
+def engine_placements(engine: EngineLayout, tp_rank: int) -> list[Placement]:
+    """What every rank's engine holds, by tensor-parallel rank; tp_rank: of this rank's engine."""
     return [
-        Placement(ranks=ranks, parameters=engine.parameters_of(tp_rank))
-        for tp_rank, ranks in ranks_by_value(own.tp_rank).items()
+        Placement(ranks=ranks, parameters=engine.parameters_of(of_ranks))
+        for of_ranks, ranks in ranks_by_value(tp_rank).items()
     ]

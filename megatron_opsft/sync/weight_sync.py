@@ -50,7 +50,8 @@ class WeightSync:
         self._config = config
         self._score = score
         self._wait_for_weights = wait_for_weights
-        self.exporter = Exporter(shards, config.bucket_mb * 2**20)
+        self._bucket_bytes = config.bucket_mb * 2**20
+        self.exporter = Exporter(shards, self._bucket_bytes)
         self.version = -1
         self._transfer: Transfer | None = None
         self._pull_transfer: Transfer | None = None
@@ -78,7 +79,7 @@ class WeightSync:
             self._engine.load_weights(self.exporter.stream(), version)
         self.version = version
         if first or self._config.verify != "off":
-            self.compare_checksums(f"push of weight version {version}", first=first)
+            self.compare_checksums(f"sync of weight version {version}", first=first)
         if first:
             self._transfer = self._plan_in_place()
         mean, largest = None, None
@@ -104,7 +105,9 @@ class WeightSync:
                 f"the engine's layout of {min(self.unverified)} is unknown: cannot pull"
             )
         if self._pull_transfer is None:
-            self._pull_transfer, _ = self._plan_transfer(pull=True)
+            self._pull_transfer, _ = plan_transfer(
+                self._shards, self._engine, self._bucket_bytes, pull=True
+            )
         self._pull_transfer.run()
         self.compare_checksums("pull")
 
@@ -112,25 +115,16 @@ class WeightSync:
         """The transfer that later pushes replay, or None (and a line in the log) where some rank's
         engine cannot be written in place.
         """
-        if reason := self._why_not_in_place(self.unverified):
+        if reason := self.why_not_in_place(self.unverified):
             self._say(f"weights go to the engine as a stream of whole tensors: {reason}")
             return None
-        transfer, num_bytes = self._plan_transfer()
+        transfer, num_bytes = plan_transfer(self._shards, self._engine, self._bucket_bytes)
         self._say(
             f"weights go to the engine in place: at most {num_bytes / 2**20:.1f} MiB sent by a rank"
         )
         return transfer
 
-    def _plan_transfer(self, *, pull: bool = False) -> tuple[Transfer, int]:
-        engine, bucket_bytes = self._engine, self._config.bucket_mb * 2**20
-        own = engine.weights()
-        return plan_transfer(self._shards, engine.layout, own, bucket_bytes, pull=pull)
-
-    def why_unreadable(self) -> str:
-        """Why the shards cannot be filled from the engine before any push; "" where they can."""
-        return self._why_not_in_place(self._engine.layout.uncertain)
-
-    def _why_not_in_place(self, doubtful: Collection[str]) -> str:
+    def why_not_in_place(self, doubtful: Collection[str]) -> str:
         """Why some rank's engine can be neither read nor written in place; "" where all can.
 
         doubtful: engine parameters whose layout is not known.
@@ -179,7 +173,7 @@ class WeightSync:
         (stale,) = max_over_world([scores.stale_tokens])
         if stale:
             raise SyncError(
-                f"push of weight version {self.version}: the engine would have used {stale:.0f} "
+                f"sync of weight version {self.version}: the engine would have used {stale:.0f} "
                 "keys and values that it had cached under the weights before; nothing was sampled"
             )
         mine = [
@@ -192,13 +186,13 @@ class WeightSync:
         mean = total / count
         if not math.isfinite(mean):
             raise SyncError(
-                f"push of weight version {self.version}: log-probs of the engine or the trainer "
+                f"sync of weight version {self.version}: log-probs of the engine or the trainer "
                 "are NaN or infinite; nothing was sampled from these weights"
             )
         if mean <= self._alarm:
             return mean, largest
         line = (
-            f"after the push of weight version {self.version} the log-probs of engine and trainer "
+            f"after the sync of weight version {self.version} the log-probs of engine and trainer "
             f"differ by {mean:.2g} on average (at most {largest:.2g}); "
             f"sync.logprob_alarm is {self._alarm:.2g}"
         )

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from itertools import product
 
-from megatron_opsft.weights.rules import Rule, WeightTable
+from megatron_opsft.weights.rules import WeightTable
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.(.+)$")
 _EXPERT = re.compile(r"^mlp\.experts\.(linear_fc[12])\.weight(\d+)$")
@@ -53,16 +53,11 @@ def other_entries(te_name: str) -> tuple[Entry, ...]:
 def lead_sizes(table: WeightTable) -> dict[str, tuple[int, ...]]:
     """Key -> sizes of its prepended axes, in the order of the model."""
     sizes: dict[str, tuple[int, ...]] = {}
-    for rule in exported_rules(table):
+    for rule in table.exported:
         entry = entry_of(rule.mcore_name)
         known = sizes.get(entry.key, (0,) * len(entry.lead))
         sizes[entry.key] = tuple(max(n, i + 1) for n, i in zip(known, entry.lead, strict=True))
     return sizes
-
-
-def exported_rules(table: WeightTable) -> list[Rule]:
-    """The rules of what a checkpoint holds: a tied head is no tensor of its own."""
-    return [rule for rule in table.rules if not rule.replica]
 
 
 def extra_state_keys(table: WeightTable) -> list[str]:

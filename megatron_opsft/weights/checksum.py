@@ -24,8 +24,8 @@ _CPU_CHUNK_BYTES = 2**21
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FOLD = 29
 _ROWS, _COLUMNS, _SALTS = 1, 2, 3  # streams of the pseudo-random numbers
-# Multipliers and shifts of the splitmix64 generator, as signed 64-bit integers.
-_STEP = 0x9E3779B97F4A7C15 - 2**64
+# Multipliers and shifts of the SplitMix64 generator, as signed 64-bit integers.
+STEP64 = 0x9E3779B97F4A7C15 - 2**64
 _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 
 
@@ -87,14 +87,18 @@ def _has_integer_product(device: torch.device) -> bool:
 def _numbers(stream: int, start: int, stop: int, device: torch.device) -> Tensor:
     """Odd pseudo-random int64 numbers `start` to `stop` - 1 of a stream."""
     values = torch.arange(start, stop, dtype=torch.int64, device=device) * 4 + stream
-    values *= _STEP
+    return mix64(values * STEP64) | 1
+
+
+def mix64(states: Tensor) -> Tensor:
+    """The outputs of SplitMix64 in these states, int64, elementwise; integers wrap around."""
     for shift, factor in _MIX:
-        values = (values ^ _shift(values, shift)) * factor
-    return (values ^ _shift(values, 31)) | 1
+        states = (states ^ shift_right(states, shift)) * factor
+    return states ^ shift_right(states, 31)
 
 
-def _shift(values: Tensor, by: int) -> Tensor:
-    """To the right, and zeros come in from the left."""
+def shift_right(values: Tensor, by: int) -> Tensor:
+    """int64 to the right, and zeros come in from the left: torch's own would copy the sign bit."""
     return (values >> by) & (2 ** (64 - by) - 1)
 
 

@@ -118,8 +118,5 @@ def hf_columns(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
 
 def hf_parameters(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Parameter, ...]:
     """Whole HF tensors (name -> shape) under their own names."""
-    rects = [whole(name, shape) for name, shape in shapes.items()]
-    return tuple(
-        Parameter(rect.tensor, shape, (Copy(rect, rect),), rect.row1)
-        for rect, shape in zip(rects, shapes.values(), strict=True)
-    )
+    rects = {name: whole(name, shape) for name, shape in shapes.items()}
+    return tuple(Parameter(n, shapes[n], (Copy(r, r),), r.row1) for n, r in rects.items())

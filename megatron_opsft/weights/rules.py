@@ -130,12 +130,17 @@ class WeightTable:
         )
 
     @cached_property
+    def exported(self) -> tuple[Rule, ...]:
+        """Those of what is written: a tied head is no tensor of its own."""
+        return tuple(rule for rule in self.rules if not rule.replica)
+
+    @cached_property
     def _by_mcore_name(self) -> dict[str, Rule]:
         return {rule.mcore_name: rule for rule in self.rules}
 
     @cached_property
     def _by_hf_name(self) -> dict[str, Rule]:
-        return {name: rule for rule in self.rules if not rule.replica for name in rule.hf_names}
+        return {name: rule for rule in self.exported for name in rule.hf_names}
 
     def by_mcore_name(self, mcore_name: str) -> Rule:
         """The rule of a Megatron parameter (global name); UserError for an unknown name."""
@@ -157,8 +162,7 @@ class WeightTable:
         """Name -> shape of every tensor of the HF model, in its order (a tied head is not one)."""
         return {
             name: shape
-            for rule in self.rules
-            if not rule.replica
+            for rule in self.exported
             for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
         }
 

@@ -76,7 +76,8 @@ class Schedule:
     def program(self, rank: int) -> Program:
         """What this rank of the block has to do; nothing for a rank that is in no placement."""
         held: dict[str, list[Copy]] = {}
-        for part in _parts_on(self.sources, rank):
+        mine = [placed for placed in self.sources if rank in placed.ranks]
+        for part in (part for placed in mine for p in placed.parameters for part in p.parts):
             held.setdefault(part.source.tensor, []).append(part)
         copies = tuple(
             Copy(_locate(held, copy.source), copy.target)
@@ -108,13 +109,8 @@ def make_schedule(
     its holders which has sent least. sources, targets: no rank is in two placements of the same
     side; one may be in none. itemsize: of every parameter. bucket_bytes: no rank sends and receives
     more in one round (except where a single row of a copy is larger: it has a round of its own).
-    Errors: ValueError that names the tensor, where the sources do not hold all that the targets
-    want or overlap; where ranks are listed twice.
+    Errors: as of `find_routes`.
     """
-    for placements in (sources, targets):
-        ranks = [rank for placement in placements for rank in placement.ranks]
-        if len(set(ranks)) != len(ranks):
-            raise ValueError(f"ranks {sorted(ranks)} are listed twice")
     blocks = split_into_blocks(sources, targets)
     own = next((block for block in blocks if rank in block), blocks[0])
     sources, targets = within_block(sources, own), within_block(targets, own)
@@ -198,13 +194,6 @@ def _round_of(rank: int, sends: Sequence[Send], held: Mapping[str, Sequence[Copy
         {peer: tuple(rects) for peer, rects in out.items()},
         {peer: tuple(rects) for peer, rects in into.items()},
     )
-
-
-def _parts_on(placements: Sequence[Placement], rank: int) -> Iterator[Copy]:
-    for placed in placements:
-        if rank in placed.ranks:
-            for parameter in placed.parameters:
-                yield from parameter.parts
 
 
 def _locate(held: Mapping[str, Sequence[Copy]], rect: Rect) -> Rect:

@@ -36,7 +36,7 @@ def shard_shape(rule: Rule, tp_size: int) -> tuple[int, ...]:
     shape = list(rule.mcore_shape)
     if rule.kind is not ShardKind.COPY:
         axis = 1 if rule.kind is ShardKind.ROW else 0
-        shape[axis] = _divide(shape[axis], tp_size, f"axis {axis} of {rule.mcore_name}")
+        shape[axis] = divide(shape[axis], tp_size, f"axis {axis} of {rule.mcore_name}")
     return tuple(shape)
 
 
@@ -62,13 +62,13 @@ def shard_parameter(rule: Rule, tp_rank: int, tp_size: int) -> Parameter:
         axis = 1
     elif rule.kind is ShardKind.QKV:
         num_units = rule.num_groups
-        per_rank = _divide(num_units, tp_size, "num_key_value_heads")
+        per_rank = divide(num_units, tp_size, "num_key_value_heads")
         units = range(tp_rank * per_rank, (tp_rank + 1) * per_rank)
     parts: list[Copy] = []
     position = 0
     for unit in units:
         for index, hf_shape in enumerate(rule.hf_shapes):
-            size = _divide(hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[index]}")
+            size = divide(hf_shape[axis], num_units, f"axis {axis} of {rule.hf_names[index]}")
             parts.append(_copy(rule, index, axis, unit * size, (unit + 1) * size, position))
             position += size
     shape = shard_shape(rule, tp_size)
@@ -140,9 +140,10 @@ def _check_shard(rule: Rule, shard: Tensor, tp_size: int) -> None:
         )
 
 
-def _divide(size: int, tp_size: int, what: str) -> int:
+def divide(size: int, tp_size: int, what: str, key: str = "parallel.tp") -> int:
+    """The size of a part. Errors: `UserError` that names the key and what it should divide."""
     if size % tp_size:
         raise UserError(
-            f"parallel.tp={tp_size} does not divide {what}={size}; choose a divisor of {size}"
+            f"{key}={tp_size} does not divide {what}={size}; choose a divisor of {size}"
         )
     return size // tp_size

@@ -14,6 +14,7 @@ from megatron_opsft.architectures.template import Rule, ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
+from megatron_opsft.weights.slicing import divide
 
 _VOCABULARY_MULTIPLE = 64
 
@@ -54,24 +55,17 @@ def tied_head(parameters: Iterable[Parameter]) -> Parameter:
 
 def check_rollout_tp(shape: ModelShape, tp_size: int) -> None:
     """UserError if vLLM cannot cut this model into `tp_size` parts."""
-    _divide(shape.num_heads, tp_size, "num_attention_heads")
+    divide(shape.num_heads, tp_size, "num_attention_heads", "rollout.tp")
     if shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads:
         raise UserError(
             f"rollout.tp={tp_size} is neither a divisor nor a multiple of "
             f"num_key_value_heads={shape.num_kv_heads}"
         )
     name, size = shape.shard_ffn
-    _divide(size, tp_size, name)
-    _divide(_padded_vocabulary(shape), tp_size, "the padded vocab_size")
+    divide(size, tp_size, name, "rollout.tp")
+    divide(_padded_vocabulary(shape), tp_size, "the padded vocab_size", "rollout.tp")
     if shape.moe is not None and tp_size > shape.moe.num_experts:
         raise UserError(f"rollout.tp={tp_size} is more than num_experts={shape.moe.num_experts}")
-
-
-def _divide(size: int, tp_size: int, what: str) -> None:
-    if size % tp_size:
-        raise UserError(
-            f"rollout.tp={tp_size} does not divide {what}={size}; choose a divisor of {size}"
-        )
 
 
 def _padded_vocabulary(shape: ModelShape) -> int:

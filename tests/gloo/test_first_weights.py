@@ -19,12 +19,12 @@ from world import World
 from megatron_opsft.config import SyncConfig
 from megatron_opsft.errors import SyncError
 from megatron_opsft.model.load import TrainerParts
-from megatron_opsft.rollout.engine import EngineWeights
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.storage.hf_files import HfTensors
 from megatron_opsft.storage.megatron_files import MegatronTensors
 from megatron_opsft.sync import first_weights
 from megatron_opsft.sync.first_weights import load_first_weights
+from megatron_opsft.sync.transfer import Transfer
 from megatron_opsft.sync.weight_sync import WeightSync
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
@@ -119,8 +119,8 @@ def test_shards_and_main_weights_from_an_engine_are_those_from_disk(
             assert said == []
             continue
         (line,) = [line for line in said if line.startswith("weights: ")]
-        assert line.startswith(f"weights: {size:.3g} GB of files (")
-        assert line.endswith(" s of it to fill the trainer's shards")
+        assert line.startswith(f"weights: {size:.3g} GB of files read in ")
+        assert line.endswith(" s by the engine")
 
 
 def why_from_disk(case: Case, model_dir: Path) -> list[tuple[str, bool]]:
@@ -171,13 +171,15 @@ def test_an_engine_that_cannot_be_read_is_one_line_and_the_disk(
 def wrongly_pulled(case: Case, model_dir: Path) -> str:
     """One weight changes on its way from the engine."""
     parts = build_parts(case, model_dir)
-    weights_of = parts.engine.weights
+    run = Transfer.run
 
-    def scaled() -> EngineWeights:
-        own = weights_of()
-        return replace(own, tensors={**own.tensors, GATE: own.tensors[GATE] * 1.01})
+    def spoiling(transfer: Transfer) -> None:
+        run(transfer)
+        for rule, tensor in parts.trainer.shards.parameters:
+            if GATE in rule.hf_names:
+                tensor[0] *= 1.01  # the first row is the gate's
 
-    with mock.patch.object(parts.engine, "weights", scaled), pytest.raises(SyncError) as caught:
+    with mock.patch.object(Transfer, "run", spoiling), pytest.raises(SyncError) as caught:
         load(parts)
     return str(caught.value)
 
@@ -213,5 +215,5 @@ def test_what_is_read_wrongly_stops_the_run(world: World, model_dir: Path) -> No
         assert said.startswith(f"pull: the engine of rank 0 does not hold the trainer's {GATE} ")
     for is_swapped, said in world.run(at_another_place, 2, case, model_dir):
         assert is_swapped
-        assert said.startswith("push of weight version 0: the engine of rank 0 does not hold ")
+        assert said.startswith("sync of weight version 0: the engine of rank 0 does not hold ")
         assert GATE in said and UP in said

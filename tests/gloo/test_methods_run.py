@@ -86,14 +86,14 @@ from megatron_opsft.run.recorder import RunRecorder
 from megatron_opsft.session import Session
 
 run_dir, killed_after = Path({run_dir!r}), {killed_after}
-made_prompt, observe, checkpoint = Session._prompt, MethodRun.observe, RunRecorder.checkpoint
+made_prompt, observe, checkpoint = Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint
 
 def note(**noted):
     with run_dir.with_name("notes.jsonl").open("a") as file:
         print(json.dumps(noted), file=file)
 
-def noted_prompt(self, problem, change):
-    prompt = made_prompt(self, problem, change)
+def noted_prompt(self, problem, **which):
+    prompt = made_prompt(self, problem, **which)
     note(problem=problem.id, prompt=self.sampler.encoder.tokenizer.decode(prompt))
     return prompt
 
@@ -108,7 +108,7 @@ def copied(self, step, **how):
     if step == killed_after:
         shutil.copytree(run_dir, run_dir.with_name("killed"))
 
-Session._prompt, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
+Session.prompt_of, MethodRun.observe, RunRecorder.checkpoint = noted_prompt, noted_monitor, copied
 """
 
 

@@ -25,7 +25,6 @@ from jobs import (
     gather_from_all,
     train_steps,
 )
-from megatron.core.optimizer import optimizer as megatron_optimizer
 from safetensors.torch import load_file, save_file
 from world import World
 
@@ -128,22 +127,6 @@ def test_bfloat16_is_close_to_float32(world: World, case: Case) -> None:
     losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
     assert [r.loss for r in results] == pytest.approx(losses, rel=0.01)
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=0.03)
-
-
-def count_norms(case: Case) -> int:
-    """Gradient norms that Megatron computes on this rank in three updates."""
-    built = build(case)
-    compute = megatron_optimizer.get_grad_norm_fp32
-    with mock.patch.object(
-        megatron_optimizer, "get_grad_norm_fp32", side_effect=compute
-    ) as counted:
-        train_steps(built, case, range(STEPS))
-    return counted.call_count
-
-
-@pytest.mark.parametrize("case", [Case(dp=2), Case(tp=2, dtype="bfloat16")], ids=str)
-def test_a_step_computes_the_gradient_norm_once(world: World, case: Case) -> None:
-    assert world.run(count_norms, case.world_size, case) == [STEPS, STEPS]
 
 
 def loaded(dtype: str, directory: Path) -> tuple[list[str], bool, bool]:

@@ -1,10 +1,8 @@
 """Transfers between real processes: Megatron's shards into vLLM's tensors and back, bit for bit."""
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -17,10 +15,10 @@ from vllm_weights import vllm_weights
 from world import World
 
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.weights.rectangles import Copy, Rect, hf_parameters
+from megatron_opsft.weights.rectangles import hf_parameters
 from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import Program, Round, make_schedule
+from megatron_opsft.weights.schedule import make_schedule
 from megatron_opsft.weights.slicing import fill_shard
 from megatron_opsft.weights.vllm_layout import vllm_parameters
 
@@ -135,55 +133,3 @@ def gather_on_rank_2() -> list[str]:
 
 def test_ranks_that_hold_nothing_take_part(world: World) -> None:
     assert world.run(gather_on_rank_2, 4) == [[]] * 4
-
-
-def calls_of_four_rounds() -> tuple[list[str], int]:
-    """What `run` calls, in order, and how many rounds were ever alive together."""
-    row = Rect("a", 0, 1, 0, 1)
-    peer = 1 - dist.get_rank()
-    rounds = tuple(Round({peer: (row,)}, {peer: (row,)}) for _ in range(4))
-    transfer = Transfer(Program((), rounds, ()), {"a": torch.ones(1, 1)}, {"a": torch.zeros(1, 1)})
-    calls: list[str] = []
-    buffers: weakref.WeakSet[Any] = weakref.WeakSet()
-    most, post, finish, fill = 0, transfer._post, transfer._finish, transfer._fill_locally
-
-    def posting(current: Round, number: int) -> Any:
-        nonlocal most
-        posted = post(current, number)
-        calls.append(f"post {number}")
-        buffers.add(posted)
-        most = max(most, len(buffers))
-        return posted
-
-    def finishing(posted: object) -> None:
-        finish(posted)  # type: ignore[arg-type]
-        calls.append("finish")
-
-    transfer._post, transfer._finish = posting, finishing  # type: ignore[method-assign,assignment]
-    transfer._fill_locally = lambda: (fill(), calls.append("fill"))[0]  # type: ignore[method-assign]
-    transfer.run()
-    return calls, most
-
-
-def test_a_round_is_posted_before_the_one_before_is_unpacked(world: World) -> None:
-    for calls, most in world.run(calls_of_four_rounds, 2):
-        assert calls == [
-            *("post 0", "fill", "post 1", "finish", "post 2", "finish", "post 3", "finish"),
-            "finish",
-        ]
-        assert most == 2
-
-
-def test_parameters_that_do_not_fit_the_schedule_are_named() -> None:
-    def row(name: str) -> Rect:
-        return Rect(name, 0, 1, 0, 1)
-
-    copied = Program((Copy(row("a"), row("b")),), (), ())
-    sent = Program((), (Round({1: (row("a"),)}, {2: (row("c"),)}),), ())
-    single, half = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bfloat16)
-    for program, name in ((copied, "b"), (sent, "c")):
-        with pytest.raises(ValueError, match=rf"^{name} is torch\.bfloat16, others are .*float32"):
-            Transfer(program, {"a": single}, {name: half})
-        with pytest.raises(ValueError, match=f"a parameter that is not here: {name}"):
-            Transfer(program, {"a": single}, {})
-        Transfer(program, {"a": half}, {name: half, "unused": single})

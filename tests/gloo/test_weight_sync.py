@@ -156,9 +156,9 @@ def spoil_an_expert(case: Case) -> str:
     engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
     sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
     sync.push(1)
-    cut = built.layout.cut(is_expert=True)
+    shard = built.layout.shard(is_expert=True)
     spoiled = built.shards.by_name.get(SPOILED)
-    if spoiled is not None and cut.tp_rank == 0:  # all copies of one part
+    if spoiled is not None and shard.tp_rank == 0:  # all copies of one part
         spoiled[3, 7] += 1e-3
     with pytest.raises(SyncError) as caught:
         sync.compare_checksums("push")
@@ -192,4 +192,4 @@ def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(
     world: World, case: Case
 ) -> None:
     for said in world.run(push_weights_with_a_nan, case.world_size, case):
-        assert said.startswith("push of weight version 2: log-probs of the engine or the trainer")
+        assert said.startswith("sync of weight version 2: log-probs of the engine or the trainer")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.loss import logit_chunks
+from megatron_opsft.loss.fused_linear import operations
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -129,4 +130,4 @@ def test_chunk_of_more_than_2_to_the_31_logits() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter is not chosen for a run")
 def test_triton_s_version_on_a_gpu() -> None:
-    assert logit_chunks.operations(torch.device(DEVICE, 0)) is logit_kernels
+    assert operations(torch.device(DEVICE, 0)) is logit_kernels

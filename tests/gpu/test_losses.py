@@ -13,7 +13,7 @@ from torch import Tensor
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
-from megatron_opsft.loss.fused_linear import Chunks, fused_linear_loss, token_statistics
+from megatron_opsft.loss.fused_linear import fused_linear_loss, operations, token_statistics
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
@@ -78,14 +78,19 @@ def float64_autograd(
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("chunks", [Chunks(), Chunks(tokens=64, rows=1000), Chunks(tokens=7)])
-def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunks: Chunks) -> None:
+@pytest.mark.parametrize("chunk_tokens", [None, 64, 7])
+def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunk_tokens: int | None) -> None:
     vocab_size = 5003
     hidden, weight, labels, weights = given(dtype, 200, vocab_size, 256)
     expected = float64_autograd(hidden, weight[:vocab_size], labels, weights)
     positions, losses = torch.arange(200, device="cuda"), WeightedLikelihood(weights)
     loss, _ = fused_linear_loss(
-        hidden, head_of(weight, vocab_size), positions, labels, losses, chunks=chunks
+        hidden,
+        head_of(weight, vocab_size),
+        positions,
+        labels,
+        losses,
+        chunk_tokens=chunk_tokens,
     )
     loss.backward()
     assert loss.item() == pytest.approx(expected[0], rel=LIMITS[dtype])
@@ -170,7 +175,7 @@ def test_statistics_equal_float64() -> None:
 @pytest.mark.parametrize("tokens", [4096, 16_384])
 def test_peak_memory_is_the_formula_s(tokens: int) -> None:
     device = select_device("cuda")
-    if logit_chunks.operations(device.torch_device) is logit_chunks:
+    if operations(device.torch_device) is logit_chunks:
         pytest.skip("the formula is that of the Triton version")
     vocab_size, hidden_size = 62_016, 1536
     hidden, weight, labels, weights = given(torch.bfloat16, tokens, vocab_size, hidden_size)

@@ -7,7 +7,7 @@ from responses import facts
 
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.facts import Group
-from megatron_opsft.methods.updates import MethodRun, Weights
+from megatron_opsft.methods.updates import MethodRun, Update, Weights
 from megatron_opsft.records import Outcome
 
 LENGTHS, CORRECT = (800, 1600, 2400, 4000), (1, 1, 0, 1)
@@ -33,3 +33,10 @@ def weigh(name: str, *batch: Group, state: dict[str, Any] | None = None, **keys:
     run = MethodRun(METHODS[name](**keys), seed=0)
     run.state = run.state.model_copy(update=state or {})
     return run.weigh(batch)
+
+
+def update(name: str, *batch: Group, **keys: Any) -> Update:
+    """The one optimizer step that a method takes on a batch."""
+    run = MethodRun(METHODS[name](**keys), seed=0)
+    (found,) = run.updates(batch, run.weigh(batch))
+    return found

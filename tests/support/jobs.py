@@ -317,9 +317,9 @@ def whole_gradient(built: Built) -> dict[str, Any]:
         return {}
     whole: dict[str, torch.Tensor] = {}
     for rule in table.rules:
-        tp_size = layout.cut(is_expert=rule.is_expert).tp_size
+        tp_size = layout.shard(is_expert=rule.is_expert).tp_size
         copies = [
-            (place, place.cut(is_expert=rule.is_expert), torch.from_numpy(grads[rule.mcore_name]))
+            (place, place.shard(is_expert=rule.is_expert), torch.from_numpy(grads[rule.mcore_name]))
             for place, grads in found
             if rule.mcore_name in grads
         ]
@@ -327,13 +327,13 @@ def whole_gradient(built: Built) -> dict[str, Any]:
             continue  # tied, and embedding and head share a stage
         stage = min(place.pp_rank for place, _, _ in copies)
         firsts = {
-            cut.tp_rank: copy
-            for place, cut, copy in copies
-            if place.pp_rank == stage and cut.copy_rank == 0
+            shard.tp_rank: copy
+            for place, shard, copy in copies
+            if place.pp_rank == stage and shard.copy_rank == 0
         }
         parts = [firsts[rank] for rank in range(tp_size)]
-        for _, cut, copy in copies:
-            torch.testing.assert_close(copy, parts[cut.tp_rank], rtol=0, atol=0)
+        for _, shard, copy in copies:
+            torch.testing.assert_close(copy, parts[shard.tp_rank], rtol=0, atol=0)
         for tp_rank, part in enumerate(parts):
             assert not part[shard_parameter(rule, tp_rank, tp_size).padding_row :].any()
         if rule.kind.value == "copy":

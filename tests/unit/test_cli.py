@@ -26,17 +26,6 @@ def error_of(ended: Finished) -> str:
     return line
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A copy of the tiny reasoner, to be spoilt."""
-    return Path(shutil.copytree(ASSET, tmp_path / "model"))
-
-
-def edit_config(model: Path, **changes: object) -> None:
-    path = model / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
 @pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "(program)")
 def test_a_command_without_arguments_says_what_is_missing(
     cli: ForkedCli, path: tuple[str, ...]
@@ -62,27 +51,15 @@ def test_a_command_without_arguments_says_what_is_missing(
         ("report x --max-mb y", "report: --max-mb=y: Input should be a valid number"),
         ("methods x", "methods: Got unexpected extra argument (x); for example: megatron-"),
         ("convert bogus", "convert: No such command 'bogus'; for example: megatron-opsft conv"),
+        ("train no.yaml", "no.yaml does not exist"),
+        ("report no-run", "no-run"),
         ("bogus", "No such command 'bogus'; for example: megatron-opsft train examples/"),
     ],
 )
 def test_wrong_words_are_one_line_with_an_example(cli: ForkedCli, words: str, said: str) -> None:
     ended = cli.run(words.split())
-    assert error_of(ended).startswith(f"error: {said}")
+    assert said in error_of(ended)
     assert ended.stdout == ""
-
-
-def test_unknown_key_names_the_nearest(cli: ForkedCli, tmp_path: Path) -> None:
-    line = error_of(train(cli, tmp_path / "r", "rollout.temprature=1"))
-    assert "rollout.temprature" in line
-    assert "did you mean rollout.temperature?" in line
-
-
-def test_wrong_type_names_key_and_value(cli: ForkedCli, tmp_path: Path) -> None:
-    assert "run.steps='ten'" in error_of(train(cli, tmp_path / "r", "run.steps=ten"))
-
-
-def test_missing_config_file(cli: ForkedCli, tmp_path: Path) -> None:
-    assert "no.yaml does not exist" in error_of(cli.run(["train", tmp_path / "no.yaml"]))
 
 
 def test_what_others_wrote_moves_no_cursor(cli: ForkedCli, tmp_path: Path) -> None:
@@ -121,67 +98,48 @@ def test_a_file_that_may_not_be_written_is_bad_input(cli: ForkedCli, tmp_path: P
     assert line.startswith(f"error: {tmp_path}/summary.json: Permission denied; name another")
 
 
-def test_missing_tokenizer_file(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
-    (model / "tokenizer.json").unlink()
-    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
-    assert str(model) in line
-    assert "tokenizer.json" in line
-
-
-def test_unsupported_architecture_lists_the_supported(
-    cli: ForkedCli, tmp_path: Path, model: Path
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.temprature=1", ["rollout.temprature", "did you mean rollout.temperature?"]),
+        ("run.steps=ten", ["run.steps='ten'"]),
+        ("model.path=./no/model", ["./no/model"]),
+        ("parallel.tp=3", ["parallel.tp=3 does not divide", "heads"]),
+        ("parallel.pp=3", ["parallel.pp=3"]),
+        ("parallel.tp=2", ["world size 1", "torchrun --nproc-per-node"]),
+        ("data.train=none.jsonl", ["none.jsonl"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(
+    cli: ForkedCli, tmp_path: Path, override: str, words: list[str]
 ) -> None:
-    edit_config(model, architectures=["Gemma3ForCausalLM"])
-    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
-    assert "Gemma3ForCausalLM" in line
-    for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"):
+    line = error_of(train(cli, tmp_path / "r", override))
+    assert all(word in line for word in words), line
+
+
+def test_a_model_that_cannot_be_trained_is_named(cli: ForkedCli, tmp_path: Path) -> None:
+    def error_with(name: str, **changes: object) -> str:
+        model = Path(shutil.copytree(ASSET, tmp_path / name))
+        config = model / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+        if not changes:
+            (model / name).unlink()
+        return error_of(train(cli, tmp_path / "r", f"model.path={model}"))
+
+    assert "tokenizer.json" in error_with("tokenizer.json")
+    assert str(tmp_path / "model.safetensors") in error_with("model.safetensors")
+    line = error_with("other", architectures=["Gemma3ForCausalLM"])
+    for name in ("Gemma3ForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"):
         assert name in line
+    layers = {"num_hidden_layers": 5, "layer_types": ["full_attention"] * 5}
+    assert "model.layers.4" in error_with("deeper", **layers)
 
 
-def test_missing_weights(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    assert str(model) in error_of(train(cli, tmp_path / "r", f"model.path={model}"))
-
-
-def test_weights_that_do_not_fit_the_config(cli: ForkedCli, tmp_path: Path, model: Path) -> None:
-    edit_config(model, num_hidden_layers=5, layer_types=["full_attention"] * 5)
-    line = error_of(train(cli, tmp_path / "r", f"model.path={model}"))
-    assert "model.layers.4" in line
-
-
-def test_model_that_is_nowhere(cli: ForkedCli, tmp_path: Path) -> None:
-    assert "./no/model" in error_of(train(cli, tmp_path / "r", "model.path=./no/model"))
-
-
-def test_tensor_parallel_size_that_does_not_divide_the_heads(
-    cli: ForkedCli, tmp_path: Path
-) -> None:
-    line = error_of(train(cli, tmp_path / "r", "parallel.tp=3"))
-    assert "parallel.tp=3 does not divide" in line
-    assert "heads" in line
-
-
-def test_pipeline_size_that_does_not_divide_the_layers(cli: ForkedCli, tmp_path: Path) -> None:
-    assert "parallel.pp=3" in error_of(train(cli, tmp_path / "r", "parallel.pp=3"))
-
-
-def test_wrong_world_size(cli: ForkedCli, tmp_path: Path) -> None:
-    line = error_of(train(cli, tmp_path / "r", "parallel.tp=2"))
-    assert "world size 1" in line
-    assert "torchrun --nproc-per-node" in line
-
-
-def test_empty_data_file(cli: ForkedCli, tmp_path: Path) -> None:
-    data = tmp_path / "empty.jsonl"
-    data.touch()
-    assert str(data) in error_of(train(cli, tmp_path / "r", f"data.train={data}"))
-
-
-def test_data_without_a_usable_row(cli: ForkedCli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["", '{"problem": "1+1?"}\n{"answer": "2"}\n'])
+def test_data_without_a_usable_row(cli: ForkedCli, tmp_path: Path, content: str) -> None:
     data = tmp_path / "bad.jsonl"
-    data.write_text('{"problem": "1+1?"}\n{"answer": "2"}\n')
-    line = error_of(train(cli, tmp_path / "r", f"data.train={data}"))
-    assert str(data) in line
+    data.write_text(content)
+    assert str(data) in error_of(train(cli, tmp_path / "r", f"data.train={data}"))
 
 
 def test_existing_run_directory_is_not_touched(cli: ForkedCli, tmp_path: Path) -> None:
@@ -193,10 +151,6 @@ def test_existing_run_directory_is_not_touched(cli: ForkedCli, tmp_path: Path) -
     assert "--resume" in line and "--overwrite" in line
     assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
     assert (run_dir / "metrics.jsonl").read_text() == "mine\n"
-
-
-def test_report_without_a_run(cli: ForkedCli, tmp_path: Path) -> None:
-    assert str(tmp_path) in error_of(cli.run(["report", tmp_path]))
 
 
 def test_version(cli: ForkedCli) -> None:

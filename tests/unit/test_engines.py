@@ -1,6 +1,9 @@
 """Choosing an engine, and what pushes are proved on; without vLLM."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,23 +11,18 @@ from forked_cli import ForkedCli
 from responses import facts
 from tiny_models import SHAPES
 
+from megatron_opsft import session
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.records import FinishReason, Sample
-from megatron_opsft.rollout.engine import checked_stream
+from megatron_opsft.records import NO_RANK, FinishReason, Sample
 from megatron_opsft.rollout.limits import check_engine
-from megatron_opsft.rollout.probes import (
-    MAX_PROBE_TOKENS,
-    NUM_PROBES,
-    as_response,
-    pick_probes,
-    shorten,
-)
 from megatron_opsft.rollout.requests import make_requests, make_rollouts
 from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
+from megatron_opsft.session import Session
 from megatron_opsft.weights.rules import WeightTable
 
+PROMPTS = ((5,), (5, 6, 7))
 NO_VLLM = """
 import importlib.util
 find = importlib.util.find_spec
@@ -48,56 +46,45 @@ def test_without_vllm_the_error_is_the_line_that_installs_it(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_only_vllm_has_is_refused_for_hf() -> None:
-    with pytest.raises(UserError, match="rollout.tp=2"):
-        check_engine(config("rollout.tp=2"))
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.tp=2"], "rollout.tp=2"),
+        (
+            ["rollout.speculative={method: ngram}"],
+            r"rollout.speculative={'method': 'ngram'} is vLLM's; .* rollout.speculative=null",
+        ),
+        (["model.load=engine"], r"model\.load=engine: .* or model\.load=disk"),
+        (["rollout.engine=sglang"], "rollout.engine=sglang: .* use one of hf, vllm"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_engine(config(*overrides))
 
 
-def test_weights_come_from_vllm_alone() -> None:
-    with pytest.raises(UserError, match=r"model\.load=engine: .* or model\.load=disk"):
-        check_engine(config("model.load=engine", "rollout.engine=hf"))
-
-
-def test_an_engine_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(UserError, match="rollout.engine=sglang: .* use one of hf, vllm"):
-        check_engine(config("rollout.engine=sglang"))
-
-
-def test_yaml_off_is_off() -> None:
-    loaded = config("sync.verify=off", "run.wandb=off")
-    assert (loaded.sync.verify, loaded.run.wandb) == ("off", "off")
-    with pytest.raises(UserError, match="sync.verify=.on."):
-        config("sync.verify=on")
-
-
-def sample(problem: str, num_prompt: int, num_response: int) -> Sample:
-    return Sample(
-        problem_id=problem,
-        sample_index=0,
-        prompt_ids=tuple(range(num_prompt)),
-        response_ids=tuple(range(num_response)),
+def test_probes_are_few_short_and_of_different_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "gather_from_all", lambda mine: mine)
+    limits = ["data.max_prompt_tokens=10", "rollout.max_response_tokens=300"]
+    s: Any = SimpleNamespace(
+        config=config(*limits),
+        layout=SimpleNamespace(rank=0),
+        encoder=SimpleNamespace(encode=lambda problem: problem.ids),
+        problems_of_draw=lambda draw: [SimpleNamespace(id="q", ids=ids) for ids in PROMPTS],
     )
-
-
-def test_probes_are_of_different_problems_and_few() -> None:
-    accepted = [facts(problem_index=n // 2, sample_index=n % 2) for n in range(20)]
-    probes = pick_probes(accepted)
-    assert [(p.problem_index, p.sample_index) for p in probes] == [
-        (n, 1) for n in range(NUM_PROBES)
+    kept = [Sample(problem_id="p", prompt_ids=(1,) * 9, response_ids=(n,) * 400) for n in range(20)]
+    kept[3] = replace(kept[3], prompt_ids=(1,) * 300)  # leaves room for 9 tokens and one more
+    accepted = [facts(problem_index=n // 2, rollout_index=n) for n in range(20)]
+    found = Session.probes(s, 7, accepted, kept)  # type: ignore[arg-type]
+    assert [(p.response_ids[0], len(p.response_ids)) for p in found] == [
+        (1, session.MAX_PROBE_TOKENS),
+        (3, 9),
+        (5, session.MAX_PROBE_TOKENS),
+        (7, session.MAX_PROBE_TOKENS),
     ]
-    assert pick_probes([]) == []
-
-
-def test_probes_are_short_and_leave_the_engine_room_for_a_token() -> None:
-    assert len(shorten(sample("p", 10, 1000), max_tokens=2000).response_ids) == MAX_PROBE_TOKENS
-    assert len(shorten(sample("p", 10, 50), max_tokens=60).response_ids) == 49
-    assert shorten(sample("p", 10, 50), max_tokens=5).response_ids == ()
-
-
-def test_a_prompt_can_be_read_as_a_response() -> None:
-    probe = as_response((5, 6, 7))
-    assert (probe.prompt_ids, probe.response_ids) == ((5,), (6, 7))
-    assert as_response((5,)).response_ids == ()
+    fixed = [facts(rank=NO_RANK)]  # nothing is sampled: prompts are read as responses
+    (prompt,) = Session.probes(s, 1, fixed)
+    assert (prompt.prompt_ids, prompt.response_ids) == ((5,), (6, 7))
 
 
 class Words:
@@ -124,19 +111,12 @@ def test_the_last_token_says_how_a_response_ended() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen2_tied"])
-def test_a_stream_of_weights_is_strict_and_vllm_s_names_a_tied_head(name: str) -> None:
+def test_vllm_s_stream_names_a_tied_head(name: str) -> None:
     table = WeightTable(SHAPES[name])
     layout = vllm_layout(table, 1, packed_head=False)
     good = [(n, torch.zeros(1)) for n in table.hf_shapes()]
     sent = [n for n, _ in with_tied_head(good, layout.hf_columns)]
     assert sorted(sent) == sorted({*table.hf_shapes(), "lm_head.weight"})
-    for bad, message in (
-        ([*good, good[0]], "was sent twice"),
-        ([*good, ("extra", torch.zeros(1))], "is unknown to the engine"),
-        (good[:-1], "1 weights were not sent"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            list(checked_stream(bad, layout.hf_columns))
 
 
 def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:

@@ -63,7 +63,6 @@ HOMES = {
     "torch.distributed": [
         "runtime/",
         "loss/output_head.py",  # the type of a group
-        "loss/row_statistics.py",  # the same
         "sync/transfer.py",
         "model/checkpoint.py",
         "model/checkpoint_write.py",

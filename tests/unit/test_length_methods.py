@@ -9,7 +9,7 @@ from statistics import fmean, pstdev, stdev
 from typing import Any
 
 import pytest
-from groups import group, weigh
+from groups import group, update, weigh
 from responses import facts
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -22,7 +22,7 @@ from megatron_opsft.methods.facts import (
     PromptChange,
     ReferenceStatistics,
 )
-from megatron_opsft.methods.laser_targets import band_of, choose_targets, fewest_correct
+from megatron_opsft.methods.laser_targets import choose_targets
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.updates import MethodRun
@@ -49,33 +49,13 @@ def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
         assert run.state.step == step
         weights = run.weigh(batch)
         assert len(weights.rewards) == len(weights.advantages) == len(weights.trained) == 12
-        assert all(map(math.isfinite, weights.advantages)) and weights.factor > 0
+        assert all(map(math.isfinite, weights.advantages))
+        assert run.updates(batch, weights)[0].factor > 0
         run.advance(batch, refills=2)
     assert run.state.refills == 4
     resumed = MethodRun(METHODS[name](), seed=0)
     resumed.restore(json.loads(json.dumps(run.state.model_dump(mode="json"))))
     assert resumed.state == run.state
-
-
-@pytest.mark.parametrize("name", ONLINE)
-def test_the_order_of_groups_changes_nothing(name: str) -> None:
-    reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
-    facts: dict[str, Any] = {
-        "target": LengthTarget(num_tokens=99, kind="max"),
-        "reference": reference,
-    }
-    if name == "l1_exact":
-        facts["target"] = LengthTarget(num_tokens=99)
-    batch = [
-        group(**facts),
-        group((90, 17, 3, 44), (0, 1, 0, 1), **facts),
-        group((5, 6), (1, 1), **facts),
-    ]
-    weights, turned = weigh(name, *batch), weigh(name, *batch[::-1])
-    assert turned.factor == weights.factor
-    assert turned.advantages[:2] + turned.advantages[2:6] + turned.advantages[6:] == pytest.approx(
-        weights.advantages[8:] + weights.advantages[4:8] + weights.advantages[:4], rel=1e-12
-    )
 
 
 def test_thinkprune_goes_through_its_stages() -> None:
@@ -109,21 +89,14 @@ def test_l1_targets_are_drawn_once_from_seed_and_problem() -> None:
 
 def test_l1_asks_for_a_length_in_evaluations_too() -> None:
     run = MethodRun(settings_of("l1_max", exact_share=0.0), seed=7)
-    assert run.evaluation_prompt_change("p0") == run.prompt_change("p0")
+    assert run.prompt_change("p0", held_out=True) == run.prompt_change("p0")
     for name, words in (("l1_exact", "for 3500"), ("l1_max", "for maximum 3500")):
         told = MethodRun(settings_of(name, eval_target=3500), seed=7)
-        assert told.evaluation_prompt_change("p0").suffix == f" Think {words} tokens."
+        assert told.prompt_change("p0", held_out=True).suffix == f" Think {words} tokens."
+    untold = MethodRun(settings_of("l1_max", prompt_target=False), seed=7)
+    assert untold.prompt_change("p0") == PromptChange()
     announced = settings_of("thinkprune", limits=(3000,), announce_limit=True)
-    assert MethodRun(announced, seed=7).evaluation_prompt_change("p0") == PromptChange()
-
-
-def test_l1_prompts_end_with_the_target() -> None:
-    method, untold = settings_of("l1_max"), settings_of("l1_max", prompt_target=False)
-    state = method.first_state()
-    targets = [LengthTarget(num_tokens=800, kind=kind) for kind in ("exact", "max")]
-    ends = [method.prompt(state, target).suffix for target in targets]
-    assert ends == [" Think for 800 tokens.", " Think for maximum 800 tokens."]
-    assert untold.prompt(state, targets[0]).suffix == ""
+    assert MethodRun(announced, seed=7).prompt_change("p0", held_out=True) == PromptChange()
 
 
 def monitor_groups() -> list[Group]:
@@ -134,14 +107,6 @@ def monitor_groups() -> list[Group]:
         group([1500] * 2 + [2500] * 2 + [9000] * 4, [1] * 3 + [0] * 5),
         group([700] * 1 + [5000] * 7, [1] * 2 + [0] * 6),
     ]
-
-
-def test_difficulties_begin_at_thirds() -> None:
-    bands = [band_of(group([9] * 8, [1] * n + [0] * (8 - n))) for n in (8, 6, 5, 3, 2, 0)]
-    assert bands == ["easy", "easy", "medium", "medium", "hard", "hard"]
-    assert band_of(group([9] * 3, [1, 1, 0])) == "easy"
-    assert fewest_correct(8, "ceil") == {"easy": 6, "medium": 3, "hard": 1}
-    assert fewest_correct(8, "floor") == {"easy": 5, "medium": 2, "hard": 1}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +202,8 @@ def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     expected = [(a - fmean(plain)) / pstdev(plain) for a in plain]
     found = weigh("o1_pruner", *batch, z_score=True)
     assert found.advantages == pytest.approx(expected, rel=1e-12)
-    assert (found.token_weights, found.factor) == ((1.0,) * 6, 1 / 6)
+    step = update("o1_pruner", *batch, z_score=True)
+    assert (step.token_weights, step.factor) == ((1.0,) * 6, 1 / 6)
     stored = [facts(num_tokens=9, advantage=value) for value in (0.25, -1.5)]
     fixed = weigh("o1_pruner", Group(responses=stored, limit=9), form="fixed", z_score=True)
     assert fixed.advantages == (0.25, -1.5)
@@ -314,26 +280,19 @@ def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() ->
     run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
     batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
     updates = run.updates(batch, run.weigh(batch))
-    assert [len(update.responses) for update in updates] == [0, 4, 4]
-    assert [update.factor > 0 for update in updates] == [False, True, True]
+    assert [len(found.responses) for found in updates] == [0, 4, 4]
+    assert [found.factor > 0 for found in updates] == [False, True, True]
 
 
-@pytest.mark.parametrize("name", ["on_policy_sft", "grpo", "dr_grpo", "l1_exact", "thinkprune"])
-def test_shares_of_a_batch_have_the_token_weights_of_the_whole(name: str) -> None:
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "l1_exact", "thinkprune"])
+def test_each_share_of_a_batch_is_an_update_of_its_own(name: str) -> None:
     target = LengthTarget(num_tokens=2000, kind="exact")
     batch = [group(correct=(1, 0, 1, 0), target=target), group(correct=(1, 1, 1, 0), target=target)]
-    run = MethodRun(
-        settings_of(name, **{} if name == "on_policy_sft" else {"updates_per_batch": 2}), seed=0
-    )
-    weights = run.weigh(batch)
-    updates = run.updates(batch, weights)
-    trained = [w for w, kept in zip(weights.token_weights, weights.trained, strict=True) if kept]
-    assert [w for update in updates for w in update.token_weights] == trained
-    if len(updates) == 1:
-        assert updates[0].factor == weights.factor
-    else:
-        alone = [run.weigh([one]) for one in batch]
-        assert [update.factor for update in updates] == [w.factor for w in alone]
+    run = MethodRun(settings_of(name, updates_per_batch=2), seed=0)
+    updates = run.updates(batch, run.weigh(batch))
+    alone = [update(name, one) for one in batch]
+    for found, expected in zip(updates, alone, strict=True):
+        assert (found.factor, found.token_weights) == (expected.factor, expected.token_weights)
 
 
 def test_objectives_of_one_and_of_several_updates() -> None:

@@ -1,15 +1,12 @@
 """The operations on a chunk of logits, in PyTorch, against whole-chunk formulas in float64."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.logit_chunks import loss_gradient_, operations, row_statistics
+from megatron_opsft.loss.fused_linear import operations
+from megatron_opsft.loss.logit_chunks import loss_gradient_, row_statistics
 
 INF, NAN = float("inf"), float("nan")
 SHAPES = [(5, 97), (1, 1000), (7, 1), (3, 2), (0, 11), (4, 0), (0, 0)]
@@ -97,17 +94,6 @@ def test_gradient_matches_float64(shape: tuple[int, int], scale: float) -> None:
     assert not full[1::2].any() and not low[1::2].any()
 
 
-def test_gradient_is_autograd_s() -> None:
-    logits, labels = chunk(6, 50, 5.0)
-    labels.clamp_(0, 49)
-    weights = torch.rand(6)
-    leaf = logits.clone().requires_grad_()
-    found = row_statistics(logits, labels)
-    (torch.nn.functional.cross_entropy(leaf, labels, reduction="none") * weights).sum().backward()
-    gradient = loss_gradient_(logits, labels, found.lse_C, weights, torch.float32)
-    torch.testing.assert_close(gradient, leaf.grad)
-
-
 def test_columns_of_a_wider_matrix() -> None:
     wide, labels = chunk(4, 120)
     found = row_statistics(wide[:, 10:60], labels, mean=True)
@@ -144,39 +130,6 @@ def test_rows_of_weight_0_are_zeros_whatever_their_logits(dtype: torch.dtype) ->
     lse = logits.logsumexp(1)
     gradient = loss_gradient_(logits, labels, lse, weights, dtype)
     assert not gradient[:3].any() and gradient[3].all()
-
-
-class NewTensors(TorchDispatchMode):
-    """(elements, dtype) of every result that is not a view of an argument, nor one itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[int, torch.dtype]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        def storages(tree: Any) -> dict[int, Tensor]:
-            tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-            return {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
-
-        result = func(*args, **(kwargs or {}))
-        old = storages((args, kwargs))
-        self.seen += [(t.numel(), t.dtype) for p, t in storages(result).items() if p not in old]
-        return result
-
-
-def test_no_second_buffer_of_the_chunk_s_size() -> None:
-    logits, labels = chunk(64, 100)
-    lse, weights = logits.logsumexp(1), torch.rand(64)
-    limit = max(logit_chunks._CPU_GROUP, 100)
-    with NewTensors() as tensors:
-        row_statistics(logits, labels)
-        row_statistics(logits, labels, mean=True)
-        low = loss_gradient_(logits.view_as(logits), labels, lse, weights, torch.bfloat16)
-        loss_gradient_(logits, labels, lse, weights, torch.float32)
-    chunks = [dtype for elements, dtype in tensors.seen if elements > limit]
-    assert tensors.seen and chunks == ([torch.bfloat16] if low.numel() > limit else [])
 
 
 def test_pytorch_s_version_on_a_cpu() -> None:

@@ -1,11 +1,9 @@
 """Parameters against tensors that were put together without them, and against names written out."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
-from placements import engine_placements, megatron_placements
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from vllm_weights import vllm_weights
@@ -19,8 +17,7 @@ from megatron_opsft.weights.rectangles import (
     hf_parameters,
 )
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.slicing import fill_shard, shard_parameter, shard_shape
-from megatron_opsft.weights.vllm_layout import check_rollout_tp, tied_head, vllm_parameters
+from megatron_opsft.weights.vllm_layout import check_rollout_tp, vllm_parameters
 
 
 def filled(parameter: Parameter, hf: dict[str, Tensor]) -> Tensor:
@@ -121,64 +118,6 @@ def test_a_tp_that_vllm_cannot_use_for_experts_is_named() -> None:
         check_rollout_tp(few, 8)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("model", ["qwen2", "llama_mha", "qwen3_moe"])
-def test_shard_parameters_equal_filled_shards(model: str, tp: int) -> None:
-    tp = min(tp, SHAPES[model].num_kv_heads)
-    hf, table = weights(model), WeightTable(SHAPES[model], tp_size=tp)
-    for rank in range(tp):
-        for rule in table.rules:
-            parameter = shard_parameter(rule, rank, tp)
-            shard = torch.empty(shard_shape(rule, tp))
-            fill_shard(
-                rule,
-                lambda rect: rect.view(hf[rect.tensor]),
-                shard,
-                tp_rank=rank,
-                tp_size=tp,
-            )
-            assert parameter.name == rule.mcore_name
-            assert torch.equal(filled(parameter, hf), shard), rule.mcore_name
-
-
-def test_megatron_placements_follow_megatrons_rank_order() -> None:
-    table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
-    placements = megatron_placements(table, tp=2, pp=2, dp=2)
-    assert [placement.ranks for placement in placements] == [(0, 2), (1, 3), (4, 6), (5, 7)]
-    first, last = ({p.name for p in placements[n].parameters} for n in (1, 3))
-    assert {name.split(".")[2] for name in first if ".layers." in name} == {"0", "1"}
-    assert {name.split(".")[2] for name in last if ".layers." in name} == {"2", "3"}
-    assert {name for name in first | last if ".layers." not in name} == {
-        "embedding.word_embeddings.weight",
-        "decoder.final_layernorm.weight",
-        "output_layer.weight",
-    }
-    assert "embedding.word_embeddings.weight" in first
-    assert "output_layer.weight" in last  # the replica of the tied embedding
-    assert placements[3].parameters[-1].parts[0].source.tensor == "model.embed_tokens.weight"
-    embedding, head = (p.parts for p in (placements[1].parameters[0], placements[3].parameters[-1]))
-    assert [part.source for part in embedding] == [part.source for part in head]
-
-
-def test_virtual_stages_hold_every_other_block() -> None:
-    table = WeightTable(SHAPES["qwen2"])
-    stages = megatron_placements(table, tp=1, pp=2, dp=1, vpp=2)
-    layers = [
-        sorted({p.name.split(".")[2] for p in stage.parameters if ".layers." in p.name})
-        for stage in stages
-    ]
-    assert layers == [["0", "2"], ["1", "3"]]
-    assert stages[0].parameters[0].name == "embedding.word_embeddings.weight"
-    assert stages[1].parameters[-1].name == "output_layer.weight"
-
-
-def test_engines_are_blocks_of_consecutive_ranks() -> None:
-    table = WeightTable(SHAPES["qwen2"])
-    placements = engine_placements(partial(vllm_parameters, table, tp_size=2), 2, 6)
-    assert [placement.ranks for placement in placements] == [(0, 2, 4), (1, 3, 5)]
-    assert placements[1].parameters == vllm_parameters(table, 1, 2)
-
-
 def test_whole_hf_tensors() -> None:
     shapes = {"a": (3, 5), "b": (7,)}
     assert hf_columns(shapes) == {"a": 5, "b": 1}
@@ -187,14 +126,6 @@ def test_whole_hf_tensors() -> None:
         Parameter("a", (3, 5), (Copy(a, a),), 3),
         Parameter("b", (7,), (Copy(b, b),), 7),
     )
-
-
-def test_tied_head_is_a_second_embedding() -> None:
-    parameters = vllm_parameters(WeightTable(SHAPES["qwen2_tied"]), 1, 2)
-    (part,) = parameters[0].parts
-    renamed = Copy(part.source, replace(part.target, tensor="lm_head.weight"))
-    head = replace(parameters[0], name="lm_head.weight", parts=(renamed,))
-    assert tied_head(parameters) == head
 
 
 def test_rectangles() -> None:

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.errors import UserError
-from megatron_opsft.weights.rules import WeightTable, local_to_global
+from megatron_opsft.weights.rules import WeightTable
 
 MOE = MoeShape(num_experts=5, top_k=2, ffn_size=24, normalize_top_k=True)
 
@@ -104,19 +104,6 @@ def test_experts_of_the_local_and_the_te_table_have_the_same_hf_tensors() -> Non
         local.by_mcore_name("decoder.layers.0.mlp.experts.local_experts.5.linear_fc1.weight")
 
 
-def test_lookups_by_either_name_give_the_same_rule() -> None:
-    table = WeightTable(make_shape("Qwen2ForCausalLM"))
-    rule = table.by_hf_name("model.layers.2.self_attn.k_proj.bias")
-    assert rule is table.by_mcore_name("decoder.layers.2.self_attention.linear_qkv.bias")
-    assert rule.hf_shapes == ((64,), (32,), (32,))
-    assert rule.mcore_shape == (128,)
-    assert table.by_mcore_name("embedding.word_embeddings.weight").mcore_shape == (384, 48)
-    with pytest.raises(UserError, match=r"decoder\.layers\.3\.mlp"):
-        table.by_mcore_name("decoder.layers.3.mlp.linear_fc1.weight")
-    with pytest.raises(UserError, match="rotary"):
-        table.by_hf_name("rotary")
-
-
 def test_tied_head_is_a_parameter_of_the_last_stage_but_never_exported() -> None:
     table = WeightTable(make_shape("Qwen2ForCausalLM", tied=True))
     head = table.by_mcore_name("output_layer.weight")
@@ -173,9 +160,3 @@ def test_check_hf_tolerates_a_repeated_head_only_when_tied_and_of_the_right_shap
     table.check_hf(table.hf_shapes() | {"lm_head.weight": (300, 48)}, "dir")
     with pytest.raises(UserError, match="lm_head.weight has shape"):
         table.check_hf(table.hf_shapes() | {"lm_head.weight": (384, 48)}, "dir")
-
-
-def test_local_to_global_moves_the_layer_index_alone() -> None:
-    name = "decoder.layers.3.mlp.linear_fc1.weight"
-    assert local_to_global(name, 10) == "decoder.layers.13.mlp.linear_fc1.weight"
-    assert local_to_global("decoder.final_layernorm.weight", 10) == "decoder.final_layernorm.weight"

@@ -5,20 +5,16 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from placements import engine_placements, lower_bound, megatron_placements
 from real_shapes import REAL_SHAPES
-from schedule_checks import by_rank, check_schedule, schedules_of, shorter, traffic
-from tiny_models import SHAPES, weights
-from torch import Tensor
-from vllm_weights import vllm_weights
+from schedule_checks import check_schedule, schedules_of, shorter, traffic
+from tiny_models import SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, hf_parameters
 from megatron_opsft.weights.reshard import Placement, Route, find_routes
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import Program, make_schedule, split_rows
-from megatron_opsft.weights.slicing import fill_shard
+from megatron_opsft.weights.schedule import make_schedule, split_rows
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
 MIB = 2**20
@@ -129,110 +125,6 @@ def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     assert 2 * copied == _held_bytes(engine[1])
 
 
-def test_the_plan_is_the_same_every_time() -> None:
-    trainer, engine = both_sides(SHAPES["qwen3_moe"], 2, 2, 2, 4)
-    programs = [
-        [
-            make_schedule(trainer, engine, rank=rank, itemsize=2, bucket_bytes=10_000).program(rank)
-            for rank in range(8)
-        ]
-        for _ in range(2)
-    ]
-    assert programs[0] == programs[1]
-    assert any(round.sends for round in programs[0][0].rounds)
-
-
-Tensors = list[dict[str, Tensor]]  # by rank
-
-
-def carry_out(programs: Sequence[Program], sources: Tensors, targets: Tensors) -> None:
-    """What `Transfer` does on all ranks, without a process group."""
-    for rank, program in enumerate(programs):
-        for copy in program.copies:
-            _view(copy.target, targets[rank]).copy_(_view(copy.source, sources[rank]))
-        for padding in program.zeros:
-            _view(padding, targets[rank]).zero_()
-    for number in range(len(programs[0].rounds)):
-        for rank, program in enumerate(programs):
-            for peer, rects in program.rounds[number].sends.items():
-                places = programs[peer].rounds[number].receives[rank]
-                for source, target in zip(rects, places, strict=True):
-                    _view(target, targets[peer]).copy_(_view(source, sources[rank]))
-
-
-def _view(rect: Rect, tensors: dict[str, Tensor]) -> Tensor:
-    return rect.view(tensors[rect.tensor])
-
-
-def spoiled(placements: Sequence[Placement], world_size: int) -> Tensors:
-    """Parameters full of NaN."""
-    named = by_rank(placements)
-    return [
-        {name: torch.full(p.shape, torch.nan) for name, p in named[rank].items()}
-        for rank in range(world_size)
-    ]
-
-
-@pytest.mark.parametrize("model", SHAPES)
-@pytest.mark.parametrize(
-    ("tp", "pp", "dp", "vpp", "engine_tp"),
-    [
-        (1, 1, 1, None, 1),
-        (1, 1, 2, None, 2),
-        (2, 1, 1, None, 1),
-        (2, 1, 2, None, 4),
-        (1, 2, 1, 2, 1),
-        (1, 2, 2, None, 4),
-        (2, 2, 1, None, 2),
-        (2, 2, 2, 2, 2),
-        (2, 2, 1, 2, 4),
-    ],
-)
-def test_push_makes_vllms_tensors_and_pull_brings_the_shards_back(
-    model: str, tp: int, pp: int, dp: int, vpp: int | None, engine_tp: int
-) -> None:
-    shape, hf, world_size = SHAPES[model], weights(model), tp * pp * dp
-    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp, vpp)
-    table, shards = WeightTable(shape, tp_size=tp), spoiled(trainer, world_size)
-    for rank, own in enumerate(shards):
-        for name, shard in own.items():
-            fill_shard(
-                table.by_mcore_name(name),
-                lambda rect: rect.view(hf[rect.tensor]),
-                shard,
-                tp_rank=rank % tp,
-                tp_size=tp,
-            )
-
-    def programs(sources: Sequence[Placement], targets: Sequence[Placement]) -> list[Program]:
-        every = schedules_of(
-            sources, targets, world_size=world_size, itemsize=4, bucket_bytes=20_000
-        )
-        return [schedule.program(rank) for rank, schedule in enumerate(every)]
-
-    pushed, pulled = spoiled(engine, world_size), spoiled(trainer, world_size)
-    carry_out(programs(trainer, engine), shards, pushed)
-    for rank, own in enumerate(pushed):
-        expected = vllm_weights(shape, hf, rank % engine_tp, engine_tp)
-        assert own.keys() == expected.keys()
-        assert [name for name in own if not torch.equal(own[name], expected[name])] == []
-    carry_out(programs(engine, trainer), pushed, pulled)
-    for own, expected in zip(pulled, shards, strict=True):
-        assert [name for name in own if not torch.equal(own[name], expected[name])] == []
-
-
-def test_whole_hf_tensors_are_gathered_on_ranks_that_do_not_train() -> None:
-    table = WeightTable(SHAPES["qwen2_tied"], tp_size=2)
-    trainer = megatron_placements(table, tp=2, pp=2, dp=1)
-    engine = [Placement((4, 5), hf_parameters(table.hf_shapes()))]
-    schedules = schedules_of(trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
-    check_schedule(schedules, trainer, engine, world_size=6, itemsize=2, bucket_bytes=30_000)
-    sent, _, local = traffic(schedules, 2)
-    # Either stage can send the tied embedding: the load evens out.
-    assert max(sent[:4]) <= 1.10 * least_bytes(trainer, engine)
-    assert sent[4:] == [0, 0] and local == 0
-
-
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
     trainer, engine = both_sides(SHAPES["qwen2_tied"], 1, 2, 2, 2)
@@ -288,18 +180,10 @@ def test_what_the_sources_lack_is_named() -> None:
         schedule(shorter(trainer, len(trainer[0].parameters) - 1), engine)
 
 
-def test_unsound_layouts_are_refused() -> None:
+def test_a_parameter_with_a_hole_is_refused() -> None:
     schedule = partial(make_schedule, rank=0, itemsize=2, bucket_bytes=MIB)
-    target = [one("b", Rect("x", 0, 4, 0, 8), (2,))]
-    # As many elements as wanted, but some twice and some not at all.
-    overlapping = [one("a", Rect("x", 0, 3, 0, 8), (0,)), one("a", Rect("x", 2, 3, 0, 8), (1,))]
-    with pytest.raises(ValueError, match="overlapping parts of x"):
-        schedule(overlapping, target)
-    with pytest.raises(ValueError, match="listed twice"):
-        schedule(
-            [one("a", Rect("x", 0, 4, 0, 8), (0,)), one("a", Rect("x", 0, 4, 0, 8), (0,))], target
-        )
-    hole = replace(target[0].parameters[0], shape=(5, 8), padding_row=5)
+    full = one("b", Rect("x", 0, 4, 0, 8), (2,)).parameters[0]
+    hole = replace(full, shape=(5, 8), padding_row=5)
     with pytest.raises(ValueError, match="the parts of b do not fill it"):
         schedule([one("a", Rect("x", 0, 4, 0, 8), (0,))], [Placement((2,), (hole,))])
 

@@ -19,18 +19,12 @@ ROLLOUT = Rollout(
 )
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_only_correct_responses_are_accepted(outcome: Outcome) -> None:
-    assert bool(select([facts(outcome=outcome)], 10)) == (outcome is Outcome.CORRECT)
-
-
-def test_length_counts_every_response_token_and_no_prompt_token() -> None:
+def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> None:
+    for outcome in Outcome:
+        assert bool(select([facts(outcome=outcome)], 10)) == (outcome is Outcome.CORRECT)
+    assert select([facts(finished=False)], 10) == []
     responses = [facts(num_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
     assert select(responses, 10) == responses[:2]
-
-
-def test_a_response_without_end_token_is_not_accepted_even_when_correct() -> None:
-    assert select([facts(finished=False)], 10) == []
 
 
 @pytest.mark.parametrize(("opened", "expected"), [(True, 2), (False, 1)])

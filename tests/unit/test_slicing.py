@@ -152,26 +152,6 @@ def test_padded_vocab_size_is_the_same_for_every_power_of_two() -> None:
     assert make_table(tp=5).padded_vocab == 640
 
 
-@pytest.mark.parametrize("tp", TP_SIZES)
-def test_parts_of_all_ranks_cover_every_hf_row_and_every_shard_row_once(tp: int) -> None:
-    table = make_table("Qwen3ForCausalLM")
-    for rule in table.rules:
-        seen = {
-            name: torch.zeros(shape)
-            for name, shape in zip(rule.hf_names, rule.hf_shapes, strict=True)
-        }
-        for tp_rank in range(tp):
-            shard = torch.zeros(shard_shape(rule, tp))
-            parameter = shard_parameter(rule, tp_rank, tp)
-            for part in parameter.parts:
-                part.source.view(seen[part.source.tensor]).add_(1)
-                part.target.view(shard).add_(1)
-            assert parameter.shape == tuple(shard.shape)
-            assert shard[: parameter.padding_row].eq(1).all()
-        copies = tp if rule.kind.value == "copy" else 1
-        assert all(count.eq(copies).all() for count in seen.values()), rule.mcore_name
-
-
 def test_fill_reads_only_the_ranks_own_slice_once_per_tensor() -> None:
     table = make_table()
     state = random_state(table)
@@ -188,15 +168,6 @@ def test_fill_reads_only_the_ranks_own_slice_once_per_tensor() -> None:
         "k_proj.weight[32:64, 0:24]",
         "v_proj.weight[32:64, 0:24]",
     ]
-
-
-def test_fill_converts_dtype_and_ignores_autograd() -> None:
-    table = make_table()
-    state = random_state(table)
-    rule = table.by_mcore_name("decoder.final_layernorm.weight")
-    shard = torch.nn.Parameter(torch.empty(HIDDEN, dtype=torch.bfloat16))
-    fill_shard(rule, lambda rect: state[rect.tensor], shard, tp_rank=0, tp_size=1)
-    assert torch.equal(shard.detach(), state["model.norm.weight"].bfloat16())
 
 
 def test_tp_that_does_not_divide_is_named() -> None:

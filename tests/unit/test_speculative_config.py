@@ -8,7 +8,6 @@ import yaml
 from megatron_opsft.config.identity import check_resumable, config_hash
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.rollout.limits import check_engine
 
 KEYS = ["run.dir=/tmp/run", "run.steps=1", "model.path=m", "data.train=arithmetic"]
 NGRAM = "rollout.speculative={method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 3}"
@@ -22,15 +21,6 @@ def test_a_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
     written.write_text(to_yaml(config))
     assert load_config(written) == config
     assert yaml.safe_load(written.read_text())["rollout"]["speculative"] == RECORD
-
-
-def test_the_hf_engine_refuses_it_in_one_line() -> None:
-    with pytest.raises(UserError) as caught:
-        check_engine(load_config(None, [*KEYS, NGRAM]))
-    assert str(caught.value) == (
-        f"rollout.speculative={RECORD} is vLLM's; set rollout.engine=vllm or "
-        "rollout.speculative=null"
-    )
 
 
 def test_another_record_is_another_run() -> None:

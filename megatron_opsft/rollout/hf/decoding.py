@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf import CHECK_EVERY, COMPACT_AT
 from megatron_opsft.rollout.hf.kv_cache import make_room
-from megatron_opsft.rollout.hf.passes import ModelPasses, check_finite
+from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.requests import ResponseRequest
-from megatron_opsft.rollout.sampling import uniforms
+from megatron_opsft.rollout.sampling import sample_with_margins, uniforms
 from megatron_opsft.runtime.phase import count_tokens
+
+_CHECK_EVERY = 4  # tokens between looks at who has finished: each look waits for the device
+_COMPACT_AT = 0.25  # share of finished rows from which dropping them pays for copying the cache
 
 
 @torch.inference_mode()
@@ -42,10 +45,10 @@ def decode(
     cache.batch_select_indices(owner_N)
     make_room(cache)
     batch = DecodingBatch(passes, mask_PS[owner_N], cache, requests, sampling)
-    finished = batch.begin(logits_PV[owner_N])
+    finished = batch.draw(1, logits_PV[owner_N])
     while batch.going_on:
         batch.drop_ended()
-        finished |= batch.run(CHECK_EVERY - batch.num_drawn % CHECK_EVERY)
+        finished |= batch.draw(_CHECK_EVERY - batch.num_drawn % _CHECK_EVERY)
         yield finished
         finished = {}
     yield finished
@@ -98,20 +101,15 @@ class DecodingBatch:
         """Whether any response has not ended."""
         return not all(self.ended)
 
-    def begin(self, logits_NV: Tensor) -> dict[int, list[int]]:
-        """Draw the first tokens, from the logits after the prompts; see `run`."""
-        return self._draw(1, logits_NV)
-
-    def run(self, num_passes: int) -> dict[int, list[int]]:
-        """Draw `num_passes` more tokens for every row, but none beyond the longest response.
+    def draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
+        """Draw `num_tokens` more for every row, but none beyond the longest response. logits_NV: of
+        the first, where they are known already.
 
         Returns the responses that ended: index of the request -> token ids up to the end token.
         Errors: `NonFiniteError`.
         """
-        return self._draw(min(num_passes, self.limit - self.num_drawn))
-
-    def _draw(self, num_tokens: int, logits_NV: Tensor | None = None) -> dict[int, list[int]]:
-        rows_N = self.rows_N
+        num_tokens = min(num_tokens, self.limit - self.num_drawn)
+        sampling, rows_N = self.sampling, self.rows_N
         length_N = torch.tensor(self.ended, device=self.device).long()  # 0: goes on
         finite_N = torch.ones_like(rows_N, dtype=torch.bool)
         for drawn in range(self.num_drawn, self.num_drawn + num_tokens):
@@ -119,24 +117,27 @@ class DecodingBatch:
                 logits_NV = self._forward(drawn)
             finite_N &= logits_NV.amax(dim=-1).isfinite()
             uniforms_N = self.uniforms_NL[rows_N, drawn]
-            token_N, sure_N = self.passes.draw(logits_NV, uniforms_N, self.sampling)
+            token_N, sure_N = sample_with_margins(
+                logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.passes.noise
+            )
             if self.passes.noise and not bool(sure_N.all()):
                 for n in (~sure_N & (length_N == 0)).nonzero().squeeze(-1).tolist():
                     ids = [*self.requests[self.rows[n]].prompt_ids, *self.ids(n, drawn)]
-                    token_N[n] = self.passes.draw_alone(
-                        ids, logits_NV[n], uniforms_N[n], self.sampling
-                    )
+                    token_N[n] = self.passes.draw_alone(ids, logits_NV[n], uniforms_N[n], sampling)
             self.tokens_NL[rows_N, drawn] = token_N
             ended_N = torch.isin(token_N, self._ends) | (drawn + 1 == self.limit)
             length_N = torch.where((length_N == 0) & ended_N, drawn + 1, length_N)
             logits_NV = None
         self.num_drawn += num_tokens
         count_tokens(num_tokens * self.ended.count(False))
-        check_finite(
-            finite_N.tolist(),
-            [self.requests[row].problem_id for row in self.rows],
-            self.num_drawn,
-        )
+        if bad := [row for row, fine in zip(self.rows, finite_N.tolist(), strict=True) if not fine]:
+            raise NonFiniteError(
+                f"rollout: the model's logits are NaN or infinite in {len(bad)} of "
+                f"{len(self.rows)} responses, the first to problem "
+                f"{self.requests[bad[0]].problem_id}, before token {self.num_drawn + 1}: the "
+                "weights are damaged, or too large for the dtype; take another checkpoint or "
+                "another dtype"
+            )
         finished = {}
         for n, length in enumerate(length_N.tolist()):
             if length and not self.ended[n]:
@@ -159,7 +160,7 @@ class DecodingBatch:
     def drop_ended(self) -> None:
         """Drop the rows that have ended, once that is worth copying the cache."""
         num_ended = sum(self.ended)
-        if num_ended == 0 or num_ended < COMPACT_AT * len(self.rows):
+        if num_ended == 0 or num_ended < _COMPACT_AT * len(self.rows):
             return
         kept = [n for n, ended in enumerate(self.ended) if not ended]
         self.rows = [self.rows[n] for n in kept]

@@ -12,7 +12,6 @@ from transformers.initialization import no_init_weights
 
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
-    Checksums,
     EngineLayout,
     EngineShare,
     EngineWeights,
@@ -26,7 +25,6 @@ from megatron_opsft.rollout.hf.decoding import decode
 from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.requests import Decoder, make_rollouts
 from megatron_opsft.runtime.phase import count_done
-from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rectangles import hf_columns, hf_parameters
 
 _ALONE = EngineShare(index=0, count=1)
@@ -121,16 +119,6 @@ class HfEngine(RolloutEngine):
     def weights(self) -> EngineWeights:
         """See `RolloutEngine.weights`: the model's own parameters under their HF names."""
         return EngineWeights(tp_rank=0, tensors=self._weights)
-
-    def checksums(self, cuts: int) -> Checksums:
-        """See `RolloutEngine.checksums`."""
-        sums = parameter_checksums(
-            self.layout.parameters_of(0),
-            self._weights,
-            hf_columns=self.layout.hf_columns,
-            cuts=cuts,
-        )
-        return Checksums(tp_rank=0, sums=sums)
 
     def close(self) -> None:
         """Drop the model."""

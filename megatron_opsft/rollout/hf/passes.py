@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.sampling import largest_move, sample_tokens, sample_with_margins
+from megatron_opsft.rollout.sampling import largest_move, sample_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +52,6 @@ class ModelPasses:
         ).logits[:, -1]
         return logits
 
-    def draw(
-        self, logits_NV: Tensor, uniforms_N: Tensor, sampling: SamplingSettings
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [N], and whether each is what `draw_alone` gives, bool [N]."""
-        return sample_with_margins(
-            logits_NV, uniforms_N, sampling.temperature, sampling.top_p, self.noise
-        )
-
     def draw_alone(
         self, ids: Sequence[int], logits_V: Tensor, uniform: Tensor, sampling: SamplingSettings
     ) -> int:
@@ -83,19 +74,6 @@ class ModelPasses:
             )
             self.noise = 4 * moved
         return int(sample_tokens(alone_1V, uniform[None], sampling.temperature, sampling.top_p))
-
-
-def check_finite(finite_N: Sequence[bool], problem_ids: Sequence[str], num_tokens: int) -> None:
-    """Errors: `NonFiniteError` where a row had logits that no token can be drawn from; num_tokens:
-    that have been drawn.
-    """
-    bad = [name for name, finite in zip(problem_ids, finite_N, strict=True) if not finite]
-    if bad:
-        raise NonFiniteError(
-            f"rollout: the model's logits are NaN or infinite in {len(bad)} of {len(problem_ids)} "
-            f"responses, the first to problem {bad[0]}, before token {num_tokens + 1}: the weights "
-            "are damaged, or too large for the dtype; take another checkpoint or another dtype"
-        )
 
 
 @contextmanager

@@ -6,7 +6,7 @@ With `options` and what is imported on a CPU alone the only file that names vllm
 import gc
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from megatron_opsft.errors import SyncError
 from megatron_opsft.records import Rollout, Sample
 from megatron_opsft.rollout.engine import (
-    Checksums,
     EngineSettings,
     EngineShare,
     EngineWeights,
@@ -32,7 +31,6 @@ from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
 from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
 from megatron_opsft.runtime.phase import count_done, count_tokens
-from megatron_opsft.weights.checksum import parameter_checksums
 from megatron_opsft.weights.rules import WeightTable
 
 _log = logging.getLogger(__name__)
@@ -166,7 +164,13 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
         if not (self._is_speculative and self.share.answers):
             return Counter()
-        return spec_counts(self._llm.get_metrics())
+        metrics = self._llm.get_metrics()  # there may be several of a name
+        return Counter(
+            {
+                key: int(sum(metric.value for metric in metrics if metric.name == name))
+                for key, name in _SPEC_COUNTS.items()
+            }
+        )
 
     def copy_weights(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         """See `RolloutEngine.copy_weights`: vLLM's own update of a running model."""
@@ -206,31 +210,19 @@ class VllmEngine(RolloutEngine):
 
     def weights(self) -> EngineWeights:
         """See `RolloutEngine.weights`."""
+        self._tensors.forget()
         return EngineWeights(
             tp_rank=self._tp_rank,
             tensors=self._tensors,
             packed=self._tensors.packed(self.layout.parameters_of(self._tp_rank)),
+            signed_zeros=not self._tensors.packs,
         )
 
-    def checksums(self, cuts: int) -> Checksums:
-        """See `RolloutEngine.checksums`: of this rank's parameters."""
-        self._tensors.forget()
-        sums = parameter_checksums(
-            self.layout.parameters_of(self._tp_rank),
-            self._tensors,
-            hf_columns=self.layout.hf_columns,
-            cuts=cuts,
-            signed_zeros=not self._tensors.packs,
-        )
-        fault = self._draft.fault() if self._draft else ""
-        if fault:
-            fault = f"the draft model of rollout.speculative is not as it was loaded: {fault}"
-        return Checksums(
-            tp_rank=self._tp_rank,
-            sums=sums,
-            signed_zeros=not self._tensors.packs,
-            draft_fault=fault,
-        )
+    def draft_fault(self) -> str:
+        """See `RolloutEngine.draft_fault`."""
+        if self._draft is None or not (fault := self._draft.fault()):
+            return ""
+        return f"the draft model of rollout.speculative is not as it was loaded: {fault}"
 
     def sleep(self) -> None:
         """See `RolloutEngine.sleep`; on a CPU there is nothing to give back."""
@@ -246,13 +238,3 @@ class VllmEngine(RolloutEngine):
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         gc.collect()
-
-
-def spec_counts(metrics: Iterable[Any]) -> Counter[str]:
-    """What vLLM's `LLM.get_metrics` has on speculative tokens. There may be several of a name."""
-    return Counter(
-        {
-            key: int(sum(metric.value for metric in metrics if metric.name == name))
-            for key, name in _SPEC_COUNTS.items()
-        }
-    )
