@@ -243,10 +243,9 @@ def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
         name: ([row.measured[name] for row in rows], [row.planned[name] for row in rows])
         for name in _SECONDS
     }
-    percent = [
-        [100 * value for value in values] for values in zip(*efficiencies(rows), strict=True)
-    ]
-    panels = [("seconds of a step", seconds), ("efficiency (%)", {"efficiency": percent})]
+    shares = efficiencies(rows)
+    percent = {"efficiency": ([100 * one for one, _ in shares], [100 * one for _, one in shares])}
+    panels = [("seconds of a step", seconds), ("efficiency (%)", percent)]
     with figure_saved_as([out_path], (9.6, 4.2)) as figure:
         for axes, (label, lines) in zip(figure.subplots(1, 2), panels, strict=True):
             for name, (measured, planned) in lines.items():
