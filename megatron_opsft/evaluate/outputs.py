@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.comparison import Comparison, compare
-from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.identity import comparable_settings
 from megatron_opsft.evaluate.inputs import Earlier, Inputs, Subject
 from megatron_opsft.evaluate.results import (
@@ -57,9 +57,9 @@ def with_baselines(directories: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for directory in directories:
         places = [directory / "baseline"]
-        if (directory / MANIFEST).is_file():
-            given = read_manifest(directory).get("settings", {}).get("baseline")
-            places.insert(0, Path(given or places[0]).expanduser())
+        manifest = EvaluationDirectory(directory).read_manifest() or {}
+        if given := manifest.get("settings", {}).get("baseline"):
+            places.insert(0, Path(given).expanduser())
         if read_results(directory).baseline is None:
             places = []
         places = [place for place in places if (place / "results.json").is_file()][:1]

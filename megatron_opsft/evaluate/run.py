@@ -15,7 +15,7 @@ from datetime import timedelta
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.deer import Deer
-from megatron_opsft.evaluate.directory import locked, note_start, open_directory, write_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
@@ -58,7 +58,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                     *(inputs.max_tokens, MAX_TOKENS),
                 )
             for subject in inputs.subjects:
-                held.enter_context(locked(subject.out))
+                held.enter_context(EvaluationDirectory(subject.out).locked())
             if isinstance(inputs.baseline, Earlier):
                 _check_earlier(inputs.baseline, inputs.benchmarks)
             _open_directories(inputs, overwrite=overwrite)
@@ -85,10 +85,10 @@ def open_verifier(settings: EvalSettings) -> Verifier:
 def _open_directories(inputs: Inputs, *, overwrite: bool) -> None:
     identities = [identity(inputs, subject) for subject in inputs.subjects]
     for subject, identified in zip(inputs.subjects, identities, strict=True):
-        open_directory(subject.out, identified, overwrite=overwrite)
+        EvaluationDirectory(subject.out).open(identified, overwrite=overwrite)
         _check_stored(inputs, subject)
     for subject, identified in zip(inputs.subjects, identities, strict=True):
-        write_manifest(subject.out, manifest(inputs, subject, identified))
+        EvaluationDirectory(subject.out).remember(manifest(inputs, subject, identified))
 
 
 def _check_stored(inputs: Inputs, subject: Subject) -> None:
@@ -155,8 +155,7 @@ def sample(
         if job.is_main:
             seconds = time.monotonic() - start
             num_samples, _, num_tokens = tally.read()
-            note_start(
-                subject.out,
+            EvaluationDirectory(subject.out).note_start(
                 {
                     "num_samples": num_samples,
                     "num_tokens": num_tokens,

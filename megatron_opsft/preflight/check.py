@@ -16,8 +16,7 @@ from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
-from megatron_opsft.preflight.entries import check_free, entries_of
-from megatron_opsft.preflight.lock import check_unlocked, locked
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.rollout.limits import (
     check_engine,
     check_engine_ranks,
@@ -59,7 +58,7 @@ def opened_run(
     if is_over or not is_main:
         yield not is_over
         return
-    with locked(config.run.dir):
+    with RunDir(config.run.dir).locked():
         yield True
 
 
@@ -68,11 +67,12 @@ def check_run(
 ) -> None:
     """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
     directory = config.run.dir
-    check_unlocked(directory)
-    check_free(directory, resume=resume, overwrite=overwrite)
+    run_dir = RunDir(directory)
+    run_dir.check_unlocked()
+    run_dir.check_start(resume=resume, overwrite=overwrite)
     if resume and list_checkpoints(directory / "checkpoints"):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
-    elif must_exist and not entries_of(directory):
+    elif must_exist and not run_dir.entries():
         raise UserError(
             f"--resume: run.dir={directory} holds no run to continue; leave --resume out, or give "
             "--resume=auto, which starts a new one then"

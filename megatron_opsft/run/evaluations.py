@@ -5,11 +5,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from megatron_opsft.callbacks import Callback
+from megatron_opsft.preflight.run_directory import BEST, EXPORTS
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.run.acceptance import lengths_for_notes
 from megatron_opsft.run.advice import advise_on_base
 from megatron_opsft.run.best import best_evaluation, evaluations_since_best
-from megatron_opsft.run.directory import BEST, EXPORTS
 from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from megatron_opsft.run.directory import BEST
+from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import remove
 from megatron_opsft.runtime.heartbeat import announce

@@ -17,8 +17,8 @@ from rich.console import Console
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
-from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.progress import LiveView
 from megatron_opsft.runtime.durable import append_line, write_text
 from megatron_opsft.runtime.heartbeat import is_live_terminal

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import ShownResponse
-from megatron_opsft.run.directory import RunDir
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.run.metrics import MetricsLog, _Wandb
 
 

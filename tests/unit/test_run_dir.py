@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
 from megatron_opsft.runtime.durable import write_json
 from megatron_opsft.runtime.step_names import rollout_files, rollout_name
@@ -17,7 +17,7 @@ from megatron_opsft.runtime.step_names import rollout_files, rollout_name
 def _finished_run(path: Path) -> RunDir:
     run = RunDir(path)
     run.open(resume=False, overwrite=False)
-    write_json(path / "manifest.json", {"versions": {}})
+    run.write_manifest({})
     (path / "config.yaml").write_text("run: {}\n")
     (path / "metrics.jsonl").write_text('{"step": 1}\n')
     _save(path, 1)
@@ -97,9 +97,9 @@ def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
         run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
     write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
-    with pytest.raises(UserError, match=r"no manifest\.json of a run"):
+    with pytest.raises(UserError, match="something else than a run"):
         run.open(resume=False, overwrite=True)
-    write_json(tmp_path / "manifest.json", {"versions": {}})
+    run.write_manifest({})
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
     run.open(resume=False, overwrite=True, needed=[tmp_path.parent])
     assert not (tmp_path / "hf").exists()
