@@ -35,7 +35,7 @@ class _Conversion(Command):
 
         directory = find_source(source, to)
         check_paths(directory, self.out, overwrite=self.overwrite)
-        from megatron_opsft.convert.progress import in_words
+        from megatron_opsft.convert.output import in_words
         from megatron_opsft.convert.run import convert_model
 
         figures = convert_model(

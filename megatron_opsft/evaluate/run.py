@@ -19,11 +19,10 @@ from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.identity import identity, manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Earlier, Inputs, Subject, read_inputs
 from megatron_opsft.evaluate.outputs import write_outputs
-from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.samples import SampleFiles, num_missing, other_data
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import WorkQueue, missing_requests
+from megatron_opsft.evaluate.work import Tally, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.open_engine import build_engine
@@ -31,6 +30,7 @@ from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.verify.cores import share_of_cores
 from megatron_opsft.verify.verifier import Verifier
@@ -139,13 +139,16 @@ def sample(
     num_done = sum(map(len, done.values()))
     tally = Tally(job, name)
     start = time.monotonic()
-    with ProgressLine(
-        subject.model.name,
-        tally,
-        shown=job.is_main,
-        total=num_done + len(missing),
-        done=num_done,
-        correct=num_correct,
+
+    def read() -> tuple[int, str]:
+        new, correct, tokens = tally.read()
+        share = (num_correct + correct) / max(num_done + new, 1)
+        rate = tokens / (time.monotonic() - start)
+        return num_done + new, f"samples, accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
+
+    total = num_done + len(missing)
+    with Progress(
+        subject.model.name, total, done=num_done, read=read, shown=job.is_main
     ) as progress:
         with Scorer(verifier, problems, files, tally) as scorer:
             for finished in _finished(inputs, subject, engine, queue):

@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
+from megatron_opsft.evaluate.work import Tally
 from megatron_opsft.records import Outcome, Problem, Rollout
 from megatron_opsft.verify.verifier import Verifier
 
