@@ -127,7 +127,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class Slurm(Resources, Command):
-    """Submit slurm/train_7b.sh for these configurations, with these resources.
+    """Submit slurm/train.sh for these configurations, with these resources.
 
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """

@@ -19,7 +19,7 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
-SCRIPT = "train_7b.sh"
+SCRIPT = "train.sh"
 _SIGNAL_SECONDS = 900  # before its end the script has a job asked for a checkpoint
 # minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
 _LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -80,7 +80,6 @@ def batch_job(
     variables = {
         "PROJECT_DIR": str(Path.cwd()),
         "SCRIPT_DIR": str(SCRIPTS.resolve()),
-        "CONFIG": " ".join(configs),
     }
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix
@@ -97,7 +96,7 @@ def batch_job(
     if len(configs) > 1:
         options.append(f"--array=0-{len(configs) - 1}")
     script = str(SCRIPTS.resolve() / SCRIPT)
-    command = ("sbatch", *options, *resources.sbatch, script, *overrides)
+    command = ("sbatch", *options, *resources.sbatch, script, " ".join(configs), *overrides)
     return BatchJob(variables=variables, command=command)
 
 

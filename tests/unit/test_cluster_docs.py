@@ -19,7 +19,7 @@ def test_every_setting_of_the_scripts_is_in_the_table() -> None:
 
 
 def test_figures_are_those_of_the_scripts() -> None:
-    common, train = SCRIPTS["common.sh"], SCRIPTS["train_7b.sh"]
+    common, train = SCRIPTS["common.sh"], SCRIPTS["train.sh"]
     assert "MAX_RESTARTS=${MAX_RESTARTS:-3}" in common and "| `MAX_RESTARTS` | 3 |" in DOCS
     assert "15000 + (" in common and "% 17000" in common and "15000 to 31999" in DOCS
     assert "#SBATCH --signal=USR1@900" in train and "`#SBATCH --signal=USR1@900`" in DOCS

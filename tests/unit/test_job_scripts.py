@@ -43,10 +43,37 @@ def test_every_rank_gets_its_place_and_the_overrides(slurm: FakeSlurm) -> None:
     assert call == f"python -m megatron_opsft train {QUICKSTART} optimizer.lr=1e-6 --resume=auto"
 
 
-def test_default_config_is_the_one_of_the_script_name(slurm: FakeSlurm) -> None:
-    for size in ("1p5b", "7b"):
-        assert slurm.run(f"train_{size}.sh").exit_code == 0
-        assert f"train examples/configs/r1_distill_{size}_paper.yaml " in slurm.calls("python")[-1]
+def test_scripts_of_a_model_train_its_configuration(slurm: FakeSlurm) -> None:
+    named = {"1p5b": "r1_distill_1p5b_paper", "7b": "r1_distill_7b_paper"}
+    for size, config in {**named, "30b_a3b": "qwen3_30b_a3b"}.items():
+        assert slurm.run(f"train_{size}.sh", ["run.steps=2"]).exit_code == 0
+        assert f"train examples/configs/{config}.yaml run.steps=2 " in slurm.calls("python")[-1]
+
+
+def test_the_first_word_of_the_plain_script_is_the_configuration(slurm: FakeSlurm) -> None:
+    assert slurm.run("train.sh", [QUICKSTART, "run.steps=2"]).exit_code == 0
+    assert f"train {QUICKSTART} run.steps=2 --resume=auto" in slurm.calls("python")[-1]
+    ended = slurm.run("train.sh")
+    assert ended.exit_code == 2 and ended.stderr.startswith("error: name a configuration: sbatch")
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpus"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_NTASKS": "8"}, "8 CPUs, 8 threads"),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_NTASKS": "8"}, "1 CPUs, 1 threads"),
+        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_CPUS_PER_TASK": "3"}, "3 CPUs, 3 threads"),
+        ({"SLURM_CPUS_ON_NODE": "64", "OMP_NUM_THREADS": "2"}, "64 CPUs, 2 threads"),
+    ],
+)
+def test_ranks_share_the_cpus_that_a_node_has(
+    slurm: FakeSlurm, settings: dict[str, str], cpus: str
+) -> None:
+    """Nodes of any size: no script asks for a number of them."""
+    assert slurm.run(TRAIN, **settings).exit_code == 0
+    assert (slurm.folder / "cpus").read_text() == f"{cpus}\n"
+    for script in ("train", "train_1p5b", "train_7b", "train_30b_a3b", "eval", "study"):
+        assert "--cpus-per-task=" not in (ROOT / f"slurm/{script}.sh").read_text()
 
 
 def test_killed_ranks_start_again_on_the_same_nodes(slurm: FakeSlurm) -> None:
@@ -233,8 +260,7 @@ def test_conversion(slurm: FakeSlurm) -> None:
 def test_scaling_submits_a_run_for_each_number_of_nodes(slurm: FakeSlurm) -> None:
     sbatch = slurm.folder / "bin/sbatch"
     sbatch.write_text(
-        '#!/bin/sh\necho "sbatch $* CONFIG=$CONFIG task=$SLURM_JOB_ID" >> "$FAKE_FOLDER/calls"\n'
-        "echo 7\n"
+        '#!/bin/sh\necho "sbatch $* task=$SLURM_JOB_ID" >> "$FAKE_FOLDER/calls"\necho 7\n'
     )
     sbatch.chmod(0o755)
     words = ["--time=1:00:00", QUICKSTART, "optimizer.lr=1e-6"]
@@ -243,10 +269,10 @@ def test_scaling_submits_a_run_for_each_number_of_nodes(slurm: FakeSlurm) -> Non
     calls = slurm.calls("sbatch")
     for call, nodes in zip(calls, (1, 16), strict=True):
         assert f"--nodes={nodes} " in call and " --time=1:00:00 " in call
-        assert "/slurm/train_7b.sh run.steps=5 " in call and "checkpoint.every=0" in call
+        assert f"/slurm/train.sh {QUICKSTART} run.steps=5 " in call and "checkpoint.every=0" in call
         run_dir = f"run.dir=runs/scaling/quickstart/nodes_{nodes}"
         # Its own job's variables are not handed on.
-        assert call.endswith(f" optimizer.lr=1e-6 {run_dir} CONFIG={QUICKSTART} task=")
+        assert call.endswith(f" optimizer.lr=1e-6 {run_dir} task=")
     assert ended.stdout.splitlines()[:2] == ["1 nodes: job 7", "16 nodes: job 7"]
     for words, settings, error in (
         ([], {}, "name a configuration"),
