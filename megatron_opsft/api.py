@@ -19,7 +19,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.launcher import usual_variables
-from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
 
 if TYPE_CHECKING:

@@ -30,14 +30,17 @@ from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
+from megatron_opsft.runtime.console import (
+    check_arguments,
+    fault_of_start,
+    let_output_go_away,
+    printable,
+)
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.lasting_output import let_output_go_away
 from megatron_opsft.runtime.launcher import usual_variables
-from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
-from megatron_opsft.runtime.printable import printable
-from megatron_opsft.runtime.process_limits import check_arguments, fault_of_start
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.study.commands import Study
 

@@ -48,9 +48,8 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
-from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.job import current_job
-from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model

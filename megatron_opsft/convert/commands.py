@@ -11,7 +11,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
 
 _CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 

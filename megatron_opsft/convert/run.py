@@ -15,7 +15,7 @@ from megatron_opsft.convert.megatron_layout import megatron_layout
 from megatron_opsft.convert.output import Output, in_words
 from megatron_opsft.convert.source import Source, open_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.memory import peak_resident_bytes
+from megatron_opsft.runtime.device import peak_resident_bytes
 from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout

@@ -8,8 +8,8 @@ from pydantic import Field
 from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.loading import loading_libraries
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Diagnose(DiagnoseSettings, Command):

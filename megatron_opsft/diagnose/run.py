@@ -27,7 +27,7 @@ from megatron_opsft.report.diagnosis import TOKENS, Alternative
 from megatron_opsft.rollout.pieces import pieces_of
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import append_line
-from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.runtime.libraries import installed_versions
 
 log = logging.getLogger("megatron_opsft")
 

@@ -7,7 +7,7 @@ from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.inputs import Inputs, Subject
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.rollout.limits import engine_traits
-from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.judge_source import describe_judge
 
 

@@ -15,8 +15,8 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
-from megatron_opsft.runtime.world_size import check_world
 
 log = logging.getLogger("megatron_opsft")
 

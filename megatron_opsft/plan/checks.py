@@ -9,7 +9,7 @@ from megatron_opsft.rollout.limits import (
     check_engine_settings,
     check_lengths,
 )
-from megatron_opsft.runtime.world_size import check_world
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
 

@@ -23,11 +23,10 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
-from megatron_opsft.runtime.git_lfs import check_fetched
-from megatron_opsft.runtime.launcher import is_launched
-from megatron_opsft.runtime.loading import collector_at_rest
+from megatron_opsft.runtime.hub import check_fetched
+from megatron_opsft.runtime.launcher import check_world, is_launched
+from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.runtime.step_names import list_checkpoints
-from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 

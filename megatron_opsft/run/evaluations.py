@@ -13,8 +13,7 @@ from megatron_opsft.run.best import best_evaluation, evaluations_since_best
 from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.phase import enter_phase, interruptible
+from megatron_opsft.runtime.phase import announce, enter_phase, interruptible
 from megatron_opsft.runtime.stop_signal import StopSignal
 from megatron_opsft.session import Session, log
 

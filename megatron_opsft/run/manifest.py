@@ -3,7 +3,7 @@
 from typing import Any
 
 from megatron_opsft.config.identity import config_hash
-from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
 
 

@@ -20,9 +20,9 @@ from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
 from megatron_opsft.run.progress import RunProgress
+from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.durable import append_line, write_text
-from megatron_opsft.runtime.heartbeat import is_live_terminal
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.phase import is_live_terminal
 
 log = logging.getLogger("megatron_opsft")
 

@@ -21,8 +21,8 @@ from typing import Any, ClassVar
 from filelock import LeaseCompromise, SoftFileLease, Timeout
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.durable import remove, write_json
-from megatron_opsft.runtime.printable import printable
 
 LOCK = ".run_lock"
 NOT_SET = "(not set)"

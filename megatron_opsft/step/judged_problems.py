@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from megatron_opsft.records import Problem, Response, Rollout, Verdict
-from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 
 

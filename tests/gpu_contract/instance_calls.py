@@ -161,11 +161,12 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._draft.named_buffers": f"{_MODULE}.named_buffers",
         "self._tensors.forget": f"{_TENSORS}.forget",
     },
-    "runtime/context.py": {
+    "runtime/distributed.py": {
         "_SumOverContext.apply": "torch.autograd.Function.apply",
-        "_SumOverContext.forward": f"{_PACKAGE}.runtime.context._SumOverContext.forward",
+        "_SumOverContext.forward": f"{_PACKAGE}.runtime.distributed._SumOverContext.forward",
+        "work": GIVEN,
+        "group.rank": "torch.distributed.ProcessGroup.rank",
     },
-    "runtime/distributed.py": {"work": GIVEN, "group.rank": "torch.distributed.ProcessGroup.rank"},
     "sync/export.py": {"self._layout.cut": f"{_PACKAGE}.runtime.distributed.Layout.cut"},
     "model/shards.py": {
         "cls": f"{_PACKAGE}.model.shards.ModelShards",

@@ -17,8 +17,7 @@ from rich.console import Console
 from megatron_opsft.cli import _ToStderr
 from megatron_opsft.run.progress import RunProgress, sparkline
 from megatron_opsft.runtime import progress
-from megatron_opsft.runtime.heartbeat import heartbeat
-from megatron_opsft.runtime.phase import count_done, enter_phase, expect
+from megatron_opsft.runtime.phase import count_done, enter_phase, expect, heartbeat
 from megatron_opsft.runtime.progress import Progress
 
 
