@@ -15,13 +15,12 @@ from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import StepResult, SyncResult, TokenScores
 from megatron_opsft.report.learning import describe_skipped
-from megatron_opsft.run.acceptance import AcceptanceNotes
+from megatron_opsft.run.advice import AcceptanceNotes
 from megatron_opsft.run.evaluations import Evaluations
 from megatron_opsft.run.exports import ModelExports
-from megatron_opsft.run.manifest import manifest_of
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
-from megatron_opsft.run.summary import summarize
+from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text

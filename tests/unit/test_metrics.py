@@ -35,6 +35,7 @@ def _step_metrics(step: int) -> dict[str, float | int]:
 def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir = RunDir(path)
     run_dir.open(resume=True, overwrite=False)
+    run_dir.write_manifest({})
     return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **config), first_step=first_step)
 
 

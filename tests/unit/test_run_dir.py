@@ -2,15 +2,17 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
-from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.run.rollout_log import rollout_line
+from megatron_opsft.runtime.durable import write_json, write_packed_lines
 from megatron_opsft.runtime.step_names import rollout_files, rollout_name
 
 
@@ -25,13 +27,12 @@ def _finished_run(path: Path) -> RunDir:
 
 
 def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
-    write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_row(0)])
+    (run_dir / "rollouts").mkdir(exist_ok=True)
+    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [_line(0)], level=1)
 
 
-PROBLEM = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
-
-
-def _row(index: int) -> tuple[Problem, WrittenResponse]:
+def _line(index: int) -> Mapping[str, Any]:
+    problem = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
     rollout = Rollout(
         problem_id="ä/1",
         sample_index=index,
@@ -42,8 +43,7 @@ def _row(index: int) -> tuple[Problem, WrittenResponse]:
         weight_version=7,
     )
     verdict = Verdict(outcome=Outcome.CORRECT, answer="4")
-    written = WrittenResponse(rollout=rollout, verdict=verdict, reward=1.0, advantage=0.25)
-    return PROBLEM, written
+    return rollout_line(problem, rollout, verdict, reward=1.0, advantage=0.25)
 
 
 def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
@@ -220,11 +220,11 @@ def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
 
 
 def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
-    written = [_row(index) for index in range(3)]
+    written = [_line(index) for index in range(3)]
     path = tmp_path / "step_000002.jsonl.gz"
-    write_rollouts(path, written)
+    write_packed_lines(path, written, level=1)
     first = path.read_bytes()
-    write_rollouts(path, written)
+    write_packed_lines(path, written, level=1)
     assert path.read_bytes() == first
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
     rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]
