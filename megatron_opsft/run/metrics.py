@@ -168,20 +168,13 @@ class _Wandb:
     name = "Weights & Biases"
 
     def __init__(self, config: RunConfig, id_file: Path) -> None:
-        try:
-            import wandb
+        import wandb  # there, by preflight's check
 
-            init = wandb.init  # a folder ./wandb, such as W&B's own, imports as an empty package
-        except (ImportError, AttributeError):
-            raise UserError(
-                f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
-                "run.wandb=off"
-            ) from None
         if not id_file.is_file():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(id_file, uuid4().hex)
         try:
-            self._run: Any = init(
+            self._run: Any = wandb.init(
                 project=config.wandb_project,
                 dir=str(config.dir),
                 mode=config.wandb,

@@ -54,11 +54,14 @@ def is_launched() -> bool:
     return True
 
 
-def check_world(world_size: int, parallel: ParallelConfig) -> None:
-    """Errors: `UserError` for a layout that does not cut so many ranks."""
+def check_world(world_size: int, parallel: ParallelConfig, option: str = "world size") -> None:
+    """Errors: `UserError` for a layout that this number of ranks cannot hold.
+
+    option: what the error calls the number.
+    """
     if world_size % parallel.replica_size:
         raise UserError(
-            f"world size {world_size} is not a multiple of {parallel.replica}; start "
+            f"{option} {world_size} is not a multiple of {parallel.replica}; start "
             f"{parallel.replica_size} (or a multiple) ranks with torchrun --nproc-per-node"
         )
     if parallel.ep == 1:
@@ -66,7 +69,7 @@ def check_world(world_size: int, parallel: ParallelConfig) -> None:
     experts = parallel.expert_tp * parallel.ep * parallel.pp
     if world_size % experts:
         raise UserError(
-            f"world size {world_size} is not a multiple of the {experts} ranks that hold all "
+            f"{option} {world_size} is not a multiple of the {experts} ranks that hold all "
             f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
             "lower parallel.ep or start more ranks"
         )

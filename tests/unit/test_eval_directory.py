@@ -10,7 +10,7 @@ import pytest
 from forked_cli import ROOT, Finished, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.identity import model_identity
 from megatron_opsft.evaluate.model import open_model
 
@@ -26,18 +26,6 @@ def enter(directory: Path, identified: dict[str, Any]) -> None:
     out = EvaluationDirectory(directory)
     out.open(identified, overwrite=False)
     out.remember({"model": "m", "identity": identified})
-
-
-def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
-    tmp_path: Path,
-) -> None:
-    for data in ({"mini": "d1"}, {"other": "x"}, {"third": "y"}):
-        enter(tmp_path, identity(**data))
-    remembered = read_manifest(tmp_path)["identity"]["data"]
-    assert remembered == {"mini": "d1", "other": "x", "third": "y"}
-    with pytest.raises(UserError, match=r'data\.mini="d1", not "d2"'):
-        EvaluationDirectory(tmp_path).open(identity(mini="d2"), overwrite=False)
-    enter(tmp_path, identity(mini="d1"))
 
 
 def test_a_lack_of_processes_is_not_taken_for_another_writer(tmp_path: Path) -> None:

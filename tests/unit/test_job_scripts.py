@@ -251,12 +251,6 @@ def test_evaluation(slurm: FakeSlurm) -> None:
     assert slurm.run("eval.sh", OUT="o").exit_code != 0
 
 
-def test_conversion(slurm: FakeSlurm) -> None:
-    assert slurm.run("convert.sh", ["to-hf", "--megatron", "a", "--out", "b"]).exit_code == 0
-    (call,) = slurm.calls("python")
-    assert call == "python -m megatron_opsft convert to-hf --megatron a --out b"
-
-
 def test_scaling_submits_a_run_for_each_number_of_nodes(slurm: FakeSlurm) -> None:
     sbatch = slurm.folder / "bin/sbatch"
     sbatch.write_text(

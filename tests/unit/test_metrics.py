@@ -14,7 +14,7 @@ from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.run.metrics import MetricsLog, _Wandb
+from megatron_opsft.run.metrics import MetricsLog
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
@@ -84,25 +84,6 @@ def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     losses = events.Scalars("loss")
     assert [event.step for event in losses] == [1, 2, 3]
     assert losses[2].value == pytest.approx(0.7)
-
-
-def test_missing_wandb_names_the_install_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install wandb, or set run\.wandb=off"):
-        _open(tmp_path, tensorboard=False, wandb="offline")
-
-
-def test_a_folder_of_that_name_is_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B writes into ./wandb, which Python imports as a package with nothing in it."""
-    (tmp_path / "wandb").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(UserError, match="pip install wandb"):
-        _Wandb(RunConfig(dir=tmp_path, wandb="offline"), tmp_path / "wandb/run_id")
-    sys.modules.pop("wandb", None)
 
 
 def test_what_wandb_refuses_at_the_start_is_one_line(

@@ -17,7 +17,7 @@ from forked_cli import ROOT
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.preflight.check import check_run, is_finished, opened_run
+from megatron_opsft.preflight.check import is_finished, opened_run
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime import owned_directory as locks
 from megatron_opsft.runtime.owned_directory import LOCK
@@ -144,17 +144,6 @@ def config_of(run_dir: Path, *overrides: str) -> Config:
     return load_config(QUICKSTART, [f"run.dir={run_dir}", *overrides])
 
 
-def check(config: Config, *, resume: bool = False, world_size: int = 1) -> None:
-    check_run(config, resume=resume, overwrite=False, must_exist=resume, world_size=world_size)
-
-
-def test_resume_needs_a_run_unless_it_is_auto(tmp_path: Path) -> None:
-    config = config_of(tmp_path / "none")
-    with pytest.raises(UserError, match=r"holds no run to continue.*--resume=auto"):
-        check(config, resume=True)
-    check_run(config, resume=True, overwrite=False, must_exist=False, world_size=1)
-
-
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     assert not is_finished(config)
@@ -204,29 +193,14 @@ def test_rank_0_decides_for_all_whether_anything_is_left(tmp_path: Path, finishe
     assert said == [f"{finished_for != 0}\n"] * 2
 
 
-def test_a_changed_key_is_found_before_anything_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(to_yaml(config_of(tmp_path)))
-    RunDir(tmp_path).write_manifest({})
-    checkpoint = tmp_path / "checkpoints/step_000001"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "complete.json").touch()
-    check(config_of(tmp_path), resume=True)
-    with pytest.raises(UserError, match="started with optimizer.lr=0.0002, not 0.1"):
-        check(config_of(tmp_path, "optimizer.lr=0.1"), resume=True)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("run.dir=/dev/null", "run.dir=/dev/null is a file; name a directory"),
         ("run.dir=/dev/null/run", r"run.dir=/dev/null/run cannot be written \(Not a directory\)"),
-        ("run.dir=/proc/run", r"run.dir=/proc/run cannot be written \(No such file"),
         (f"run.dir={'a' * 300}", r"cannot be written \(File name too long\)"),
-        ("data.train=no.jsonl", "data: there is no file no.jsonl"),
         ("data.train=EMPTY.jsonl", "EMPTY.jsonl is empty: it holds no row"),
         ("eval.data=/no/where", "data: there is no file /no/where"),
-        ("model.path=./nowhere", "model.path=./nowhere is no directory"),
-        ("parallel.tp=2", "world size 1 is not a multiple"),
         ("run.wandb=online", r"needs the wandb package: pip install wandb"),
     ],
 )
@@ -234,11 +208,13 @@ def test_what_cannot_succeed_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     Path("EMPTY.jsonl").touch()
+    Path("wandb").mkdir()  # as W&B writes it; Python imports it as a package with nothing in it
     config = config_of(tmp_path / "run", override)
     with pytest.raises(UserError, match=message), opened_run(config, resume=False, overwrite=False):
         pass
-    assert os.listdir() == ["EMPTY.jsonl"]
+    assert sorted(os.listdir()) == ["EMPTY.jsonl", "wandb"]
 
 
 HEAVY = ("torch", "transformers", "megatron.core", "datasets", "numpy", "pyarrow")

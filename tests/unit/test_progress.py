@@ -149,25 +149,7 @@ def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     made.file.close()
 
 
-def test_a_phase_may_begin_while_the_bars_are_shown(terminal: Terminal) -> None:
-    """A task that is added to a `Progress` draws it, and so would add another without end."""
-    enter_phase("prepare", 1)
-    with RunProgress(terminal.console, steps=4, done=0):
-        enter_phase("rollout")
-        expect(16, "responses")
-        count_done(4)
-        time.sleep(0.3)
-        enter_phase("evaluate")
-        expect(8, "responses")
-        time.sleep(0.3)
-    received = terminal.close()
-    assert "rollout" in received
-    above, below = screen_of(received)[:2]
-    assert above.startswith("step 0/4 ") and below.startswith("evaluate 0/8 ")
-    assert received.endswith("\x1b[?25h")
-
-
-@pytest.mark.parametrize("terminal", [100, 24, 8], indirect=True)
+@pytest.mark.parametrize("terminal", [100, 8], indirect=True)
 def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(terminal: Terminal) -> None:
     enter_phase("prepare", 1)
     with pytest.raises(KeyboardInterrupt), RunProgress(terminal.console, steps=8, done=0) as view:

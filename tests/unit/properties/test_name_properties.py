@@ -64,6 +64,7 @@ def test_overwriting_and_resuming_leave_what_is_not_the_runs(
         run = RunDir(Path(place))
         run.open(resume=False, overwrite=False)
         run.write_manifest({})
+        assert run.failed_batch(2).name == "failed_step_000002.json"
         folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
         for folder in folders:
             folder.mkdir(exist_ok=True)
