@@ -24,7 +24,7 @@ from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
-from megatron_opsft.errors import NonFiniteError, RanksMissing, SyncError, UserError
+from megatron_opsft.errors import NonFiniteError, NothingLeft, RanksMissing, SyncError, UserError
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
@@ -61,19 +61,19 @@ class Train(StartCommand):
 
         config = self.load()
         resume, must_exist = self.resume is not None, self.resume == "yes"
-        with (
-            _explaining_loss(config.run.dir),
-            opened_run(
-                config, resume=resume, overwrite=self.overwrite, must_exist=must_exist
-            ) as something_is_left,
-        ):
-            if not something_is_left:
-                print(f"{config.run.dir}: the run is finished; nothing is left")
-                return None
-            with loading_libraries():
-                from megatron_opsft.train import train
+        try:
+            with (
+                _explaining_loss(config.run.dir),
+                opened_run(config, resume=resume, overwrite=self.overwrite, must_exist=must_exist),
+            ):
+                with loading_libraries():
+                    from megatron_opsft.train import train
 
-            return train(config, resume=resume, overwrite=self.overwrite)
+                return train(config, resume=resume, overwrite=self.overwrite)
+        except NothingLeft:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"{config.run.dir}: the run is finished; nothing is left")
+            return None
 
 
 class ShowConfig(Command):
@@ -211,7 +211,7 @@ def _explaining_loss(run_dir: Path) -> Iterator[None]:
         yield
     except FullDiskError as error:
         raise UserError(f"{error}; make room, then continue with --resume") from error
-    except (UserError, NonFiniteError, SyncError):
+    except (UserError, NonFiniteError, SyncError, NothingLeft):
         raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and not run_dir.exists():

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -14,7 +13,7 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.rollout.limits import (
@@ -24,8 +23,7 @@ from megatron_opsft.rollout.limits import (
     fit_lengths,
 )
 from megatron_opsft.runtime.hub import check_fetched
-from megatron_opsft.runtime.launcher import check_world, is_launched
-from megatron_opsft.runtime.libraries import collector_at_rest
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
@@ -34,31 +32,23 @@ from megatron_opsft.verify.verifier import check_judge
 @contextmanager
 def opened_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool = False
-) -> Iterator[bool]:
+) -> Iterator[None]:
     """Check the start of a run and have its directory. Called by every rank; rank 0 acts.
 
-    must_exist: whether a resumed run must be there. Gives whether anything is left to do. Errors:
-    `UserError`.
+    must_exist: whether a resumed run must be there. Errors: `UserError`; `NothingLeft` for a run of
+    one process that is finished. Several ranks agree on that when they have found each other.
     """
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    is_over = False
-    if is_main:
-        check_run(
-            config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
-        )
-        is_over = resume and is_finished(config)
-    if resume and world_size > 1 and is_launched():  # another node may see older files
-        with collector_at_rest():
-            from megatron_opsft.runtime.job import told_by_main
-
-        patience = timedelta(minutes=config.run.hang_minutes)
-        is_over = told_by_main(str(is_over), patience) == str(True)
-    if is_over or not is_main:
-        yield not is_over
+    if int(os.environ.get("RANK", "0")):
+        yield
         return
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_run(
+        config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
+    )
+    if resume and world_size == 1 and is_finished(config):
+        raise NothingLeft
     with RunDir(config.run.dir).locked():
-        yield True
+        yield
 
 
 def check_run(
