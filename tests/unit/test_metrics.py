@@ -55,21 +55,6 @@ def test_json_lines_read_back_as_the_same_numbers(
     assert console[1].startswith("step 2/3  loss 0.5000  accuracy 0.812  tokens 33.3")
 
 
-def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
-    log = _open(tmp_path, tensorboard=False)
-    line = {
-        "step": 0,
-        "eval_accuracy": 0.9,
-        "eval_mean_response_tokens": 80.1,
-        "eval_truncated_share": 0.0,
-        "eval_samples": 512,
-    }
-    log.evaluation(line)
-    log.close()
-    assert json.loads((tmp_path / "evals.jsonl").read_text()) == line
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     log = _open(tmp_path)
     for step in (1, 2, 3):

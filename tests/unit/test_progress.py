@@ -2,14 +2,9 @@
 
 import io
 import logging
-import os
-import pty
 import re
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -97,31 +92,6 @@ def test_a_line_in_place_of_the_bar_where_there_is_no_terminal(
     ] * lines
 
 
-class Terminal:
-    """A pseudo-terminal whose screen can be read: what rich sends of cursor moves is obeyed."""
-
-    def __init__(self, width: int = 100) -> None:
-        self._ours, theirs = pty.openpty()
-        self.file = open(theirs, "w", encoding="utf-8")  # noqa: SIM115
-        assert self.file.isatty()
-        self.console = Console(file=self.file, width=width, height=30)
-        self._received = bytearray()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with suppress(OSError):  # the other end is closed
-            while data := os.read(self._ours, 65536):
-                self._received += data
-
-    def close(self) -> str:
-        """All that was received, when nothing more will come."""
-        self.file.close()
-        self._reader.join(10)
-        os.close(self._ours)
-        return self._received.decode("utf-8")
-
-
 def screen_of(received: str) -> list[str]:
     """The lines of a screen after that."""
     lines, row, column = [""], 0, 0
@@ -133,7 +103,7 @@ def screen_of(received: str) -> list[str]:
         elif sign == "\r":
             column = 0
         elif sign == "\n":
-            row += 1
+            row, column = row + 1, 0
             lines += [""] * (row + 1 - len(lines))
         elif sign:
             lines[row] = lines[row][:column].ljust(column) + sign + lines[row][column + 1 :]
@@ -141,18 +111,20 @@ def screen_of(received: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip()]
 
 
-@pytest.fixture
-def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    monkeypatch.setenv("TERM", "xterm")
-    made = Terminal(getattr(request, "param", 100))
-    yield made
-    made.file.close()
+def terminal_of(width: int) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
 
 
-@pytest.mark.parametrize("terminal", [100, 8], indirect=True)
-def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(terminal: Terminal) -> None:
+def received_by(terminal: Console) -> str:
+    assert isinstance(terminal.file, io.StringIO)
+    return terminal.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 8])
+def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(width: int) -> None:
+    terminal = terminal_of(width)
     enter_phase("prepare", 1)
-    with pytest.raises(KeyboardInterrupt), RunProgress(terminal.console, steps=8, done=0) as view:
+    with pytest.raises(KeyboardInterrupt), RunProgress(terminal, steps=8, done=0) as view:
         for step, tokens in enumerate((80.0, 60.0, 70.0, 10.0), start=1):
             enter_phase("rollout", step)
             expect(16, "responses")
@@ -162,10 +134,9 @@ def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(terminal: Termina
             view.finish_step(made_step(step, tokens))
             time.sleep(0.15)
         raise KeyboardInterrupt
-    received = terminal.close()
+    received = received_by(terminal)
     assert received.count("\x1b[?25l") == 1 and received.rstrip().endswith("\x1b[?25h")
     lines = screen_of(received)
-    width = terminal.console.width
     assert len(lines) == 4 and all(len(line) <= width for line in lines)
     if width == 100:
         assert lines[0].startswith("step 4/8 ") and "2.50 s/step, left 0:00:0" in lines[0]
@@ -190,10 +161,11 @@ def test_work_is_a_line_now_and_then_where_there_is_no_terminal(
     assert second == "model: 3 of 4 samples, right, about 0 s left" == third
 
 
-def test_work_is_a_bar_on_a_terminal(terminal: Terminal) -> None:
-    with Progress("copying", 4000, console=terminal.console) as bar:
+def test_work_is_a_bar_on_a_terminal() -> None:
+    terminal = terminal_of(100)
+    with Progress("copying", 4000, console=terminal) as bar:
         bar.advance(2500)
-    assert screen_of(terminal.close())[0].startswith("copying 2,500/4,000 ")
+    assert screen_of(received_by(terminal))[0].startswith("copying 2,500/4,000 ")
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
