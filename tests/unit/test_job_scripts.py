@@ -76,34 +76,30 @@ def test_ranks_share_the_cpus_that_a_node_has(
         assert "--cpus-per-task=" not in (ROOT / f"slurm/{script}.sh").read_text()
 
 
-def test_killed_ranks_start_again_on_the_same_nodes(slurm: FakeSlurm) -> None:
-    ended = slurm.run(TRAIN, codes=[137, 1, 0])
-    assert ended.exit_code == 0, ended.stderr
-    assert len(slurm.calls("srun")) == 3
-    assert "rank 0 on n1 was killed" in ended.stdout
-    assert "rank 0 on n1 ended with exit code 1" in ended.stdout
-    assert "restart 2 of 3" in ended.stdout
+AGAIN = "rank 0 on n1 was killed", "rank 0 on n1 ended with exit code 1", "restart 2 of 3"
 
 
-def test_restarts_are_bounded(slurm: FakeSlurm) -> None:
-    ended = slurm.run(TRAIN, codes=[1, 134], MAX_RESTARTS="1")
-    assert ended.exit_code == 134
-    assert len(slurm.calls("srun")) == 2
-    assert "gave up after 1 restarts" in ended.stdout
-
-
-@pytest.mark.parametrize("code", FINAL_EXIT_CODES)
-def test_what_would_only_come_again_ends_the_job(slurm: FakeSlurm, code: int) -> None:
-    assert slurm.run(TRAIN, codes=[code]).exit_code == code
-    assert len(slurm.calls("srun")) == 1
-
-
-# 129, 138: SIGHUP, SIGUSR1 before the trainer listened to it.
-@pytest.mark.parametrize("code", [REQUEUE_EXIT_CODE, 129, 138])
-def test_a_stop_requeues_the_job(slurm: FakeSlurm, code: int) -> None:
-    assert slurm.run(TRAIN, codes=[code]).exit_code == REQUEUE_EXIT_CODE
-    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41"
-    assert len(slurm.calls("srun")) == 1
+@pytest.mark.parametrize(
+    ("codes", "settings", "ends_with", "says"),
+    [
+        ([137, 1, 0], {}, 0, AGAIN),
+        ([1, 134], {"MAX_RESTARTS": "1"}, 134, ["gave up after 1 restarts"]),
+        # What would only come again.
+        *([[code], {}, code, []] for code in FINAL_EXIT_CODES),
+        # 129, 138: SIGHUP, SIGUSR1 before the trainer listened to it.
+        *([[code], {}, REQUEUE_EXIT_CODE, ["requeued"]] for code in (REQUEUE_EXIT_CODE, 129, 138)),
+        ([75], {"state": "CANCELLED"}, 75, ["the job is ending"]),
+    ],
+)
+def test_an_end_of_the_ranks_is_started_again_requeued_or_the_job_s(
+    slurm: FakeSlurm, codes: list[int], settings: dict[str, str], ends_with: int, says: list[str]
+) -> None:
+    ended = slurm.run(TRAIN, codes=codes, **settings)  # type: ignore[arg-type]
+    assert ended.exit_code == ends_with, ended.stderr
+    assert len(slurm.calls("srun")) == len(codes)
+    assert all(words in ended.stdout for words in says)
+    is_requeued = "scontrol requeue 41" in slurm.calls("scontrol")
+    assert is_requeued == ("requeued" in says)
 
 
 def test_stops_during_the_start_end_after_some_requeues(slurm: FakeSlurm) -> None:
@@ -162,11 +158,6 @@ def test_an_outcome_that_a_full_disk_left_empty_does_not_count(slurm: FakeSlurm)
     ended = slurm.run(TRAIN, codes=[2])
     assert ended.exit_code == 2
     assert len(slurm.calls("srun")) == 1
-
-
-def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
-    assert slurm.run(TRAIN, codes=[REQUEUE_EXIT_CODE], state="CANCELLED").exit_code == 75
-    assert "scontrol requeue 41" not in slurm.calls("scontrol")
 
 
 def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:

@@ -121,12 +121,6 @@ def test_start_beside_foreign_files_and_after_a_start_that_failed(tmp_path: Path
     assert (tmp_path / "slurm.out").read_text() == "log"
 
 
-def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        RunDir(tmp_path / "run").open(resume=False, overwrite=True)
-
-
 def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     lines = [json.dumps({"step": n, "loss": 0.1 * n + 1e-17}) + "\n" for n in range(1, 6)]
