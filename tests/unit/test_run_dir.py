@@ -54,16 +54,6 @@ def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
-def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "slurm.out").write_text("log")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.txt").write_text("mine")
-    run.open(resume=False, overwrite=True)
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    assert left == {"slurm.out", "notes", "notes/a.txt", "checkpoints"}
-
-
 def test_an_overwrite_that_is_killed_can_be_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
