@@ -8,7 +8,7 @@ from pydantic import Field
 from megatron_opsft.command_line import Command
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.html import MAX_MB
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
 
 
 class Report(Command):

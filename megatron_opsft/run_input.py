@@ -37,7 +37,7 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
-from megatron_opsft.runtime.versions import untested_versions
+from megatron_opsft.runtime.libraries import untested_versions
 from megatron_opsft.verify.verifier import check_row_judges
 
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
 
 _CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 
@@ -35,7 +35,7 @@ class _Conversion(Command):
 
         directory = find_source(source, to)
         check_paths(directory, self.out, overwrite=self.overwrite)
-        from megatron_opsft.convert.progress import in_words
+        from megatron_opsft.convert.output import in_words
         from megatron_opsft.convert.run import convert_model
 
         figures = convert_model(

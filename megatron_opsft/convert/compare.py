@@ -6,9 +6,10 @@ from math import prod
 
 import torch
 
-from megatron_opsft.convert.progress import Progress
+from megatron_opsft.convert.output import in_words
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.regions import row_chunks
 
@@ -44,7 +45,7 @@ def differing_tensors(
         )
     sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
     staging = StagingOfThread()
-    with Progress("comparing", 2 * sum(sizes.values())) as progress:
+    with Progress("comparing", 2 * sum(sizes.values()), words=in_words) as progress:
 
         def difference(name: str) -> str | None:
             dtypes = [source.tensors.dtype(name) for source in (first, second)]

@@ -6,11 +6,19 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from megatron_opsft.convert.progress import in_words
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.file_layout import FileLayout
 from megatron_opsft.storage.known_files import RECORD_NAME
 from megatron_opsft.storage.partial import PartialDir
+
+
+def in_words(num_bytes: float) -> str:
+    """Such as `15.23 GB`, `3.4 MB` or `812 bytes`."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    if num_bytes >= 1e5:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes:,.0f} bytes"
 
 
 class Output:

@@ -12,11 +12,11 @@ import torch
 
 from megatron_opsft.convert.compare import differing_tensors
 from megatron_opsft.convert.megatron_layout import megatron_layout
-from megatron_opsft.convert.output import Output
-from megatron_opsft.convert.progress import Progress
+from megatron_opsft.convert.output import Output, in_words
 from megatron_opsft.convert.source import Source, open_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.memory import peak_resident_bytes
+from megatron_opsft.runtime.device import peak_resident_bytes
+from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.storage.direct_io import Staging, StagingOfThread
 from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout
 from megatron_opsft.storage.hf_writer import side_files
@@ -147,7 +147,8 @@ def _copy_all(
     source: Source, layout: FileLayout, partial: PartialDir, dtype: torch.dtype, workers: int
 ) -> None:
     staging = StagingOfThread()
-    with Progress("converting", layout.num_bytes) as progress, ThreadPoolExecutor(workers) as pool:
+    progress = Progress("converting", layout.num_bytes, words=in_words)
+    with progress, ThreadPoolExecutor(workers) as pool:
 
         def copy(target: Target) -> None:
             copy_target(source, target, partial, dtype, progress, staging.mine)

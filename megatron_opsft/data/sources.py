@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.git_lfs import check_fetched
-from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
+from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 

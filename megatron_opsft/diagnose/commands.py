@@ -8,8 +8,8 @@ from pydantic import Field
 from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.loading import loading_libraries
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Diagnose(DiagnoseSettings, Command):
@@ -33,7 +33,7 @@ class Diagnose(DiagnoseSettings, Command):
                 f"diagnose is one process, and {num_ranks} were started; start it without torchrun "
                 "or srun: it takes all GPUs that it sees"
             )
-        from megatron_opsft.diagnose.directory import check_out
+        from megatron_opsft.diagnose.directory import DiagnosisDirectory
         from megatron_opsft.diagnose.responses import check_source
         from megatron_opsft.storage.model_paths import local_model
 
@@ -41,7 +41,7 @@ class Diagnose(DiagnoseSettings, Command):
             local_model(name, option=option)
         if self.responses is not None:
             check_source(self.responses)
-        check_out(self.out, overwrite=False)
+        DiagnosisDirectory(self.out).check()
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.evaluate.inputs import read_inputs
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
@@ -36,12 +36,12 @@ class Response:
 
 def check_source(directory: Path) -> None:
     """Errors: `UserError` unless it holds an evaluation."""
-    if not (directory / MANIFEST).is_file() or not (directory / "samples").is_dir():
+    is_there = EvaluationDirectory(directory).read_manifest() is not None
+    if not is_there or not (directory / "samples").is_dir():
         raise UserError(
-            f"--responses {directory}: not an evaluation (samples/ and {MANIFEST}); name one, or "
-            "leave it out: the original then samples"
+            f"--responses {directory}: not an evaluation (samples/ and manifest.json); name one, "
+            "or leave it out: the original then samples"
         )
-    read_manifest(directory)
 
 
 def sha256_of(responses: Sequence[Response]) -> str:
@@ -123,7 +123,9 @@ def _settings_of(
             }
         )
     except (KeyError, TypeError, ValidationError) as error:
-        raise UserError(f"{directory / MANIFEST}: its settings cannot be read: {error}") from None
+        raise UserError(
+            f"{directory}/manifest.json: its settings cannot be read: {error}"
+        ) from None
     if manifest["identity"].get("tokenizer_sha256") != original.tokenizer_sha256():
         raise UserError(
             f"--responses {directory}: sampled by {manifest.get('model_path')}, which has another "

@@ -6,27 +6,27 @@ A response is on disk as soon as it is diagnosed, so the same command continues 
 import json
 import logging
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
-from megatron_opsft.diagnose.directory import check_out, keys_of_whole_lines, open_directory
+from megatron_opsft.diagnose.directory import DiagnosisDirectory, keys_of_whole_lines
 from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.diagnose.outputs import write_outputs
 from megatron_opsft.diagnose.responses import Response, sampled_responses, sha256_of
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import locked
 from megatron_opsft.evaluate.model import EvalModel, open_model
 from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import load_settings
 from megatron_opsft.report.diagnosis import TOKENS, Alternative
 from megatron_opsft.rollout.pieces import pieces_of
-from megatron_opsft.runtime.device import Device, select_device
+from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import append_line
-from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.runtime.libraries import installed_versions
 
 log = logging.getLogger("megatron_opsft")
 
@@ -38,9 +38,22 @@ def diagnose(settings: DiagnoseSettings, *, overwrite: bool = False) -> str:
     """
     device = select_device(settings.device)
     original, efficient = _open_models(settings)
-    with locked(settings.out):
-        check_out(settings.out, overwrite=overwrite)
-        responses = _find_responses(settings, original, device)
+    directory = DiagnosisDirectory(settings.out)
+    with directory.locked():
+        directory.check()
+        if overwrite:
+            directory.clear()
+        source = settings.responses or directory.responses
+        if settings.responses is None:
+            _sample(settings, source)
+        responses = sampled_responses(
+            source,
+            original,
+            settings.data,
+            samples=settings.samples,
+            limit=settings.limit,
+            device=device,
+        )
         dtype = settings.dtype
         if dtype == "auto":
             dtype = "bfloat16" if device.is_cuda else "float32"
@@ -54,10 +67,11 @@ def diagnose(settings: DiagnoseSettings, *, overwrite: bool = False) -> str:
             "original": str(original.directory),
             "efficient": str(efficient.directory),
             "labels": [original.name, efficient.name],
-            "responses": str(settings.responses or settings.out / "responses"),
+            "responses": str(source),
             "versions": installed_versions(),
         }
-        open_directory(settings.out, identity, facts)
+        directory.check_same(identity)
+        directory.write_manifest({**facts, "identity": identity})
         tokens = settings.out / TOKENS
         done = keys_of_whole_lines(tokens)
         if left := [each for each in responses if each.key not in done]:
@@ -91,24 +105,11 @@ def _open_models(settings: DiagnoseSettings) -> tuple[EvalModel, EvalModel]:
     return original, efficient
 
 
-def _find_responses(
-    settings: DiagnoseSettings, original: EvalModel, device: Device
-) -> list[Response]:
-    """Sampled first, where they are not given."""
-    directory = settings.responses
-    if directory is None:
-        directory = settings.out / "responses"
-        same = {"benchmarks", "data", "samples", "limit", "max_tokens", "dtype", "device", "seed"}
-        asked = {"model": settings.original, "out": directory}
-        evaluate(load_settings(None, (), asked | settings.model_dump(include=same)))
-    return sampled_responses(
-        directory,
-        original,
-        settings.data,
-        samples=settings.samples,
-        limit=settings.limit,
-        device=device,
-    )
+def _sample(settings: DiagnoseSettings, out: Path) -> None:
+    """Evaluate the original model, whose responses are then in `out`."""
+    same = {"benchmarks", "data", "samples", "limit", "max_tokens", "dtype", "device", "seed"}
+    asked = {"model": settings.original, "out": out}
+    evaluate(load_settings(None, (), asked | settings.model_dump(include=same)))
 
 
 def _row(

@@ -11,7 +11,7 @@ from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.records import Problem, Response, Sample
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from megatron_opsft.model.checkpoint_share import describe_models
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.device import Device, has_room_for_good, synchronize
+from megatron_opsft.runtime.device import Device, has_room_for_good
 
 PREFIX = "reference."  # of its tensors' names in a checkpoint
 
@@ -96,4 +96,4 @@ class ReferenceModel:
             kept = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
             frozen.copy_(kept, non_blocking=True)
-        synchronize(self._device)  # before anyone reads the CPU's memory
+        self._device.synchronize()  # before anyone reads the CPU's memory

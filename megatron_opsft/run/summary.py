@@ -1,5 +1,8 @@
-"""summary.json: what a run did, from its metrics and evaluations."""
+"""What a run is made of, manifest.json; which of its evaluations is the best; and what it did,
+summary.json.
+"""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,46 @@ from megatron_opsft.config import Config
 from megatron_opsft.config.identity import config_hash
 from megatron_opsft.report.before_after import before_and_after
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.run.best import best_evaluation
+from megatron_opsft.runtime.libraries import installed_versions
+from megatron_opsft.session import Session
+
+Line = Mapping[str, Any]  # of evals.jsonl
+
+
+def manifest_of(session: Session) -> dict[str, Any]:
+    """`identity` is what a resumed run must keep besides the keys of its configuration."""
+    return {
+        "versions": installed_versions(),
+        "config_hash": config_hash(session.config),
+        "data": session.problems.name,
+        "identity": {
+            "data_sha256": session.problems.sha256,
+            "example_prompt": session.sampler.encoder.example,
+        },
+        "num_problems": len(session.problems.problems),
+        "num_bad_rows": len(session.problems.bad_rows),
+        "model": str(session.config.model.path),
+        "world_size": session.layout.world_size,
+    }
+
+
+def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
+    """The fewest mean response tokens of those whose accuracy is at least the first's less
+    `within`; of equal ones the more accurate, then the earlier. None without a line.
+
+    lines: in the order of their steps; the first is the base model's.
+    """
+    if not lines:
+        return None
+    least = lines[0]["eval_accuracy"] - within
+    return min(
+        (line for line in lines if line["eval_accuracy"] >= least),
+        key=lambda line: (
+            line["eval_mean_response_tokens"],
+            -line["eval_accuracy"],
+            line["step"],
+        ),
+    )
 
 
 def summarize(

@@ -18,7 +18,7 @@ from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Response, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 

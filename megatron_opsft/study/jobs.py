@@ -9,14 +9,13 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
-from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.study.process import Commands
 from megatron_opsft.study.study_file import StudyRun
@@ -24,31 +23,28 @@ from megatron_opsft.study.study_file import StudyRun
 log = logging.getLogger("megatron_opsft")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFiles:
-    """Where a run of a study is kept."""
+class RunFiles(OwnedDirectory):
+    """Where a run of a study is kept; its manifest is what the run was made with."""
 
-    directory: Path
-
-    @property
-    def definition(self) -> Path:
-        """What the run was made with."""
-        return self.directory / "definition.json"
+    kind = "study's run"
+    names = ()
+    manifest = "definition.json"
+    fix = "set it back, delete that directory, or name another --out"
 
     @property
     def train(self) -> Path:
         """run.dir; of a method that samples nothing while it trains, that of its rounds."""
-        return self.directory / "train"
+        return self.path / "train"
 
     @property
     def evaluation(self) -> Path:
         """`eval --out`"""
-        return self.directory / "eval"
+        return self.path / "eval"
 
     @property
     def log(self) -> Path:
         """What its commands said."""
-        return self.directory / "log.txt"
+        return self.path / "log.txt"
 
     @property
     def is_finished(self) -> bool:
@@ -58,22 +54,16 @@ class RunFiles:
 
 def files_of(out: Path, run: StudyRun) -> RunFiles:
     """Of a run of the study in `out`."""
-    return RunFiles(directory=out / "runs" / run.slug)
+    return RunFiles(out / "runs" / run.slug)
 
 
 def check_run(run: StudyRun, files: RunFiles) -> None:
     """Errors: `UserError` for settings that are wrong, or other than those that `files` hold."""
     try:
         commands_of(run, files)
+        files.check_same(run.definition())
     except UserError as error:
         raise UserError(f"run {run.name!r}: {error}") from None
-    if files.definition.is_file():
-        made = json.loads(files.definition.read_text(encoding="utf-8"))
-        if made != json.loads(json.dumps(run.definition())):
-            raise UserError(
-                f"run {run.name!r}: {files.directory} was made with other settings; delete it, or "
-                "name another --out"
-            )
 
 
 def _rounds(run: StudyRun, files: RunFiles) -> Rounds | None:
@@ -143,8 +133,8 @@ def _make(out: Path, run: StudyRun, commands: Commands, stop: StopSignal) -> Non
     if stop.requested:
         return
     files = files_of(out, run)
-    files.directory.mkdir(parents=True, exist_ok=True)
-    write_text(files.definition, json.dumps(run.definition(), indent=1))
+    files.path.mkdir(parents=True, exist_ok=True)
+    files.write_manifest({"identity": run.definition()})
     started = time.monotonic()
     for words in commands_of(run, files):
         code = REQUEUE_EXIT_CODE

@@ -94,7 +94,7 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
             "rounds": run.rounds,
         },
         seed=run.seed,
-        directory=str(files.directory.relative_to(out)),
+        directory=str(files.path.relative_to(out)),
         metrics=metrics,
         budgets=[(at.budget, at.metrics) for at in results.budgets] if results else (),
         training=_read_training(trainings_of(run, files)),

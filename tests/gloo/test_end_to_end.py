@@ -262,11 +262,11 @@ def test_another_chat_template_is_refused_on_resume(
 ) -> None:
     run_dir = shutil.copytree(undisturbed, tmp_path / "run")
     manifest = json.loads((run_dir / "manifest.json").read_text())
-    manifest["example_prompt"] = "Today is the 1st. " + manifest["example_prompt"]
+    manifest["identity"]["example_prompt"] += "Today is the 1st."
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
     ended = cli.run([*train_args(run_dir, "run.steps=9"), "--resume"])
     assert ended.exit_code == 2
-    assert "makes other prompts than those that" in ended.stderr
+    assert "a run with example_prompt=" in ended.stderr
 
 
 def test_killed_run_resumes_bit_identically(

@@ -1,5 +1,6 @@
 """A few faults on real runs; many at random: tools/random_faults.py."""
 
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -100,8 +101,14 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "rank 1 on " in error and "died in phase rollout of step 3" in error
-    again = cli.run(["launch", "local", *words, "--ranks=2", "--resume"])
+    resumed = ["launch", "local", *words, "--ranks=2", "--resume"]
+    again = cli.run(resumed)
     assert again.exit_code == 0, again.stderr
+    assert compare_runs(undisturbed, tmp_path) == []
+    shutil.rmtree(tmp_path / "checkpoints")  # a run that is finished does without
+    third = cli.run(resumed)
+    assert third.exit_code == 0, third.stderr
+    assert third.stdout == f"{tmp_path}: the run is finished; nothing is left\n"
     assert compare_runs(undisturbed, tmp_path) == []
 
 

@@ -77,6 +77,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "model/reference.py": {
         "model.parameters": f"{_GPT}.parameters",
+        "self._device.synchronize": f"{_PACKAGE}.runtime.device.Device.synchronize",
         "fused.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "self._trainer.finish_gathering_weights": (
             f"{_PACKAGE}.model.step.Trainer.finish_gathering_weights"
@@ -161,11 +162,12 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._draft.named_buffers": f"{_MODULE}.named_buffers",
         "self._tensors.forget": f"{_TENSORS}.forget",
     },
-    "runtime/context.py": {
+    "runtime/device.py": {"ctypes.CDLL(None).mallopt": GIVEN},
+    "runtime/distributed.py": {
         "_SumOverContext.apply": "torch.autograd.Function.apply",
-        "_SumOverContext.forward": f"{_PACKAGE}.runtime.context._SumOverContext.forward",
+        "_SumOverContext.forward": f"{_PACKAGE}.runtime.distributed._SumOverContext.forward",
+        "group.rank": "torch.distributed.ProcessGroup.rank",
     },
-    "runtime/distributed.py": {"work": GIVEN, "group.rank": "torch.distributed.ProcessGroup.rank"},
     "sync/export.py": {"self._layout.cut": f"{_PACKAGE}.runtime.distributed.Layout.cut"},
     "model/shards.py": {
         "cls": f"{_PACKAGE}.model.shards.ModelShards",

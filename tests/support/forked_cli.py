@@ -108,7 +108,7 @@ class ForkedCli:
 
 def _serve() -> None:
     sys.path.insert(0, str(ROOT))
-    from megatron_opsft.runtime.loading import loading_libraries
+    from megatron_opsft.runtime.libraries import loading_libraries
 
     with loading_libraries():
         import pandas  # noqa: F401  # pyarrow does, when it first sees a list

@@ -1,12 +1,12 @@
-"""Which evaluation is the best, when there were enough, and which models of earlier ones stay."""
+"""Which evaluation is the best, and which models of earlier ones stay."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from megatron_opsft.run.best import best_evaluation, evaluations_since_best
 from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.summary import best_evaluation
 
 
 def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
@@ -18,28 +18,26 @@ def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("measured", "best", "since"),
+    ("measured", "best"),
     [
-        ([(0.8, 100)], 0, 0),
-        ([(0.8, 100), (0.79, 50)], 4, 0),  # within 0.01 of the base model's
-        ([(0.8, 100), (0.78, 50)], 0, 1),  # short, but it loses too much
-        ([(0.8, 100), (0.8, 60), (0.7, 10), (0.9, 70)], 4, 2),
-        ([(0.8, 100), (0.8, 60), (0.85, 60)], 8, 0),  # as short, and more accurate
-        ([(0.8, 100), (0.8, 60), (0.8, 60)], 4, 1),  # equal: the earlier
-        ([(0.8, 100), (0.95, 110)], 0, 1),  # longer than the base model: not what is wanted
+        ([(0.8, 100)], 0),
+        ([(0.8, 100), (0.79, 50)], 4),  # within 0.01 of the base model's
+        ([(0.8, 100), (0.78, 50)], 0),  # short, but it loses too much
+        ([(0.8, 100), (0.8, 60), (0.7, 10), (0.9, 70)], 4),
+        ([(0.8, 100), (0.8, 60), (0.85, 60)], 8),  # as short, and more accurate
+        ([(0.8, 100), (0.8, 60), (0.8, 60)], 4),  # equal: the earlier
+        ([(0.8, 100), (0.95, 110)], 0),  # longer than the base model: not what is wanted
     ],
 )
 def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
-    measured: list[tuple[float, float]], best: int, since: int
+    measured: list[tuple[float, float]], best: int
 ) -> None:
     found = best_evaluation(lines(*measured), within=0.01 + 1e-12)
     assert found is not None and found["step"] == best
-    assert evaluations_since_best(lines(*measured), within=0.01 + 1e-12) == since
 
 
 def test_without_an_evaluation_there_is_none() -> None:
     assert best_evaluation([], within=0.01) is None
-    assert evaluations_since_best([], within=0.01) == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from megatron_opsft.convert import output as output_module
 from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.progress import in_words
+from megatron_opsft.convert.output import in_words
 from megatron_opsft.convert.run import Format, Settings, convert
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError

@@ -185,7 +185,7 @@ def test_directories_are_not_mixed(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
     before = outputs(whole)
-    assert "another efficient" in error_of(diagnose(cli, "tiny_reasoner", whole))
+    assert "a diagnosis with efficient=" in error_of(diagnose(cli, "tiny_reasoner", whole))
     assert "holds something else" in error_of(
         diagnose(cli, efficient, whole / "responses", "--overwrite")
     )

@@ -18,7 +18,8 @@ from megatron_opsft.report.page.evaluation_plots import pareto_front
 from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
 from megatron_opsft.report.page.write import distinct, write_page
 from megatron_opsft.report.table import OVERALL, TableRow
-from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
+from megatron_opsft.run.rollout_log import rollout_line
+from megatron_opsft.runtime.durable import write_packed_lines
 
 
 def data_of(page: Path) -> dict[str, Any]:
@@ -154,10 +155,9 @@ def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -
     )
     verdict = Verdict(outcome=Outcome.WRONG, answer="2")
     problem = Problem(id="né", text="2 + 0 = ?", answer="2")
-    row = WrittenResponse(
-        rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5, scores=scores
-    )
-    write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
+    line = rollout_line(problem, rollout, verdict, reward=0.5, advantage=-0.5, scores=scores)
+    (tmp_path / "rollouts").mkdir()
+    write_packed_lines(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [line], level=1)
     found = sample_responses(rollouts_of(tmp_path), 10_000)
     assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text, *more]]
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}

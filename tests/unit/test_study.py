@@ -166,11 +166,11 @@ def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: For
 def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[1]
     files = files_of(tmp_path, run)
-    files.directory.mkdir(parents=True)
-    files.definition.write_text(json.dumps(run.definition()))
+    files.path.mkdir(parents=True)
+    files.write_manifest({"identity": run.definition()})
     check_run(run, files)
-    files.definition.write_text(json.dumps({**run.definition(), "seed": 5}))
-    with pytest.raises(UserError, match="was made with other settings; delete it"):
+    files.write_manifest({"identity": {**run.definition(), "seed": 5}})
+    with pytest.raises(UserError, match="with seed=5, not 0; set it back, delete that directory"):
         check_run(run, files)
 
 

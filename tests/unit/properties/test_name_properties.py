@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.run.directory import RunDir
-from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
 
 STEPS = st.integers(min_value=0, max_value=10**12)
@@ -64,7 +63,8 @@ def test_overwriting_and_resuming_leave_what_is_not_the_runs(
     with tempfile.TemporaryDirectory() as place:
         run = RunDir(Path(place))
         run.open(resume=False, overwrite=False)
-        write_json(run.path / "manifest.json", {"versions": {}})
+        run.write_manifest({})
+        assert run.failed_batch(2).name == "failed_step_000002.json"
         folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
         for folder in folders:
             folder.mkdir(exist_ok=True)

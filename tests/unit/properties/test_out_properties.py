@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.storage.hf_files import WEIGHT_NAMES
 from megatron_opsft.storage.partial import PartialDir, partial_dir
 from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
@@ -111,14 +111,15 @@ def test_identities_are_merged_and_what_differs_is_refused(
     agrees = data == known_data and not unset and same_seed
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        write_manifest(directory, {"identity": before})
+        out = EvaluationDirectory(directory)
+        out.write_manifest({"identity": before})
         try:
-            open_directory(directory, new, overwrite=False)
+            out.open(new, overwrite=False)
         except UserError as error:
             assert "\n" not in str(error) and not agrees
             assert read_manifest(directory)["identity"] == before
             return
         assert agrees
-        write_manifest(directory, {"identity": new})
+        out.remember({"identity": new})
         assert read_manifest(directory)["identity"] == new | {"data": old["data"] | data}
-        open_directory(directory, new | {"data": {}}, overwrite=False)
+        out.open(new | {"data": {}}, overwrite=False)

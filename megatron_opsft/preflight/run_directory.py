@@ -7,9 +7,9 @@ from pathlib import Path
 
 from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
-from megatron_opsft.preflight.entries import FAILED, FAILED_END, check_free, entries_of
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.durable import remove, whole_lines, write_bytes, write_text
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.step_names import (
     PARTIAL,
     REPLACED,
@@ -20,44 +20,58 @@ from megatron_opsft.runtime.step_names import (
 from megatron_opsft.storage.replacing import check_out
 
 EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step
+_FAILED, _FAILED_END = "failed_step_", ".json"
 
 
-class RunDir:
-    """The files of one run: `ENTRIES` and the batches of failed steps. Used by rank 0 alone."""
+class RunDir(OwnedDirectory):
+    """The files of one run: `names` and the batches of failed steps. Used by rank 0 alone."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(path)
+    kind = "run"
+    option = "run.dir="
+    fix = "restore the data and the model's chat template, or name another run.dir"
+    names = (
+        "config.yaml",
+        "metrics.jsonl",
+        "evals.jsonl",
+        "summary.json",
+        "bad_rows.jsonl",
+        "curves.png",
+        "curves.svg",
+        "report.html",
+        "rollouts",
+        "checkpoints",
+        "hf",
+        EXPORTS,
+        BEST,
+        "tensorboard",
+        "wandb",
+    )
+
+    def entries(self) -> list[Path]:
+        """The batches of failed steps first."""
+        failed = in_step_order(self.path.glob("*"), _FAILED, _FAILED_END)
+        return [*(path for _, path in failed), *super().entries()]
+
+    def check_start(self, *, resume: bool, overwrite: bool) -> None:
+        """Errors: as of `check`, and for a run that is neither continued nor replaced."""
+        self.check()
+        if not (resume or overwrite) and self.entries():
+            raise UserError(
+                f"run.dir={self.path} holds a run already; continue it with --resume, replace it "
+                "with --overwrite, or name another directory"
+            )
 
     def open(self, *, resume: bool, overwrite: bool, needed: Sequence[Path] = ()) -> None:
         """Make the directory ready; without a run in it, `resume` starts a new one.
 
         Files that no run writes (a scheduler's log) do not matter and are never deleted. needed:
-        what the run reads, which is not deleted either. Errors: `UserError` when it holds a run and
-        neither flag is given, or when `overwrite` would delete what is needed or is no run's.
+        what the run reads, which is not deleted either. Errors: as of `check_start` and `clear`.
         """
-        check_free(self.path, resume=resume, overwrite=overwrite)
-        entries = entries_of(self.path)
-        if entries and overwrite:
-            self._delete(entries, needed)
+        self.check_start(resume=resume, overwrite=overwrite)
+        if overwrite:
+            self.clear(needed)
         check_out(self.path / "hf", needed, overwrite=True)  # now, not when it is trained
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-
-    def _delete(self, entries: Sequence[Path], needed: Sequence[Path]) -> None:
-        """Remove what a run wrote, if it was a run and nothing of it is needed."""
-        if not _is_run(self.path / "manifest.json"):
-            raise UserError(
-                f"run.dir={self.path} holds {entries[0].name} but no manifest.json of a run, "
-                "so --overwrite will not delete it; name another directory"
-            )
-        for path in needed:
-            if any(path.resolve().is_relative_to(entry.resolve()) for entry in entries):
-                raise UserError(
-                    f"run.dir={self.path} holds {path}, which this run reads; --overwrite would "
-                    "delete it, so name another directory"
-                )
-        # The manifest last: what a kill leaves of it can be overwritten again.
-        for entry in sorted(entries, key=lambda entry: entry.name == "manifest.json"):
-            remove(entry)
 
     def truncate(self, after_step: int) -> None:
         """Forget what came after `after_step`, so that a resumed run writes it just once.
@@ -93,16 +107,7 @@ class RunDir:
 
     def failed_batch(self, step: int) -> Path:
         """Where the batch of a step is kept whose loss was not finite."""
-        return self.path / step_name(step, FAILED, FAILED_END)
-
-
-def _is_run(manifest: Path) -> bool:
-    """Whether a manifest.json is that of a run; an evaluation's says `kind`."""
-    try:
-        content = json.loads(manifest.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and "versions" in content and "kind" not in content
+        return self.path / step_name(step, _FAILED, _FAILED_END)
 
 
 def _lines_until(path: Path, last_step: int) -> bytes:
