@@ -51,8 +51,6 @@ class _Conversion(Command):
         )
         if self.as_json:
             print(json.dumps(dataclasses.asdict(figures)))
-        elif figures.already_complete:
-            print(f"{self.out} is already the result of this conversion")
         else:
             checked = ", verified" if self.verify else ""
             print(

@@ -9,7 +9,7 @@ import torch
 from megatron_opsft.convert.progress import Progress
 from megatron_opsft.convert.source import Source
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.direct_io import Staging, StagingOfThread
+from megatron_opsft.storage.direct_io import Staging
 from megatron_opsft.storage.regions import row_chunks
 
 
@@ -23,7 +23,7 @@ def tensor_hash(
     for start, stop in row_chunks(0, shape[0], row_bytes):
         data = staging.place_for(0, (stop - start) * row_bytes)
         rows = torch.frombuffer(data, dtype=dtype).view(stop - start, *shape[1:])
-        source.copy_rows(name, start, stop, rows)
+        source.tensors.copy_rows(name, start, stop, rows)
         digest.update(data)
         progress.advance((stop - start) * row_bytes)
     return digest.hexdigest()
@@ -43,7 +43,7 @@ def differing_tensors(
             f"{first.directory} and {second.directory} are models of different architecture or size"
         )
     sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
-    staging = StagingOfThread()
+    staging = Staging()
     with Progress("comparing", 2 * sum(sizes.values())) as progress:
 
         def difference(name: str) -> str | None:
@@ -51,7 +51,7 @@ def differing_tensors(
             if dtype is None and dtypes[0] is not dtypes[1]:
                 return f"{name}: {dtypes[0]} against {dtypes[1]}"
             hashes = [
-                tensor_hash(source, name, dtype or dtypes[0], progress, staging.mine)
+                tensor_hash(source, name, dtype or dtypes[0], progress, staging)
                 for source in (first, second)
             ]
             return None if hashes[0] == hashes[1] else f"{name}: other values"

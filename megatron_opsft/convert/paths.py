@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.known_files import RECORD_NAME
 from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint, resolve_model
 from megatron_opsft.storage.replacing import check_out
 
@@ -19,10 +18,7 @@ def find_source(name: str, to: str) -> Path:
 
 
 def check_paths(directory: Path, out: Path, *, overwrite: bool) -> None:
-    """Errors: `UserError` for no source, and for an output that is there and was not made by a
-    conversion.
-    """
+    """Errors: `UserError` for no source, and for an output that may not be written."""
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
-    if not (out / RECORD_NAME).is_file():
-        check_out(out, [directory], overwrite=overwrite)
+    check_out(out, [directory], overwrite=overwrite)

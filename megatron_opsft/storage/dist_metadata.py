@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.known_files import METADATA_NAME, RECORD_NAME
-from megatron_opsft.storage.regions import FileSlice, Region, data_offset, load_without_data, opened
+from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.torch_archive import archived_tensor
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (
@@ -187,35 +188,16 @@ def _check_files(tensors: list[StoredTensor]) -> None:
             raise UserError(f"{path} is cut short: it should hold tensor {key}")
 
 
-def _is_one_zip(archive: FileSlice, length: int) -> bool:
-    """Whether a zip file fills the slice. A reader alone would find one that is shifted, too."""
-    first = archive.read(4)
-    archive.seek(max(0, length - 22))
-    last = archive.read(4)
-    archive.seek(0)
-    return first == b"PK\x03\x04" and last == b"PK\x05\x06"
-
-
 def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
     """The bytes of a chunk, behind the header of its archive.
 
     Errors: `UserError` when the archive is damaged or holds another shape or dtype.
     """
     what = f"{chunk.path}: tensor {tensor.key} at {list(chunk.offsets)}"
-    with opened(chunk.path) as file:
-        archive = FileSlice(file, chunk.file_offset, chunk.length)
-        if not _is_one_zip(archive, chunk.length):
-            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
-        stored = load_without_data(cast(IO[bytes], archive), what)
-        if not isinstance(stored, torch.Tensor):
-            raise UserError(f"{what} is damaged: no tensor is stored there")
-        offset = data_offset(stored, cast(IO[bytes], archive), what)
-    if tuple(stored.shape) != chunk.sizes or stored.dtype is not tensor.dtype:
+    region = archived_tensor(chunk.path, chunk.file_offset, chunk.length, what)
+    if region.shape != chunk.sizes or region.dtype is not tensor.dtype:
         raise UserError(
-            f"{what} holds {stored.dtype} {list(stored.shape)}, but {METADATA_NAME} says "
+            f"{what} holds {region.dtype} {list(region.shape)}, but {METADATA_NAME} says "
             f"{tensor.dtype} {list(chunk.sizes)}"
         )
-    region = Region(chunk.path, chunk.file_offset + offset, chunk.sizes, tensor.dtype)
-    if offset + region.num_bytes > chunk.length:
-        raise UserError(f"{what} is damaged: its bytes end behind the archive")
     return region

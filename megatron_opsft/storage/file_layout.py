@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Copy, whole

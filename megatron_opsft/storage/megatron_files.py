@@ -14,13 +14,7 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import (
-    METADATA_NAME,
-    Chunk,
-    locate,
-    read_metadata,
-    read_record,
-)
+from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata, read_record
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -63,10 +57,6 @@ class MegatronTensors:
         """The files of the weights, each once."""
         keys = dict.fromkeys(entry.key for entry in self._entries.values())
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
-
-    def header(self) -> bytes:
-        """Names, files, offsets, shapes and dtypes of all that is stored."""
-        return (self.model_dir / METADATA_NAME).read_bytes()
 
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of an HF tensor; stored dtype, CPU."""

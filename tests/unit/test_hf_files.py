@@ -129,7 +129,7 @@ def test_missing_shard_cut_shard_and_wrong_index_are_named(model_dir: Path) -> N
 def test_the_weights_chosen_are_those_that_transformers_loads(
     tmp_path: Path, model_dir: Path
 ) -> None:
-    """Four different models in one directory; the first in transformers' order is taken away."""
+    """Two different models in one directory; the first in transformers' order is taken away."""
     state = {
         name: HfTensors(model_dir).read(whole(name, shape))
         for name, shape in HfTensors(model_dir).shapes().items()
@@ -141,12 +141,10 @@ def test_the_weights_chosen_are_those_that_transformers_loads(
     groups = [
         ("model.safetensors", None),
         ("other.safetensors", INDEX),
-        ("pytorch_model.bin", None),
-        ("other.bin", "pytorch_model.bin.index.json"),
     ]
     for number, (file, index) in enumerate(groups):
         state[norm] = torch.full((32,), float(number))
-        (save_file if file.endswith("safetensors") else torch.save)(dict(state), model / file)
+        save_file(state, model / file)
         if index:
             (model / index).write_text(
                 json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, file)})
@@ -180,29 +178,23 @@ def test_weights_that_the_config_names_are_chosen_and_missing_ones_refused(
         HfTensors(model_dir)
 
 
-@pytest.mark.parametrize("is_safe", [True, False])
 def test_hub_downloads_are_the_files_that_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_safe: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`.bin` only where there are no safetensors; no copies in other formats or folders."""
+    """No copies of the weights in other formats or in folders."""
     wanted = {"config.json", "tokenizer.model", "additional_chat_templates/tool.jinja"}
-    safe = {"model-00001-of-00001.safetensors", INDEX}
-    archives = {"pytorch_model.bin", "pytorch_model.bin.index.json"}
+    wanted |= {"model-00001-of-00001.safetensors", INDEX}
     others = {
+        "pytorch_model.bin",
         "consolidated.safetensors",
-        "consolidated.00.pth",
         "onnx/model.safetensors",
-        "onnx/config.json",
-        "original/model.bin",
         "original/params.json",
         "fp8/model.safetensors",
-        "fp8/pytorch_model.bin",
         "training_args.pt",
     }
-    repository = sorted(wanted | archives | others | (safe if is_safe else set()))
 
     def download(name: str, **patterns: list[str]) -> str:
-        for file in filter_repo_objects(repository, **patterns):
+        for file in filter_repo_objects(sorted(wanted | others), **patterns):
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / file).touch()
         return str(tmp_path)
@@ -210,8 +202,7 @@ def test_hub_downloads_are_the_files_that_are_loaded(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert resolve_model("some/model") == tmp_path
     files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
-    index = {"pytorch_model.bin.index.json"}  # a small file like any *.json
-    assert files == wanted | (safe | index if is_safe else archives)
+    assert files == wanted
 
 
 def test_directory_without_weights_and_quantised_weights_are_refused(tmp_path: Path) -> None:
