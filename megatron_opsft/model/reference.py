@@ -16,6 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch import Tensor
 
 from megatron_opsft.model.checkpoint_share import describe_models
+from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
 from megatron_opsft.runtime.device import Device, has_room_for_good, synchronize
@@ -51,16 +52,11 @@ class ReferenceModel:
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with the reference's log-probs, on the ranks of the last stage, which
-        alone read them. See `score_batches`.
+        alone read them.
         """
         with self.in_place():
             log_probs = self._trainer.score_batches(batches)
-        if not log_probs:
-            return list(batches)
-        return [
-            dataclasses.replace(batch, reference_log_probs_R=found)
-            for batch, found in zip(batches, log_probs, strict=True)
-        ]
+        return with_log_probs(batches, log_probs, "reference_log_probs_R")
 
     def replace(self) -> None:
         """From now on the reference is the model as it is."""

@@ -13,7 +13,7 @@ from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
-from megatron_opsft.model.score import with_old_log_probs
+from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Response, Sample, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
@@ -162,8 +162,10 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
             updates = [
                 replace(
                     update,
-                    microbatches=with_old_log_probs(
-                        update.microbatches, s.trainer.score_batches(update.microbatches)
+                    microbatches=with_log_probs(
+                        update.microbatches,
+                        s.trainer.score_batches(update.microbatches),
+                        "old_log_probs_R",
                     ),
                 )
                 for update in updates
