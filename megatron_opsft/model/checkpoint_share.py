@@ -8,16 +8,26 @@ any TP x PP x DP, and every rank writes and reads its own alone: nothing is gath
 copied, since a rectangle is contiguous in the optimizer's memory.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies.torch import (
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
+from torch.distributed.checkpoint.planner import ReadItem
+
+from megatron_opsft.storage.dist_metadata import METADATA_NAME, damage_named, unpickle_metadata
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -144,3 +154,27 @@ def flat_rectangles(low: int, high: int, width: int) -> list[tuple[int, int]]:
     head = min(high, -(-low // width) * width)
     tail = max(head, high // width * width)
     return [(a, b) for a, b in ((low, head), (head, tail), (tail, high)) if a < b]
+
+
+class _TensorPlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: object) -> None:
+        raise TypeError(f"{read_item.dest_index.fqn} is an object, not a tensor")
+
+
+def read_tensors(wanted: list[ShardedTensor], directory: Path) -> None:
+    """Fill the tensors' own memory, each rank alone, and run nothing that is in the files: what
+    Megatron's `load` unpickles may call anything. No collectives. Errors: `UserError` naming the
+    file.
+    """
+    metadata = unpickle_metadata(directory)
+    reader, planner = FileSystemReader(directory), _TensorPlanner()
+    of_file: dict[str, list[ReadItem]] = defaultdict(list)
+    by_key, _, _ = _replace_state_dict_keys_with_sharded_keys({"": wanted})
+    with damage_named(directory / METADATA_NAME):
+        planner.set_up_planner(mcore_to_pyt_state_dict(by_key, True), metadata)
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        for item in planner.create_local_plan().items:
+            of_file[metadata.storage_data[item.storage_index].relative_path].append(item)
+    for name, items in of_file.items():
+        with damage_named(directory / name):
+            reader.read_data(LoadPlan(items), planner).wait()
