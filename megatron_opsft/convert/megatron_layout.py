@@ -6,6 +6,7 @@ import json
 import pickle
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -76,7 +77,6 @@ class _DistLayout:
         self._ends = [0]
         self._targets: list[Target] = []
         self._metadata = Metadata(state_dict_metadata={}, planner_data=None, storage_data={})
-        self._archives: dict[tuple[int, ...], Archive] = {}
         self._empty = _saved([None])
 
     def _reserve(
@@ -101,9 +101,7 @@ class _DistLayout:
     def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        if shape not in self._archives:
-            self._archives[shape] = _archive_of(shape, self._dtype)
-        archive = self._archives[shape]
+        archive = _archive_of(shape, self._dtype)
         # Whole pages are what disks read and write fastest; small tensors would waste most of one.
         alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
         file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
@@ -162,6 +160,7 @@ def _saved(value: object) -> bytes:
     return buffer.getvalue()
 
 
+@cache
 def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
     """What torch.save puts around a contiguous tensor; the same for all of this shape and dtype.
 

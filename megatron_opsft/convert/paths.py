@@ -7,18 +7,16 @@ from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint,
 from megatron_opsft.storage.replacing import check_out
 
 
-def find_source(name: str, to: str) -> Path:
-    """The directory of a model in the other format than `to`: hf or megatron. Errors:
-    `UserError`.
+def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
+    """The directory of a model in the other format than `to`, hf or megatron. Errors: `UserError`,
+    also for an output that may not be written.
     """
     if to == "megatron":
-        return resolve_model(name, option="--hf")
-    path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
-    return newest_checkpoint(path)
-
-
-def check_paths(directory: Path, out: Path, *, overwrite: bool) -> None:
-    """Errors: `UserError` for no source, and for an output that may not be written."""
+        directory = resolve_model(name, option="--hf")
+    else:
+        path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
+        directory = newest_checkpoint(path)
     if not directory.is_dir():
         raise UserError(f"{directory} is not a directory")
     check_out(out, [directory], overwrite=overwrite)
+    return directory

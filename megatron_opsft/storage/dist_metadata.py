@@ -51,8 +51,10 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored part of a tensor: its place in the tensor, and its bytes in a file."""
+    """A stored part of the tensor `key`: its place in the tensor, and its bytes in a file."""
 
+    key: str
+    dtype: torch.dtype
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     path: Path
@@ -64,7 +66,6 @@ class Chunk:
 class StoredTensor:
     """A tensor of the checkpoint; its chunks cover it exactly once."""
 
-    key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
@@ -82,13 +83,13 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
             (str(index.fqn), tuple(index.offset or ())): info
             for index, info in metadata.storage_data.items()
         }
-        tensors = [
-            _stored_tensor(directory, key, entry, storage)
+        tensors = {
+            key: _stored_tensor(directory, key, entry, storage)
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
-        ]
-    _check_files(tensors)
-    return {tensor.key: tensor for tensor in tensors}
+        }
+    _check_files([chunk for tensor in tensors.values() for chunk in tensor.chunks])
+    return tensors
 
 
 def unpickle_metadata(directory: Path) -> Metadata:
@@ -141,7 +142,7 @@ def _check_digest(directory: Path, metadata: bytes) -> None:
 def _stored_tensor(
     directory: Path, key: str, entry: TensorStorageMetadata, storage: dict[Any, Any]
 ) -> StoredTensor:
-    shape = tuple(map(int, entry.size))
+    shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     chunks = []
     for part in entry.chunks:
         offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
@@ -154,9 +155,10 @@ def _stored_tensor(
         if min(offsets, default=0) < 0 or min(info.offset, info.length) < 0:
             raise UserError(f"{directory / METADATA_NAME}: tensor {key} has a negative offset")
         file = directory / info.relative_path
-        chunks.append(Chunk(offsets, sizes, file, int(info.offset), int(info.length)))
+        place = int(info.offset), int(info.length)
+        chunks.append(Chunk(key, dtype, offsets, sizes, file, *place))
     _check_cover(directory, key, shape, chunks)
-    return StoredTensor(key, shape, entry.properties.dtype, tuple(chunks))
+    return StoredTensor(shape, dtype, tuple(chunks))
 
 
 def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
@@ -175,12 +177,11 @@ def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list
         )
 
 
-def _check_files(tensors: list[StoredTensor]) -> None:
+def _check_files(chunks: list[Chunk]) -> None:
     ends: dict[Path, tuple[int, str]] = {}
-    for tensor in tensors:
-        for chunk in tensor.chunks:
-            last = (chunk.file_offset + chunk.length, tensor.key)
-            ends[chunk.path] = max(ends.get(chunk.path, last), last)
+    for chunk in chunks:
+        last = (chunk.file_offset + chunk.length, chunk.key)
+        ends[chunk.path] = max(ends.get(chunk.path, last), last)
     for path, (end, key) in ends.items():
         if not path.is_file():
             raise UserError(f"{path} is missing; it holds tensor {key}")
@@ -188,16 +189,16 @@ def _check_files(tensors: list[StoredTensor]) -> None:
             raise UserError(f"{path} is cut short: it should hold tensor {key}")
 
 
-def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
+def locate(chunk: Chunk) -> Region:
     """The bytes of a chunk, behind the header of its archive.
 
     Errors: `UserError` when the archive is damaged or holds another shape or dtype.
     """
-    what = f"{chunk.path}: tensor {tensor.key} at {list(chunk.offsets)}"
+    what = f"{chunk.path}: tensor {chunk.key} at {list(chunk.offsets)}"
     region = archived_tensor(chunk.path, chunk.file_offset, chunk.length, what)
-    if region.shape != chunk.sizes or region.dtype is not tensor.dtype:
+    if region.shape != chunk.sizes or region.dtype is not chunk.dtype:
         raise UserError(
             f"{what} holds {region.dtype} {list(region.shape)}, but {METADATA_NAME} says "
-            f"{tensor.dtype} {list(chunk.sizes)}"
+            f"{chunk.dtype} {list(chunk.sizes)}"
         )
     return region

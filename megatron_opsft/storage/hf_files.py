@@ -102,12 +102,6 @@ class HfTensors:
         else:
             self._regions = read_regions(weights)
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._regions)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.region(name).shape
-
     def dtype(self, name: str) -> torch.dtype:
         return self.region(name).dtype
 
@@ -174,9 +168,10 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
     Reads headers only, except for such a repeated head; one rank is enough.
     """
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
-    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.names()):
+    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.shapes()):
         return
-    embedding = whole(EMBEDDING.hf_tensors[0][0], tensors.shape(EMBEDDING.hf_tensors[0][0]))
+    name = EMBEDDING.hf_tensors[0][0]
+    embedding = whole(name, tensors.shapes()[name])
     for start in range(0, embedding.row1, COMPARED_ROWS):
         stop = min(start + COMPARED_ROWS, embedding.row1)
         rows = replace(embedding, row0=start, row1=stop)

@@ -25,9 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.convert import run as run_module
-from megatron_opsft.convert.commands import parse_size
 from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.progress import in_words
 from megatron_opsft.convert.run import DTYPES, Format, convert_model
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
@@ -218,17 +216,6 @@ def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
 
 
-def test_what_a_killed_try_left_is_not_used(hf: Path, tmp_path: Path) -> None:
-    left = partial_dir(tmp_path / "out")
-    (left / "data").mkdir(parents=True)
-    for name in ("__0_0.distcp", "of_another_source"):
-        (left / "data" / name).write_bytes(b"x" * 999)
-    run(hf, tmp_path / "whole", "megatron")
-    run(hf, tmp_path / "out", "megatron")
-    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
-    assert not left.exists()
-
-
 @pytest.mark.parametrize("to", ["megatron", "hf"])
 def test_kills_at_random_moments_end_in_the_same_bytes(
     cli: ForkedCli, hf: Path, megatron: Path, tmp_path: Path, to: str
@@ -277,22 +264,6 @@ def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> No
     assert not out.exists()
     run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
-
-
-def test_full_disk_at_the_small_files_advises_the_same_command(
-    cli: ForkedCli, hf: Path, tmp_path: Path
-) -> None:
-    full = (
-        "import errno, os; from megatron_opsft.runtime import durable\n"
-        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "durable.os.replace = full\n"
-    )
-    words = ["convert", "to-megatron", "--hf", hf, "--out", tmp_path / "out"]
-    ended = cli.start(words, full).wait()
-    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
-    assert "No space left on device; make room, then give the same command again" in ended.stderr
-    assert "--resume" not in ended.stderr and not (tmp_path / "out").exists()
-    assert cli.start(words).wait().exit_code == 0
 
 
 def test_a_failed_sync_makes_the_next_try_write_everything_again(
@@ -401,10 +372,16 @@ def test_wrong_direction_and_missing_config_are_named(
         (["to-hf", "--megatron", "tiny_reasoner"], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
+        (["to-hf", "--megatron", megatron, "--shard-size", "0.5"], "--shard-size=0.5"),
+        (["to-hf", "--megatron", megatron, "--shard-size", "9" * 40], "--shard-size=999"),
     ):
         ended = cli.run(["convert", *words, "--out", tmp_path / "out"])
         assert ended.exit_code == 2
         assert message in ended.stderr and ended.stderr.count("\n") == 1
+    config = json.loads((megatron / "config.json").read_text())
+    (megatron / "config.json").write_text(json.dumps(config | {"vocab_size": 302}))
+    with pytest.raises(UserError, match="says vocab_size=302, but the checkpoint was made with"):
+        open_source(megatron)  # the padded embedding could be one of either size
     (megatron / "config.json").unlink()
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
@@ -428,22 +405,6 @@ def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Pa
     save_file(tensors, file)
     different = cli.run(["convert", "check", hf, megatron])
     assert (different.exit_code, different.stdout) == (4, "model.norm.weight: other values\n")
-
-
-def test_sizes() -> None:
-    assert [parse_size(t) for t in ("5GB", "1.5 MB", "700", "2k")] == [
-        5 * 10**9,
-        1500000,
-        700,
-        2000,
-    ]
-    assert parse_size("1.001GB") == 1_001_000_000
-    for text in ("", "0", "GB", "-1GB", "9" * 400, "1" + "0" * 19, "99999999TB", "0.5"):
-        with pytest.raises(UserError, match="--shard-size=.* is no size of a file") as error:
-            parse_size(text)
-        assert len(str(error.value)) < 120
-    sizes = {15.2e9: "15.20 GB", 3_400_000: "3.4 MB", 512: "512 bytes", 12_345: "12,345 bytes"}
-    assert {size: in_words(size) for size in sizes} == sizes
 
 
 def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
@@ -471,7 +432,7 @@ def flip_anywhere_but_data(path: Path, draw: random.Random) -> None:
     content = bytearray(path.read_bytes())
     is_header = bytearray(b"\1" * len(content))
     for tensor in read_metadata(path.parent).values():
-        for region in (locate(tensor, chunk) for chunk in tensor.chunks if chunk.path == path):
+        for region in (locate(chunk) for chunk in tensor.chunks if chunk.path == path):
             stop = region.offset + region.num_bytes
             is_header[region.offset : stop] = bytes(region.num_bytes)
     position = draw.choice([i for i, header in enumerate(is_header) if header])
@@ -488,58 +449,25 @@ def remove(path: Path, draw: random.Random) -> None:
     path.unlink()
 
 
-def rename_key(path: Path, draw: random.Random) -> None:
+def change_tensor(path: Path, draw: random.Random) -> None:
+    """Its name, shape or dtype."""
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
-    tensors[draw.choice([name + "x", name.replace("model", "m", 1), "y"])] = tensors.pop(name)
-    save_file(tensors, path)
-
-
-def change_shape(path: Path, draw: random.Random) -> None:
-    tensors = load_file(path)
-    name = draw.choice(sorted(tensors))
-    value = tensors[name]
-    changes = [value[:-1], value[None], value.flatten()[: value.numel() // 2], value.double()]
-    if value.ndim == 2 and value.shape[0] != value.shape[1]:
-        changes.append(value.T)
-    tensors[name] = draw.choice(changes).contiguous()
-    save_file(tensors, path)
-
-
-def break_index(path: Path, draw: random.Random) -> None:
-    index = json.loads(path.read_text())
-    names = sorted(index["weight_map"])
-    name = draw.choice(names)
-    change = draw.randrange(3)
-    if change == 0:
-        del index["weight_map"][name]
-    elif change == 1:
-        index["weight_map"][name + ".more"] = index["weight_map"].pop(name)
+    value = tensors.pop(name)
+    other = draw.choice([value[:-1], value[None], value.double(), value.flatten()])
+    if draw.random() < 0.5 or torch.equal(other, value):
+        tensors[name + "x"] = value
     else:
-        index["weight_map"][name] = "model-00003-of-00002.safetensors"
-    path.write_text(json.dumps(index))
-
-
-def change_config(path: Path, draw: random.Random) -> None:
-    config = json.loads(path.read_text())
-    keys = ["hidden_size", "num_hidden_layers", "num_key_value_heads", "vocab_size", "head_dim"]
-    key = draw.choice([*keys, "intermediate_size"])
-    config[key] = draw.choice([config[key] * 2, config[key] + 1, -1, "many", None, 1.5])
-    if config[key] is None and key == "head_dim":
-        del config["architectures"], config["model_type"]
-    path.write_text(json.dumps(config))
+        tensors[name] = other.contiguous()
+    save_file(tensors, path)
 
 
 HF_DAMAGE: list[tuple[str, Damage]] = [
     ("*.safetensors", flip_header),
-    ("*.safetensors", flip_header),
     ("*.safetensors", cut),
     ("*.safetensors", remove),
-    ("*.safetensors", rename_key),
-    ("*.safetensors", change_shape),
-    ("*.index.json", break_index),
+    ("*.safetensors", change_tensor),
     ("*.index.json", cut),
-    ("config.json", change_config),
     ("config.json", cut),
 ]
 MEGATRON_DAMAGE: list[tuple[str, Damage]] = [
@@ -548,7 +476,6 @@ MEGATRON_DAMAGE: list[tuple[str, Damage]] = [
     ("*.distcp", flip_anywhere_but_data),
     ("*.distcp", cut),
     ("*.distcp", remove),
-    ("config.json", change_config),
 ]
 
 
@@ -562,7 +489,6 @@ def test_damaged_input_is_an_error_or_harmless(
     source, kinds = (hf, HF_DAMAGE) if to == "megatron" else (megatron, MEGATRON_DAMAGE)
     if not recorded:
         (megatron / "conversion.json").unlink()
-        kinds = [kind for kind in kinds if to == "megatron" or kind[1] is not change_config]
     draw = random.Random(f"{to} {recorded}")
     num_errors = 0
     for number in range(120):
