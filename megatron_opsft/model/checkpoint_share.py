@@ -50,7 +50,7 @@ def own_share(
     the weight is float32 itself, a moment by `optimizer.state.exp_avg.K`.
     is_loading: without the weights that follow from main weights.
     """
-    described = {id(value.data): value for value in nested_values(model_state) if _is_tensor(value)}
+    described = {id(value.data): value for value in nested_values(model_state) if is_tensor(value)}
     share: list[ShardedTensor] = []
     for weight, start, end, tensors in _owned_ranges(optimizer):
         own = {f"optimizer.state.{name}.": tensors[name] for name in MOMENTS}
@@ -60,7 +60,8 @@ def own_share(
             own["optimizer.state.fp32_param."] = tensors["main"]
             if not is_loading:
                 own[""] = weight.detach().view(-1)[start:end]
-        for piece, first in _pieces(described[id(weight)], weight):
+        for piece in pieces_of(described[id(weight)], weight):
+            first = piece.data.storage_offset() - weight.storage_offset()
             for prefix, values in own.items():
                 share += _rectangles(piece, first, values, start, prefix)
     return share
@@ -77,10 +78,21 @@ def gather_weights(optimizer: MegatronOptimizer) -> None:
 
 def objects_only(state: dict[str, Any]) -> dict[str, Any]:
     """The state without its tensors: the objects that Megatron's layers keep beside them."""
-    return {name: value for name, value in state.items() if not _is_tensor(value)}
+    return {name: value for name, value in state.items() if not is_tensor(value)}
 
 
-def _is_tensor(value: Any) -> bool:
+def pieces_of(described: Any, values: Tensor) -> list[ShardedTensor]:
+    """What a parameter is in the whole model, with the given values: its part, or several where it
+    is fused of several, each a view of them. described: of the parameter, in `describe_models`.
+    """
+    described = replace(described, data=values)
+    if isinstance(described, ShardedTensor):
+        return [described]
+    return list(nested_values(described.build()))
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value of `describe_models` is a parameter."""
     return isinstance(value, ShardedTensor | ShardedTensorFactory)
 
 
@@ -102,19 +114,6 @@ def _ranges_of(part: Any) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]
                     moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
                     owned = ranges["param"]
                     yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
-
-
-def _pieces(
-    described: ShardedTensor | ShardedTensorFactory, weight: Tensor
-) -> Iterator[tuple[ShardedTensor, int]]:
-    """What a parameter is in the whole model: its part, or several where it is fused of several;
-    each with the index of its first element in the flattened parameter.
-    """
-    if isinstance(described, ShardedTensor):
-        yield described, 0
-        return
-    for piece in nested_values(described.build()):
-        yield piece, piece.data.storage_offset() - weight.storage_offset()
 
 
 def _rectangles(

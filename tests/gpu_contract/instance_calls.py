@@ -65,7 +65,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
     },
     "model/reference.py": {
         "model.parameters": f"{_GPT}.parameters",
-        "fused.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "self._trainer.finish_gathering_weights": (
             f"{_PACKAGE}.model.passes.ModelPasses.finish_gathering_weights"
         ),
