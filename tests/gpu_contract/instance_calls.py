@@ -39,27 +39,15 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._reference.share": f"{_PACKAGE}.model.reference.ReferenceModel.share",
         "write.finish": f"{_PACKAGE}.model.checkpoint_write.CheckpointWrite.finish",
     },
-    "model/checkpoint_read.py": {
+    "model/checkpoint_share.py": {
         "planner.set_up_planner": f"{_DCP}.DefaultLoadPlanner.set_up_planner",
         "planner.create_local_plan": f"{_DCP}.DefaultLoadPlanner.create_local_plan",
         "reader.set_up_storage_reader": f"{_DCP}.FileSystemReader.set_up_storage_reader",
         "reader.read_data": f"{_DCP}.FileSystemReader.read_data",
         "reader.read_data(LoadPlan(items), planner).wait": "torch.futures.Future.wait",
-    },
-    "model/checkpoint_share.py": {
         "model.sharded_state_dict": f"{_GPT}.sharded_state_dict",
         "described.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
-    },
-    "model/frozen.py": {
-        "ModelShards.of(models, WeightTable(shape, names, layout.tp_size), layout).fill": (
-            f"{_PACKAGE}.model.shards.ModelShards.fill"
-        ),
-        "model.eval": f"{_GPT}.eval",
-        "self.model": f"{_GPT}.forward",
-    },
-    "model/hidden_states.py": {
-        "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
     },
     "model/load.py": {
         "config.method.objective": f"{_PACKAGE}.methods.settings.MethodSettings.objective",
@@ -80,23 +68,21 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._device.synchronize": f"{_PACKAGE}.runtime.device.Device.synchronize",
         "fused.build": "megatron.core.dist_checkpointing.mapping.ShardedTensorFactory.build",
         "self._trainer.finish_gathering_weights": (
-            f"{_PACKAGE}.model.step.Trainer.finish_gathering_weights"
+            f"{_PACKAGE}.model.passes.ModelPasses.finish_gathering_weights"
         ),
-        "self._trainer.score_batches": f"{_PACKAGE}.model.step.Trainer.score_batches",
+        "self._trainer.score_batches": f"{_PACKAGE}.model.passes.ModelPasses.score_batches",
     },
-    "model/schedule.py": {
+    "model/passes.py": {
         "chunk": f"{_GPT}.forward",
+        "chunk.eval": f"{_DDP}.eval",
         "chunk.start_param_sync": f"{_DDP}.start_param_sync",
         "get_forward_backward_func()": (
             f"{_SCHEDULES}no_pipelining",
             f"{_SCHEDULES}pipelining_without_interleaving",
             f"{_SCHEDULES}pipelining_with_interleaving",
         ),
-    },
-    "model/score.py": {
-        "chunk.eval": f"{_DDP}.eval",
-        "schedule.chunks[0].parameters": f"{_DDP}.parameters",
-        "schedule.run": f"{_PACKAGE}.model.schedule.PassSchedule.run",
+        "model.shared_embedding_or_output_weight": f"{_GPT}.shared_embedding_or_output_weight",
+        "self.chunks[0].parameters": f"{_DDP}.parameters",
     },
     "model/step.py": {
         "chunk.train": f"{_DDP}.train",
@@ -106,12 +92,9 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self.optimizer.zero_grad": f"{_OPTIMIZER}.zero_grad",
         "self.optimizer.prepare_grads": f"{_OPTIMIZER}.prepare_grads",
         "self.optimizer.get_grad_norm": f"{_OPTIMIZER}.get_grad_norm",
-        "self._schedule.run": f"{_PACKAGE}.model.schedule.PassSchedule.run",
-        "self._schedule.start_gathering_weights": (
-            f"{_PACKAGE}.model.schedule.PassSchedule.start_gathering_weights"
-        ),
-        "self._schedule.finish_gathering_weights": (
-            f"{_PACKAGE}.model.schedule.PassSchedule.finish_gathering_weights"
+        "self._run": f"{_PACKAGE}.model.passes.ModelPasses._run",
+        "self.start_gathering_weights": (
+            f"{_PACKAGE}.model.passes.ModelPasses.start_gathering_weights"
         ),
     },
     "loss/cross_entropy.py": {
@@ -174,7 +157,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "layout.own_experts": f"{_PACKAGE}.runtime.distributed.Layout.own_experts",
         "self.layout.cut": f"{_PACKAGE}.runtime.distributed.Layout.cut",
         "model.named_parameters": f"{_GPT}.named_parameters",
-        "self.table.hf_shapes": f"{_PACKAGE}.weights.rules.WeightTable.hf_shapes",
         "table.check_mcore_names": f"{_PACKAGE}.weights.rules.WeightTable.check_mcore_names",
         "table.stage_rules": f"{_PACKAGE}.weights.rules.WeightTable.stage_rules",
     },
@@ -182,7 +164,6 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
 
 # Files of the GPU path that name none of the packages and yet hold their instances.
 HOLDERS = (
-    "model/hidden_states.py",
     "model/load.py",
     "rollout/vllm/engine.py",
     "rollout/vllm/engine_tensors.py",

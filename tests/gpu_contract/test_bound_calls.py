@@ -141,7 +141,7 @@ def test_broken_calls_are_seen() -> None:
         ('tags=["weights"]', 'labels=["weights"]'),
     ]:
         assert len(problems_of(break_call(before, after))) >= 1, after
-    step = "model/schedule.py"
+    step = "model/passes.py"
     for before, after in [
         ("packed_seq_params=packed", "packed_sequences=packed"),
         ("start_param_sync(force_sync=True)", "start_param_sync(force=True)"),

@@ -67,7 +67,7 @@ HOMES = {
         "model/checkpoint.py",
         "model/checkpoint_write.py",
         "sync/export.py",
-        "model/checkpoint_read.py",
+        "model/checkpoint_share.py",
         "storage/dist_metadata.py",
         "convert/megatron_layout.py",
         "launch/torchrun.py",
