@@ -26,8 +26,7 @@ from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.context import join_over_context
-from megatron_opsft.runtime.distributed import Layout, broadcast_over
+from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
 
 
 def packed_params(batch: MicroBatch) -> PackedSeqParams:
