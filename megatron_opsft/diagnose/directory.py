@@ -16,8 +16,7 @@ from megatron_opsft.report.diagnosis import (
 from megatron_opsft.runtime.durable import remove, write_bytes, write_json
 
 PAGE, REPORT = "tokens.html", "report.html"  # of `diagnose` and of `report`
-PICTURES = ("tokens.png", "positions.png", "kinds.png", "word_cloud.png")
-_WRITTEN = (SUMMARY, TOKENS, PAGE, *PICTURES)
+_WRITTEN = (SUMMARY, TOKENS, PAGE)
 
 
 def check_out(directory: Path, *, overwrite: bool) -> None:

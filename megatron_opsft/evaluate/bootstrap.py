@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from megatron_opsft.evaluate.metrics import Counts, Floats
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 
 FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
 

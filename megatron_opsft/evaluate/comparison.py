@@ -16,8 +16,14 @@ from megatron_opsft.evaluate.budgets import cut_is_exact
 from megatron_opsft.evaluate.directory import NOT_SET, flatten
 from megatron_opsft.evaluate.metrics import combine
 from megatron_opsft.evaluate.results import BlockResults, BudgetPoint, Results, ordered
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.table import OVERALL, TableRow, markdown_table, text_table, title_of
+from megatron_opsft.report.table import (
+    OVERALL,
+    Estimate,
+    TableRow,
+    markdown_table,
+    text_table,
+    title_of,
+)
 
 _RATIO = "compression_ratio"
 _LEGEND = (

@@ -15,7 +15,8 @@ from megatron_opsft.evaluate.results import (
     write_results,
 )
 from megatron_opsft.evaluate.samples import SampleFiles
-from megatron_opsft.report.page.write import sections_of, write_page
+from megatron_opsft.report.page.tables import sections_of
+from megatron_opsft.report.page.write import write_page
 from megatron_opsft.runtime.durable import write_text
 
 

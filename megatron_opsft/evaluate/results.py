@@ -24,8 +24,7 @@ from megatron_opsft.evaluate.metrics import (
     compression_ratio,
     measure,
 )
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.table import OVERALL
+from megatron_opsft.report.table import OVERALL, Estimate
 from megatron_opsft.runtime.durable import write_text
 
 PAPER_ORDER = ("gsm8k", "math500", "amc23", "aime24", "aime25")

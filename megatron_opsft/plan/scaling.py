@@ -14,20 +14,16 @@ from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA
-from megatron_opsft.report.canvas import figure_saved_as
+from megatron_opsft.report.page.plot import Series, plot
+from megatron_opsft.report.page.tables import Section, Table
+from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.runs import change_of
 
 if TYPE_CHECKING:
     from megatron_opsft.plan.estimate import StepEstimate
 
 _NAME = re.compile(r"nodes_(\d+)")
-_COLORS = {
-    "step": "#222222",
-    "rollout": "#2a6f97",
-    "verify": "#6a994e",
-    "train": "#c1541c",
-    "sync": "#8e5ea2",
-    "other": "#999999",
-}
+_SHOWN = ("step", *PHASES, "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +57,14 @@ def _nodes(run: Path) -> int:
 
 def report_scaling(
     runs: Sequence[Path],
-    figure: Path,
+    page: Path,
     gpu: str | None,
     hardware: Path | None,
     say: Callable[[str], object],
 ) -> None:
-    """Print the table of those that can be read, and draw them. gpu: the device that is planned
-    for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
+    """Print the table of those that can be read, and write their page. gpu: the device that is
+    planned for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan
+    calibrate`.
 
     Errors: `UserError` at the end where a run could not be read.
     """
@@ -80,8 +77,17 @@ def report_scaling(
             say(f"{run}: not read: {error}")
     if rows:
         say(scaling_table(rows))
-        draw_scaling(rows, figure)
-        say(f"figure: {figure}")
+        first, last = rows[0], rows[-1]
+        nodes = f"{first.nodes} to {last.nodes} nodes"
+        seconds = first.measured["step"], last.measured["step"]
+        efficiency = efficiencies(last, first)[0]
+        figures = [
+            change_of(f"Seconds of a step, {nodes}", *seconds, is_share=False),
+            change_of(f"Efficiency, {nodes}", 1.0, efficiency, is_share=True),
+        ]
+        title = runs[0].resolve().parent.name
+        write_page(page, [], title=title, figures=figures, sections=[_section(rows)])
+        say(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
 
@@ -134,26 +140,36 @@ def _both(
 
 
 def scaling_table(rows: Sequence[ScalingRow]) -> str:
+    """For a terminal: a line a run."""
+    from tabulate import tabulate
+
+    table = _table(rows)
+    align = ["right"] * len(table.headings)
+    lines = tabulate(
+        table.rows, table.headings, tablefmt="simple", disable_numparse=True, colalign=align
+    )
+    return f"{table.caption}\n\n{lines}"
+
+
+def _table(rows: Sequence[ScalingRow]) -> Table:
     """A line a run, the plan's figure in brackets; efficiency: tokens a second and GPU against the
     run on the fewest nodes.
     """
-    from tabulate import tabulate
-
-    lines = [
-        [
-            str(row.nodes),
-            str(row.gpus),
-            *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _COLORS),
-            f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
-            "{:.0%} ({:.0%})".format(*efficiencies(row, rows[0])),
-        ]
-        for row in rows
-    ]
-    headings = ["nodes", "GPUs", *_COLORS, "tokens/s/GPU", "efficiency"]
-    align = ["right"] * len(headings)
-    table = tabulate(lines, headings, tablefmt="simple", disable_numparse=True, colalign=align)
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    return f"median seconds of a step, measured (planned for {devices})\n\n{table}"
+    return Table(
+        caption=f"median seconds of a step, measured (planned for {devices})",
+        headings=["nodes", "GPUs", *_SHOWN, "tokens/s/GPU", "efficiency"],
+        rows=[
+            [
+                str(row.nodes),
+                str(row.gpus),
+                *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _SHOWN),
+                f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
+                "{:.0%} ({:.0%})".format(*efficiencies(row, rows[0])),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def efficiencies(row: ScalingRow, first: ScalingRow) -> tuple[float, float]:
@@ -163,34 +179,26 @@ def efficiencies(row: ScalingRow, first: ScalingRow) -> tuple[float, float]:
     return measured, planned
 
 
-def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
-    """Seconds by phase and efficiency over nodes, measured solid and planned dashed (.png, .svg,
-    .pdf). Errors: `UserError` for another suffix.
-    """
-    nodes = [row.nodes for row in rows]
-    with figure_saved_as([out_path], (9.6, 4.2)) as figure:
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        for name, color in _COLORS.items():
-            measured = [row.measured[name] for row in rows]
-            left.plot(nodes, measured, "o-", color=color, label=name)
-            left.plot(nodes, [row.planned[name] for row in rows], "o--", color=color, mfc="white")
-        left.set_yscale("log", nonpositive="mask")
-        left.yaxis.set_major_formatter("{x:g}")
-        left.set_ylabel("seconds of a step")
-        left.legend(
-            frameon=False,
-            title="solid: measured\ndashed: planned",
-            loc="upper left",
-            bbox_to_anchor=(1, 1),
-        )
-        both = [efficiencies(row, rows[0]) for row in rows]
-        right.plot(nodes, [100 * one for one, _ in both], "o-", color=_COLORS["step"])
-        right.plot(nodes, [100 * one for _, one in both], "o--", color=_COLORS["step"], mfc="white")
-        right.set_ylabel("efficiency (%)")
-        right.set_ylim(0, max(105, *(105 * one for pair in both for one in pair)))
-        for axes in (left, right):
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(nodes, [str(count) for count in nodes])
-            axes.set_xlabel("nodes")
-            axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-            axes.spines[["top", "right"]].set_visible(False)
+def _section(rows: Sequence[ScalingRow]) -> Section:
+    """The table, and seconds by phase and efficiency over nodes."""
+    seconds: list[Series] = []
+    for place, name in enumerate(_SHOWN):
+        for kind, of in (("curve", "measured"), ("held", "planned")):
+            points = [(row.nodes, getattr(row, of)[name]) for row in rows]
+            label = name if kind == "curve" else ""
+            seconds.append(Series(label=label, place=place, points=points, kind=kind))
+    both = [(row.nodes, *efficiencies(row, rows[0])) for row in rows]
+    share = [
+        Series(label="measured", place=0, points=[(n, one) for n, one, _ in both]),
+        Series(label="planned", place=0, points=[(n, one) for n, _, one in both], kind="held"),
+    ]
+    table = _table(rows)
+    return Section(
+        title=table.caption.capitalize(),
+        text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
+        table=table,
+        plots=[
+            plot("Seconds of a step", seconds, x="nodes", from_zero=True, log_x=True),
+            plot("Efficiency", share, x="nodes", show="{:.0%}".format, from_zero=True, log_x=True),
+        ],
+    )

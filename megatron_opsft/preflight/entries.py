@@ -12,8 +12,6 @@ ENTRIES = (
     "evals.jsonl",
     "summary.json",
     "bad_rows.jsonl",
-    "curves.png",
-    "curves.svg",
     "report.html",
     "rollouts",
     "checkpoints",

@@ -13,7 +13,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.records import StepResult, SyncResult, TokenScores
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.acceptance import AcceptanceNotes
 from megatron_opsft.run.directory import RunDir
 from megatron_opsft.run.evaluations import Evaluations

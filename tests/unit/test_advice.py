@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import (
     CorrectLengths,
     RecentAcceptance,

@@ -15,7 +15,7 @@ from megatron_opsft.evaluate.results import (
     build_results,
     write_results,
 )
-from megatron_opsft.report.page.evaluation_plots import pareto_front, plots_of_block
+from megatron_opsft.report.page.tables import pareto_front, plots_of_block
 from megatron_opsft.report.table import OVERALL
 
 FAST = Bootstrap(num_resamples=100)

@@ -178,7 +178,7 @@ def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
 def test_files_that_only_look_like_a_runs_are_not_deleted(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     kept = {"failed_step_notes.json", "curves.csv", "failed_step_000002.json.bak"}
-    for name in (*kept, "failed_step_000002.json", "curves.png"):
+    for name in (*kept, "failed_step_000002.json", "report.html"):
         (tmp_path / name).touch()
     assert run.failed_batch(2) == tmp_path / "failed_step_000002.json"
     run.open(resume=False, overwrite=True)
