@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+from markupsafe import Markup
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.report.page.html import render
-from megatron_opsft.report.page.plot import Series, bars, number, plot
-from megatron_opsft.report.page.tables import Section, Table
+from megatron_opsft.report.page.plot import Series, bars, percent, plot
 from megatron_opsft.runtime.durable import whole_lines
 
 TOKENS, SUMMARY, MANIFEST = "tokens.jsonl", "summary.json", "manifest.json"
@@ -125,7 +125,7 @@ def render_page(
             {"runs": []},
             title=f"{summary['original']} against {summary['efficient']}",
             summary=summary,
-            sections=[_kinds(summary)],
+            figures=_plots(summary),
             words=[(row, _level(row["kl"] / largest)) for row in words],
             responses=shaded,
         )
@@ -134,33 +134,19 @@ def render_page(
         shaded = shaded[: len(shaded) // 2]
 
 
-def _kinds(summary: Mapping[str, Any]) -> Section:
+def _plots(summary: Mapping[str, Any]) -> list[Markup]:
     """D_t by kind of token, and along the responses."""
     kinds = sorted(summary["kinds"], key=lambda row: -row["mean_kl"])
-    means = [(row["kind"], row["mean_kl"], number(row["mean_kl"])) for row in kinds]
-    plots = [bars("Mean D", means)]
+    shares = [(f"{row['kind']} ({row['tokens']:,})", row["share"]) for row in kinds]
+    found = [
+        bars("Mean D", [(row["kind"], row["mean_kl"], f"{row['mean_kl']:.4f}") for row in kinds]),
+        bars("Share of all D (tokens)", [(*share, percent(share[1])) for share in shares]),
+    ]
     for name, x in (("by_relative_position", "share of the response"), ("by_position", "tokens")):
         points = [(row["start"], row["mean_kl"]) for row in summary[name]]
         series = [Series(label="", place=1, points=points)]
-        plots.append(plot(f"Mean D by {x} before the token", series, x=x, from_zero=True))
-    return Section(
-        title="By kind of token and place",
-        text="",
-        table=Table(
-            caption="By kind of token",
-            headings=["kind", "mean D", "of all D", "tokens"],
-            rows=[
-                [
-                    row["kind"],
-                    f"{row['mean_kl']:.4f}",
-                    f"{100 * row['share']:.1f} %",
-                    f"{row['tokens']:,}",
-                ]
-                for row in kinds
-            ],
-        ),
-        plots=plots,
-    )
+        found.append(plot(f"Mean D by {x} before the token", series, x=x, from_zero=True))
+    return found
 
 
 def _level(share: float) -> int:

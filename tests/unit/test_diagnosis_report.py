@@ -42,20 +42,11 @@ def test_the_table_and_the_page(cli: ForkedCli, diagnosis: Path) -> None:
     assert "<h1>long against short</h1>" in (diagnosis / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "title"),
-    [
-        (["tokens.jsonl"], "original against efficient"),
-        (["tokens.jsonl", "manifest.json"], "long against short"),
-    ],
-)
-def test_the_tokens_alone_make_the_page(
-    diagnosis: Path, tmp_path: Path, names: list[str], title: str
-) -> None:
-    only = copied(diagnosis, tmp_path / "only", *names)
+def test_the_tokens_alone_make_the_page(diagnosis: Path, tmp_path: Path) -> None:
+    only = copied(diagnosis, tmp_path / "only", "tokens.jsonl")
     write_report(only, tmp_path / "new/page.html", max_mb=20)
     page = (tmp_path / "new/page.html").read_text()
-    assert f"<h1>{title}</h1>" in page
+    assert "<h1>original against efficient</h1>" in page
     assert page.count("<pre>") == NUM_RESPONSES
     assert page.count("<i ") == NUM_RESPONSES * (len(TOKENS) + 1)
     told = 'class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %'

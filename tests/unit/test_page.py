@@ -59,6 +59,10 @@ def test_everything_of_two_runs_and_an_evaluation(tmp_path: Path) -> None:
     wanted = {"step": 3} | response(3, "p-3", 2)
     wanted["text"] = readable(wanted["text"])
     assert row == {name: wanted[name] for name in rollouts["fields"]}
+    curves = (tmp_path / "new/page.html").read_text()
+    said = "b 40.0 % at step 1 to 60.0 % at step 3; b, held-out 50.0 % at step 0 to 75.0 %"
+    assert f"{said} at step 3" in curves and "<title>a, held-out, step 0: 50.0 %</title>" in curves
+    assert "Accuracy, hard: a, held-out 25.0 % at step 0 to 37.5 %" in curves
     samples = data["runs"][2]["rollouts"]
     assert ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "short says 7"] in (
         samples["rows"]
@@ -88,6 +92,11 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     text = texts_of(tmp_path / "page.html")
     assert text.startswith("Mean response tokens, long to short 304.5 → 104.5 -65.7 %")
     assert "Before: correct , 30" in text and "After: correct , 10" in text
+    page = (tmp_path / "page.html").read_text()
+    (scatter,) = re.findall("<figcaption>Accuracy against [^<]*Pareto front.*?</svg>", page)
+    assert scatter.count("<circle") == 2 == scatter.count("whisker")
+    assert scatter.count('class="front"') == 1
+    assert page.count("<figure>") == 1 + 1 + 3  # lengths, points and three curves
 
 
 def test_texts_cannot_leave_their_place(tmp_path: Path) -> None:
