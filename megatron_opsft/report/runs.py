@@ -62,10 +62,10 @@ class Change:
 
 def change_of(title: str, before: float, after: float, *, is_share: bool) -> Change:
     """Of a share, such as accuracy, which is better where it is higher; or of tokens."""
-    show = percent if is_share else tokens
-    change = f"{100 * (after / before - 1):+.1f} %" if before and not is_share else "-"
     if is_share:
-        change = f"{100 * (after - before):+.1f} points"
+        show, change = percent, f"{100 * (after - before):+.1f} points"
+    else:
+        show, change = tokens, f"{100 * (after / before - 1):+.1f} %" if before else "-"
     return Change(
         title=title,
         before=show(before),

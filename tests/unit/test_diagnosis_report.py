@@ -67,7 +67,6 @@ def test_no_larger_than_asked_for(diagnosis: Path, tmp_path: Path) -> None:
     ("more", "words"),
     [
         (["run"], "diagnosis: a diagnosis has a page of its own; give it alone"),
-        (["diagnosis"], "diagnosis: a diagnosis has a page of its own; give it alone"),
         (["--max-mb", "0"], "--max-mb=0: Input should be greater than 0"),
         (["--html", "."], "page .: is a directory"),
     ],

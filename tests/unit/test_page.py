@@ -153,13 +153,11 @@ def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> No
     assert found["total"] == 17 * 3
 
 
-@pytest.mark.parametrize(
-    "scores", [None, TokenScores(log_probs=(-0.125, 0.0, -7.5), piece_lengths=(3, 0, 45))]
-)
-def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -> None:
-    more = [list(scores.log_probs), list(scores.piece_lengths)] if scores else []
+def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
+    log_probs, lengths = (-0.125, 0.0, -7.5), (3, 0, 45)
+    scores = TokenScores(log_probs=log_probs, piece_lengths=lengths)
     (tmp_path / "rollouts").mkdir()
-    text = 'it is [1], "response_ids": [2], or ", "response_ids": [3'
+    text = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
     rollout = Rollout(
         problem_id="né",
         sample_index=4,
@@ -176,7 +174,8 @@ def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -
     )
     write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
     found = sample_responses(rollouts_of(tmp_path), 10_000)
-    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text, *more]]
+    more = [text, [*log_probs], [*lengths]]
+    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, *more]]
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
 

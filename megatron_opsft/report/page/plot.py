@@ -37,9 +37,9 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
 
 
-def percent(value: float | None) -> str:
-    """Of a share; a dash for none."""
-    return "–" if value is None else f"{100 * value:.1f} %"
+def percent(value: float) -> str:
+    """Of a share."""
+    return f"{100 * value:.1f} %"
 
 
 def tokens(value: float) -> str:

@@ -44,7 +44,7 @@ def table_of_runs(runs: Sequence[Run]) -> Table:
             [
                 *(run.name, run.state),
                 *(ends if len(ends) == 2 else ["–", "–"]),
-                percent(accepted[-1][1] if accepted else None),
+                percent(accepted[-1][1]) if accepted else "–",
                 number(sum(seconds) / len(seconds) if seconds else None),
             ]
         )

@@ -46,25 +46,15 @@ class Section:
 
 def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
     """A section a block. sizes: benchmark -> its problems and samples, as text."""
-    return [
-        Section(
-            title=title_of(heading),
-            text=". ".join(
-                [
-                    *(size for name, size in sizes.items() if name == block),
-                    *(
-                        f"CR of {row.label}: to the tokens of {row.reference}"
-                        for row in own
-                        if row.reference
-                    ),
-                    "In brackets: intervals by bootstrap over problems.",
-                ]
-            ),
-            table=table_of(own, block, title_of(heading)),
-            plots=plots_of_block(own, block),
-        )
-        for block, heading, own in blocks_of(rows)
-    ]
+    found = []
+    for block, heading, own in blocks_of(rows):
+        title = title_of(heading)
+        told = [sizes[block]] if block in sizes else []
+        told += [f"CR of {r.label}: to the tokens of {r.reference}" for r in own if r.reference]
+        text = ". ".join([*told, "In brackets: intervals by bootstrap over problems."])
+        table, plots = table_of(own, block, title), plots_of_block(own, block)
+        found.append(Section(title=title, text=text, table=table, plots=plots))
+    return found
 
 
 def blocks_of(rows: Sequence[TableRow]) -> list[tuple[str, str, list[TableRow]]]:
