@@ -14,7 +14,7 @@ from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.report.page.plot import percent, tokens
 from megatron_opsft.runtime.step_names import in_step_order
 
-_SIGNS = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "rollouts")
+_FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "summary.json")
 Line = dict[str, Any]
 
 
@@ -91,13 +91,13 @@ def changes_of(run: Run) -> list[Change]:
 
 def holds_run(path: Path) -> bool:
     """Whether a run has begun there."""
-    return any((path / name).exists() for name in _SIGNS)
+    return any((path / name).exists() for name in (*_FILES, "rollouts"))
 
 
 def read_run(run: Path, name: str) -> Run:
     """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
     if not holds_run(run):
-        raise UserError(f"{run}: neither a run nor an evaluation is there")
+        raise UserError(f"{run}: no run there, and no evaluation")
     steps, evaluations = (
         read_json_lines(run / name, required=required)
         for name, required in (

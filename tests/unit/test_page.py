@@ -225,7 +225,7 @@ def test_a_run_that_has_only_begun_opens(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda path: write_page(path / "page.html", []), "no run and no evaluation"),
-        (lambda path: write_page(path / "page.html", [path]), "neither a run nor an evaluation"),
+        (lambda path: write_page(path / "page.html", [path]), "no run there, and no evaluation"),
         (lambda path: write_page(path, [path]), "is a directory"),
         (lambda path: write_page(path / "p", [], [path]), "results.json: not found"),
         (lambda path: write_page(path / "p", [], [path / "x"]), "not the results of an evaluation"),

@@ -101,7 +101,7 @@ def test_runs_that_can_be_read_are_shown_and_the_others_named(tmp_path: Path) ->
     assert list(report_runs([begun, foreign, done], said.append)) == [foreign]
     assert said[0].startswith(f"{begun}:\n") and "not finished: continue" in said[0]
     assert "0 steps in 0 s, config abc" in said[0]
-    assert said[1] == f"{foreign}:\nnot read: {foreign}: neither a run nor an evaluation is there"
+    assert said[1] == f"{foreign}:\nnot read: {foreign}: no run there, and no evaluation"
     assert "-3.7 %" in said[2]
-    with pytest.raises(UserError, match="foreign: neither a run"):
+    with pytest.raises(UserError, match="foreign: no run there"):
         report_runs([foreign], said.append)
