@@ -46,4 +46,4 @@ class Diagnose(DiagnoseSettings, Command):
             from megatron_opsft.diagnose.run import diagnose
 
         print(printable(diagnose(self, overwrite=self.overwrite)), end="")
-        print(f"every token, summary and pictures: {self.out}")
+        print(f"every token, summary and page: {self.out}")

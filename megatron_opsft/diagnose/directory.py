@@ -8,7 +8,6 @@ from megatron_opsft.runtime.durable import remove, write_bytes
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 PAGE, REPORT = "tokens.html", "report.html"  # of `diagnose` and of `report`
-PICTURES = ("tokens.png", "positions.png", "kinds.png", "word_cloud.png")
 
 
 class DiagnosisDirectory(OwnedDirectory):
@@ -19,7 +18,7 @@ class DiagnosisDirectory(OwnedDirectory):
     """
 
     kind = KIND
-    names = (SUMMARY, TOKENS, PAGE, *PICTURES, REPORT)
+    names = (SUMMARY, TOKENS, PAGE, REPORT)
 
     @property
     def responses(self) -> Path:

@@ -1,4 +1,4 @@
-"""What a finished diagnosis leaves: summary, pictures, page; and its table for a terminal."""
+"""What a finished diagnosis leaves: summary and page; and its table for a terminal."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +17,8 @@ from megatron_opsft.report.diagnosis import (
     DiagnosedResponse,
     labels_of,
     read_responses,
+    render_page,
 )
-from megatron_opsft.report.diagnosis_figures import (
-    plot_kinds,
-    plot_positions,
-    plot_tokens,
-    plot_words,
-)
-from megatron_opsft.report.diagnosis_page import render_page
 from megatron_opsft.runtime.durable import write_bytes, write_json
 
 _ROWS = 12  # of the table of tokens
@@ -35,13 +29,7 @@ _PAGE_RESPONSES = 20
 def write_outputs(directory: Path) -> str:
     """All files of a finished diagnosis; returns the table for a terminal."""
     responses, summary = _read(directory)
-    shown = responses[:_PAGE_RESPONSES]
-    plot_kinds(summary, directory / "kinds.png")
-    plot_positions(summary, directory / "positions.png")
-    longest = max(shown, key=lambda response: len(response.tokens))
-    plot_tokens(longest, summary, directory / "tokens.png")
-    plot_words(summary, directory / "word_cloud.png")
-    write_bytes(directory / PAGE, render_page(summary, shown))
+    write_bytes(directory / PAGE, render_page(summary, responses[:_PAGE_RESPONSES]))
     # Last: whoever finds it finds the rest.
     write_json(directory / SUMMARY, summary)
     return table_of(summary)

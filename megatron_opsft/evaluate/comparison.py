@@ -14,10 +14,11 @@ from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
 from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.results import Results, read_results
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.page.write import sections_of, write_page
+from megatron_opsft.report.page.tables import sections_of
+from megatron_opsft.report.page.write import write_page
 from megatron_opsft.report.table import (
     OVERALL,
+    Estimate,
     TableRow,
     markdown_table,
     text_table,

@@ -25,7 +25,7 @@ from megatron_opsft.evaluate.metrics import (
     measure_at,
 )
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 from megatron_opsft.runtime.durable import write_text
 
 _Draws = dict[str, Floats]  # metric -> [1 + R]

@@ -117,7 +117,7 @@ def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[Stored
     rows. It has a line for `identity` and one for each chunk of problems. Errors: `UserError` for a
     file of another identity.
     """
-    lines = whole_lines(partial) or [json.dumps(identity).encode()]
+    lines = [*whole_lines(partial)] or [json.dumps(identity).encode()]
     if json.loads(lines[0]) != json.loads(json.dumps(identity)):
         raise UserError(
             f"{partial} has responses of other settings, problems or weights; remove it, or name "

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.durable import remove, whole_lines, write_bytes, write_text
+from megatron_opsft.runtime.durable import remove, write_bytes, write_text
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.step_names import (
     PARTIAL,
@@ -35,8 +35,6 @@ class RunDir(OwnedDirectory):
         "evals.jsonl",
         "summary.json",
         "bad_rows.jsonl",
-        "curves.png",
-        "curves.svg",
         "report.html",
         "rollouts",
         "checkpoints",
@@ -113,5 +111,5 @@ class RunDir(OwnedDirectory):
 def _lines_until(path: Path, last_step: int) -> bytes:
     """The lines of steps up to `last_step`, as they are in the file."""
     steps = [line["step"] for line in read_json_lines(path)]
-    lines = zip(steps, whole_lines(path), strict=True)
+    lines = zip(steps, path.read_bytes().split(b"\n") if steps else (), strict=False)
     return b"".join(b"%s\n" % line for step, line in lines if step <= last_step)

@@ -14,7 +14,7 @@ from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import StepResult, SyncResult, TokenScores
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import AcceptanceNotes
 from megatron_opsft.run.evaluations import Evaluations
 from megatron_opsft.run.exports import ModelExports

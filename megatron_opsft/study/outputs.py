@@ -6,15 +6,14 @@ from statistics import fmean, pstdev
 
 from markupsafe import Markup
 
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.page.evaluation_plots import plots_of_block
 from megatron_opsft.report.page.plot import Series, number, plot
-from megatron_opsft.report.page.result import Table, figures_of_rows
-from megatron_opsft.report.page.write import Section, table_of, write_page
+from megatron_opsft.report.page.tables import Section, Table, plots_of_block, table_of
+from megatron_opsft.report.page.write import figures_of_rows, write_page
 from megatron_opsft.report.table import (
     COLUMNS,
     MORE_COLUMNS,
     Cell,
+    Estimate,
     TableRow,
     cells,
     escape_markdown,

@@ -8,10 +8,9 @@ from statistics import fmean, median
 from typing import Any
 
 from megatron_opsft.evaluate.results import BlockResults, read_results
-from megatron_opsft.report.curves import read_summary
-from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.table import Metrics
+from megatron_opsft.report.runs import read_summary
+from megatron_opsft.report.table import Estimate, Metrics
 from megatron_opsft.study.jobs import RunFiles, files_of, trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT, ForkedCli
 from jobs import run_training
+from run_differences import compare_runs, read_lines
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
-
-from megatron_opsft.report.differences import compare_runs, read_lines
 
 # With a constant learning rate the first steps of a run are those of a shorter one.
 SMALL = [*SMALL_RUN, "run.steps=3", "checkpoint.every=1", "optimizer.schedule=constant"]

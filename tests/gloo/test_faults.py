@@ -9,11 +9,11 @@ import psutil
 import pytest
 from forked_cli import ForkedCli
 from jobs import run_training
+from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 from test_launch_local import wait_until
 from world import World
 
-from megatron_opsft.report.differences import compare_runs, read_lines
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 
 SMALL = [*FOUR_STEPS, "run.silence_seconds=4"]

@@ -24,13 +24,13 @@ from method_formulas import (
     group_of,
     weigh,
 )
+from run_differences import compare_runs
 from small_run import QUICKSTART, SMALL_RUN
 
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.settings import MethodState
-from megatron_opsft.report.differences import compare_runs
 
 RUN = [
     *SMALL_RUN,

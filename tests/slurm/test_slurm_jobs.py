@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
+from run_differences import compare_runs, read_lines
 from slurm_cluster import SlurmCluster
 from small_run import SMALL_RUN
-
-from megatron_opsft.report.differences import compare_runs, read_lines
 
 pytestmark = pytest.mark.slurm
 
@@ -210,4 +209,4 @@ def test_scaling_on_one_and_two_nodes(cluster: SlurmCluster, cli: ForkedCli) -> 
     assert ended.exit_code == 0, ended.stderr
     rows = [line.split() for line in ended.stdout.splitlines() if line.endswith("%)")]
     assert [row[:2] for row in rows] == [["1", "1"], ["2", "2"]]
-    assert "measured (planned for cpu)" in ended.stdout and (out / "scaling.png").is_file()
+    assert "measured (planned for cpu)" in ended.stdout and (out / "report.html").is_file()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import (
     AcceptanceNotes,
     advise_on_base,

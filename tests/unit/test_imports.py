@@ -50,8 +50,6 @@ HOMES = {
     "tensorboard": ["run/metrics.py"],
     "torch.utils.tensorboard": ["run/metrics.py"],
     "wandb": ["run/metrics.py"],
-    "matplotlib": ["report/"],
-    "wordcloud": ["report/"],
     "triton": ["loss/logit_kernels.py"],
     "megatron": [
         "model/",

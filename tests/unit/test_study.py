@@ -11,7 +11,7 @@ import yaml
 from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 from megatron_opsft.study.jobs import check_run, commands_of, files_of, trainings_of
 from megatron_opsft.study.outputs import write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
