@@ -30,8 +30,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.diagnose import run
-run.sampled_responses = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.diagnose import responses
+responses.read_inputs = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

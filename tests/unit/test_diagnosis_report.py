@@ -118,7 +118,6 @@ def test_half_a_character_in_a_token_is_drawn_as_a_question_mark(
     for directory, sign in ((half, "\\ud83d"), (mark, "?")):
         tokens = directory / "tokens.jsonl"
         tokens.write_text(tokens.read_text().replace('"Wait"', f'"Wait{sign}"'))
-        table = write_outputs(directory)
-        assert "Wait?" in table
+        write_outputs(directory)
     for name in ("tokens.png", "word_cloud.png", PAGE, "summary.json"):
         assert (half / name).read_bytes() == (mark / name).read_bytes(), name
