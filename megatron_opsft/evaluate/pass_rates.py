@@ -3,7 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
-from megatron_opsft.data.pass_rates import PassRate
+from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.results import read_results
 from megatron_opsft.evaluate.samples import SampleFiles

@@ -14,7 +14,8 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     order.
     """
     order = ProblemSampler(
-        num_problems=len(stored),
+        members=(range(len(stored)),),
+        weights=(1.0,),
         batch_size=s.config.data.prompts_per_step * s.config.rollout.group_size,
         seed=s.config.run.seed,
     )
