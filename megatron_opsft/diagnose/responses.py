@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from megatron_opsft.diagnose.commands import Diagnose
+from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
 from megatron_opsft.evaluate.inputs import read_inputs
@@ -31,7 +31,7 @@ class Response:
     outcome: str
 
 
-def find_responses(asked: Diagnose, original: EvalModel, device: Device) -> list[Response]:
+def find_responses(asked: DiagnoseSettings, original: EvalModel, device: Device) -> list[Response]:
     """The first samples of the first problems of each benchmark, those with a token; the original
     samples them first, where no evaluation is given.
 

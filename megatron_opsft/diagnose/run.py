@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from megatron_opsft.diagnose.commands import Diagnose
 from megatron_opsft.diagnose.directory import check_out, keys_of_whole_lines, open_directory
 from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.diagnose.outputs import write_outputs
 from megatron_opsft.diagnose.responses import Response, find_responses
+from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import locked
 from megatron_opsft.evaluate.model import EvalModel, open_model
@@ -30,7 +30,7 @@ from megatron_opsft.runtime.versions import installed_versions
 log = logging.getLogger("megatron_opsft")
 
 
-def diagnose(asked: Diagnose) -> str:
+def diagnose(asked: DiagnoseSettings) -> str:
     """Diagnose what is not done, then write every output. Returns the table for a terminal.
 
     Errors: `UserError` before anything is computed.
@@ -83,7 +83,7 @@ def diagnose(asked: Diagnose) -> str:
         return write_outputs(asked.out)
 
 
-def _open_models(asked: Diagnose) -> tuple[EvalModel, EvalModel]:
+def _open_models(asked: DiagnoseSettings) -> tuple[EvalModel, EvalModel]:
     """Errors: `UserError` for two models that do not share a vocabulary."""
     original = open_model(asked.original, option="--original")
     efficient = open_model(asked.efficient, option="--efficient")
