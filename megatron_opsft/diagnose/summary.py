@@ -20,7 +20,7 @@ _LINE_BREAK = "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}"
 def summarize(
     responses: Sequence[DiagnosedResponse], *, original: str, efficient: str
 ) -> dict[str, Any]:
-    """See docs/diagnose.md. original, efficient: labels."""
+    """See docs/evaluation.md. original, efficient: labels."""
     kl = np.concatenate([each.kl for each in responses])
     high_kl = float(np.quantile(kl, HIGH_QUANTILE))
     high = (kl >= high_kl) & (kl > 0)

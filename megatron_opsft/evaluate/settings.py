@@ -98,7 +98,7 @@ class EvalSettings(Section):
     )
     judge: JudgeName = Field(
         "math",
-        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/judges.md).",
+        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/data.md).",
     )
     judge_field: str | None = Field(
         None,

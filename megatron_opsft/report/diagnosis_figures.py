@@ -1,6 +1,6 @@
 """Pictures of a diagnosis: D_t by position and kind of token, a shaded response, a word cloud.
 
-summary: as in summary.json (docs/diagnose.md). The same input gives the same bytes.
+summary: as in summary.json (docs/evaluation.md). The same input gives the same bytes.
 """
 
 import logging

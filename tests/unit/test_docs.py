@@ -1,15 +1,27 @@
-"""README, CONTRIBUTING and docs/: no dead link, and no command that the program no longer has."""
+"""README, CONTRIBUTING and docs/: links, commands, keys, exit codes and variables are there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from commands import calls_in, command_of
 
 from megatron_opsft.command_line import Program
+from megatron_opsft.config import Config
+from megatron_opsft.config.load import load, load_config
 from megatron_opsft.config.reference import reference_table
+from megatron_opsft.errors import ANSWER_IS_NO
+from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.launch.commands import FINAL_EXIT_CODES
+from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
+from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TREE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CLUSTER = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FILES = re.compile(r"\b(?:examples|slurm|tools|benchmarks|docs|tests)/[\w/.*-]+\.(?:sh|py|yaml|md)")
 
@@ -64,3 +76,77 @@ def test_commands_are_found() -> None:
     )
     assert commands_of(text) == [["train", "x.yaml", "--resume"], ["eval", "--no"]]
     assert sum(len(commands_of(page.read_text(encoding="utf-8"))) for page in PAGES) > 15
+
+
+@pytest.mark.parametrize(("page", "model"), [("config", Config), ("evaluation", EvalSettings)])
+def test_references_are_the_generated_ones(
+    page: str, model: type[Config] | type[EvalSettings]
+) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+    between = text.split("<!-- config reference -->")[1].split("<!-- end")[0]
+    assert between.strip() == reference_table(model)
+
+
+def test_the_tree_has_every_folder_and_top_level_module() -> None:
+    package = ROOT / "megatron_opsft"
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    modules = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    assert folders == {f for f in folders if re.search(rf"^  {f}/ ", TREE, re.MULTILINE)}
+    assert {module for module in modules if module not in TREE} == set()
+
+
+def test_shipped_configurations_and_those_in_the_docs_load(tmp_path: Path) -> None:
+    assert all(load_config(p).run.steps > 0 for p in (ROOT / "examples/configs").glob("*.yaml"))
+    for path in (ROOT / "examples/eval").glob("*.yaml"):
+        assert load(EvalSettings, path).temperature == 0.6
+    pages = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("first_run", "data"))]
+    blocks = [b for p in pages for b in re.findall(r"```yaml\n(.*?)```", p.read_text(), re.DOTALL)]
+    assert len(blocks) >= 3
+    file = tmp_path / "block.yaml"
+    for block in blocks:
+        file.write_text(block)
+        model = [] if "model:" in block else ["model.path=tiny_reasoner"]
+        assert load_config(file, model).data.parts
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} <= {
+        folder.name for folder in tmp_path.iterdir()
+    }
+
+
+def test_readme_is_read_in_two_minutes() -> None:
+    assert len(README.splitlines()) <= 140
+
+
+def test_the_environment_is_activated_before_the_first_bare_command() -> None:
+    commands = "\n".join(re.findall(r"```bash\n(.*?)```", README, re.DOTALL)).splitlines()
+    bare = [n for n, line in enumerate(commands) if line.startswith(("megatron-opsft", "torchrun"))]
+    assert commands.index(next(c for c in commands if c.startswith("source .venv"))) < bare[0]
+
+
+def test_every_variable_of_the_job_scripts_is_in_the_table() -> None:
+    named = set()
+    for path in (ROOT / "slurm").glob("*.sh"):
+        text = path.read_text(encoding="utf-8")
+        named |= set(re.findall(r"^(?:export )?([A-Z_]+)=\$\{\1:[-?]", text, re.MULTILINE))
+    assert {"CONFIG", "MODEL", "VENV", "MAX_RESTARTS", "HF_HOME"} <= named
+    assert named - {"JOB"} - set(re.findall(r"`([A-Z_]+)`", CLUSTER)) == set()
+
+
+def test_limits_of_failures_are_the_defaults() -> None:
+    run = Config.model_validate({"model": {"path": "x"}, "data": {"train": "x"}}).run
+    assert f"`run.silence_seconds` ({run.silence_seconds:g})" in CLUSTER
+    assert f"`run.hang_minutes` ({run.hang_minutes:g})" in CLUSTER
+
+
+def test_exit_codes() -> None:
+    codes = dict(re.findall(r"^\| (\d+) \| .* \| (.*?) ?\|$", CLUSTER, re.MULTILINE))
+    starts_again = {int(code) for code, answer in codes.items() if answer == "yes"}
+    assert starts_again == {1, PEER_LOST_EXIT_CODE}
+    final = {0, ANSWER_IS_NO, *FINAL_EXIT_CODES, REQUEUE_EXIT_CODE}
+    assert {int(code) for code in codes} - starts_again == final

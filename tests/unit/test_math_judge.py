@@ -352,10 +352,8 @@ def test_each_rule_does_what_its_row_says(rule: tuple[str, str]) -> None:
 
 
 def test_the_conventions_in_the_docs_are_the_judge_s() -> None:
-    """Of docs/judges.md, "What counts as the same": gold answer, also right, wrong."""
-    table = (
-        (ROOT / "docs/judges.md").read_text().partition("| gold answer | also right | wrong |")[2]
-    )
+    """Of docs/data.md, "What counts as the same": gold answer, also right, wrong."""
+    table = (ROOT / "docs/data.md").read_text().partition("| gold answer | also right | wrong |")[2]
     checked = 0
     for line in table.partition("\n\n")[0].split("\n")[2:]:
         golds, right, wrong = (re.findall("`([^`]*)`", cell) for cell in line.split(" | "))

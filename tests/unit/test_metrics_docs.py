@@ -1,4 +1,4 @@
-"""docs/metrics.md names everything that a run writes, and nothing else."""
+"""docs/results.md names everything that a run writes, and nothing else."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from forked_cli import ROOT, ForkedCli
 from small_run import QUICKSTART, SMALL_RUN
 
-SECTIONS = re.split(r"^## ", (ROOT / "docs/metrics.md").read_text(), flags=re.MULTILINE)[1:]
+SECTIONS = re.split(r"^## ", (ROOT / "docs/results.md").read_text(), flags=re.MULTILINE)[1:]
 
 
 def documented(section: str) -> set[str]:

@@ -128,7 +128,7 @@ def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None
     job = read_job(config, load_hardware("h100"), 32)
     found = search_layouts(job, make_workload(config), 10)
     rows = re.findall(
-        r"^\| `(parallel.*?)` \| ([\d.]+) \|", (ROOT / "docs/layouts.md").read_text(), re.MULTILINE
+        r"^\| `(parallel.*?)` \| ([\d.]+) \|", (ROOT / "docs/planning.md").read_text(), re.MULTILINE
     )
     defaults = {"parallel.pp=1", "train.recompute=none"}
     assert [(set(words.split()), float(seconds)) for words, seconds in rows] == [

@@ -85,7 +85,7 @@ def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, pa
 
 
 def test_the_host_memory_in_the_docs_is_that_of_the_plan() -> None:
-    page = (ROOT / "docs/failures.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
     needed = [
         planned(path, 1).checkpoint.saved_bytes for path in PRESETS if path.stem.endswith("paper")
     ]

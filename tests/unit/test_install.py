@@ -1,0 +1,76 @@
+"""What the install scripts take: tested versions that fit the ranges, PyTorch's CPU build first."""
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from forked_cli import ROOT
+from packaging.requirements import Requirement
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETS = {"cpu-py311": ("cpu", "test"), "cpu-py312": ("cpu", "test"), "gpu-py312": ("gpu", "test")}
+
+# Stands for the environment's Python: its pip writes down what is asked for. `$INDEX` says whether
+# PyTorch's index answers, `$NEEDS` what torch of pip's own index requires.
+PYTHON = """#!/bin/bash
+case "$*" in
+*importlib.metadata*) exit 1 ;;
+*version_info*) echo 399 ;;
+--version) echo "Python 3.99" ;;
+*json.load*) python3 "$@" ;;
+*--report*) echo "{\\"install\\": [{\\"metadata\\": {\\"requires_dist\\": [\\"$NEEDS\\"]}}]}" ;;
+*--index-url*) echo "$@" >>"$ASKED"; exit "$INDEX" ;;
+*) echo "$@" >>"$ASKED" ;;
+esac
+"""
+
+
+def canonical(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-", name.split("==")[0].count("."))
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_tested_versions_fit_the_ranges(name: str) -> None:
+    python = f"3.{name[-2:]}"
+    lines = (ROOT / f"constraints/{name}.txt").read_text().splitlines()
+    pinned = dict(canonical(line).split("==") for line in lines if not line.startswith("#"))
+    ranges = [*PROJECT["dependencies"]]
+    for extra in SETS[name]:
+        ranges += PROJECT["optional-dependencies"][extra]
+    for need in map(Requirement, ranges):
+        if need.marker and not need.marker.evaluate({"python_version": python}):
+            continue
+        if need.name == "setuptools":  # pip freeze leaves it out
+            continue
+        assert need.specifier.contains(pinned[canonical(need.name)]), need
+
+
+@pytest.mark.parametrize(
+    ("answers", "needs", "said", "from_index"),
+    [
+        (True, "filelock", "CPU build, 0.2 GB, from http://index", True),
+        (False, "filelock", "CPU build, 0.2 GB, from pip's own index", False),
+        (False, "nvidia-cublas", "CUDA build, which runs on a CPU too", False),
+    ],
+)
+def test_torch_for_cpus(
+    tmp_path: Path, answers: bool, needs: str, said: str, from_index: bool
+) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin/python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    asked = tmp_path / "asked"
+    env = os.environ | {"VENV": str(tmp_path), "ASKED": str(asked), "NEEDS": needs}
+    env |= {"TORCH_INDEX_URL": "http://index", "INDEX": "0" if answers else "1"}
+    script = str(ROOT / "tools/make_venv.sh")
+    ended = subprocess.run(["bash", script, "cpu"], env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert said in ended.stderr
+    first, *others = asked.read_text().splitlines()
+    assert first.endswith("--timeout 3 --retries 0 --index-url http://index torch==2.13.0")
+    plain = [line for line in others if line.endswith("--disable-pip-version-check torch==2.13.0")]
+    assert bool(plain) != from_index
+    assert others[-1].endswith("-e .[cpu]")
