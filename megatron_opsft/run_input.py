@@ -124,11 +124,11 @@ def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | No
     if (path := config.data.responses) is None:
         return None
     stored = read_stored_responses(path)
-    for number in range(len(stored)):
-        length = stored.num_prompt_tokens(number) + stored.num_response_tokens(number)
+    lengths = map(sum, zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True))
+    for row, length in enumerate(lengths, start=1):
         if max_tokens is not None and length > max_tokens:
             raise UserError(
-                f"data.responses={path}, row {number + 1}: {length} tokens, but the model takes "
+                f"data.responses={path}, row {row}: {length} tokens, but the model takes "
                 f"{max_tokens}; leave it out"
             )
     return stored

@@ -24,8 +24,8 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         Response(
             problem_index=index,
             sample_index=0,
-            num_prompt_tokens=stored.num_prompt_tokens(row),
-            num_tokens=stored.num_response_tokens(row),
+            num_prompt_tokens=stored.num_prompt_tokens[row],
+            num_tokens=stored.num_response_tokens[row],
             outcome=Outcome.CORRECT,
             finished=True,
             unclosed_think=False,
