@@ -15,7 +15,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import fetch_samples
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import order_of
-from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
+from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
@@ -69,7 +69,7 @@ class Session(RunInput):
     config: Config
     device: Device
     layout: Layout
-    order: ProblemSampler | MixtureSampler
+    order: ProblemSampler
     sampler: Sampler
     verifier: Verifier
     trainer: Trainer

@@ -3,8 +3,6 @@
 import os
 from typing import ClassVar
 
-from pydantic import Field
-
 from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
@@ -24,7 +22,6 @@ class Diagnose(DiagnoseSettings, Command):
         "diagnose --original A --efficient B --out D --data mine=FILE",
         "diagnose --original A --efficient B --out D --responses EVAL",
     )
-    overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
 
     def run(self) -> None:
         """Diagnose."""
@@ -33,17 +30,8 @@ class Diagnose(DiagnoseSettings, Command):
                 f"diagnose is one process, and {num_ranks} were started; start it without torchrun "
                 "or srun: it takes all GPUs that it sees"
             )
-        from megatron_opsft.diagnose.directory import DiagnosisDirectory
-        from megatron_opsft.diagnose.responses import check_source
-        from megatron_opsft.storage.model_paths import local_model
-
-        for option, name in (("--original", self.original), ("--efficient", self.efficient)):
-            local_model(name, option=option)
-        if self.responses is not None:
-            check_source(self.responses)
-        DiagnosisDirectory(self.out).check()
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose
 
-        print(printable(diagnose(self, overwrite=self.overwrite)), end="")
+        print(printable(diagnose(self)), end="")
         print(f"every token, summary and page: {self.out}")

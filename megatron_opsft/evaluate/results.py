@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from megatron_opsft.data.pass_rates import PassRate
+from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import LEVEL, NUM_RESAMPLES, SEED, draw_counts, estimate

@@ -30,8 +30,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.diagnose import run
-run.sampled_responses = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.diagnose import responses
+responses.read_inputs = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -156,10 +156,8 @@ def test_a_model_and_itself_from_stored_responses(
     ("options", "words"),
     [
         (["--original", "/nowhere"], "--original=/nowhere"),
-        (["--efficient", "/nowhere"], "--efficient=/nowhere"),
         (["--responses", "/nowhere"], "--responses /nowhere: not an evaluation"),
         (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
-        (["--data", "mine"], "NAME=FILE"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--max-tokens", "5000"], "set max_tokens="),
         (["--tp", "2"], "tp"),
@@ -172,17 +170,13 @@ def test_bad_options_are_one_line(
     assert not (tmp_path / "out/tokens.jsonl").exists()
 
 
-def test_several_ranks_are_one_line(cli: ForkedCli, efficient: Path, tmp_path: Path) -> None:
-    prelude = "import os; os.environ['WORLD_SIZE'] = '2'"
-    ended = diagnose(cli, efficient, tmp_path / "out", prelude=prelude)
-    assert "diagnose is one process, and 2 were started" in error_of(ended)
-    assert not (tmp_path / "out").exists()
-
-
-def test_directories_are_not_mixed(
+def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
     before = outputs(whole)
+    ranks = "import os; os.environ['WORLD_SIZE'] = '2'"
+    ended = diagnose(cli, efficient, tmp_path / "out", prelude=ranks)
+    assert "diagnose is one process, and 2 were started" in error_of(ended)
     assert "a diagnosis with efficient=" in error_of(diagnose(cli, "tiny_reasoner", whole))
     assert "holds something else" in error_of(
         diagnose(cli, efficient, whole / "responses", "--overwrite")

@@ -105,7 +105,6 @@ def test_half_a_character_in_a_token_is_a_question_mark(diagnosis: Path, tmp_pat
     for directory, sign in ((half, "\\ud83d"), (mark, "?")):
         tokens = directory / "tokens.jsonl"
         tokens.write_text(tokens.read_text().replace('"Wait"', f'"Wait{sign}"'))
-        table = write_outputs(directory)
-        assert "Wait?" in table
+        write_outputs(directory)
     for name in (PAGE, "summary.json"):
         assert (half / name).read_bytes() == (mark / name).read_bytes(), name

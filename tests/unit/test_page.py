@@ -157,7 +157,6 @@ def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> No
 def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
     log_probs, lengths = (-0.125, 0.0, -7.5), (3, 0, 45)
     scores = TokenScores(log_probs=log_probs, piece_lengths=lengths)
-    (tmp_path / "rollouts").mkdir()
     text = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
     rollout = Rollout(
         problem_id="né",

@@ -112,7 +112,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no step with an update after the first 2"):
         fit(path)
     metrics.write_text("".join(lines) + '{"step": 9, "eval_accuracy": 0.5}\n')
-    with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: no num_accepted"):
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: num_accepted is null"):
         fit(path)
     (path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):
