@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.known_files import WEIGHT_NAMES
 from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.torch_archive import archived_tensors
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
@@ -55,13 +56,19 @@ SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.
 
 
 def read_regions(path: Path) -> dict[str, Region]:
-    """Name -> region of every tensor in a safetensors file, of which the header is read alone.
+    """Name -> region of every tensor in a safetensors or .bin file; tensors are not read.
 
     Errors: `UserError`, naming file and tensor, for a file that is missing, damaged or cut short,
     or holds another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
         raise UserError(f"shard {path} is missing; the index lists it")
+    if path.suffix != ".safetensors":
+        regions = archived_tensors(path, 0, path.stat().st_size, str(path))
+        for name, region in regions.items():
+            if region.dtype not in SAFETENSORS_DTYPES.values():
+                raise _unsupported(path, name, str(region.dtype))
+        return regions
     try:
         with safe_open(path, framework="pt"):  # checks the header, and does not tell offsets
             pass
@@ -74,10 +81,7 @@ def read_regions(path: Path) -> dict[str, Region]:
     regions = {}
     for name, entry in header.items():
         if entry["dtype"] not in SAFETENSORS_DTYPES:
-            raise UserError(
-                f"{path}: tensor {name} has dtype {entry['dtype']}; supported: "
-                f"{', '.join(SAFETENSORS_DTYPES)} (quantised checkpoints are not)"
-            )
+            raise _unsupported(path, name, entry["dtype"])
         regions[name] = Region(
             path=path,
             offset=8 + length + entry["data_offsets"][0],
@@ -87,9 +91,16 @@ def read_regions(path: Path) -> dict[str, Region]:
     return regions
 
 
+def _unsupported(path: Path, name: str, dtype: str) -> UserError:
+    return UserError(
+        f"{path}: tensor {name} has dtype {dtype}; supported: {', '.join(SAFETENSORS_DTYPES)} "
+        "(quantised checkpoints are not)"
+    )
+
+
 class HfTensors:
-    """The tensors of a Hugging Face directory, in one safetensors file or in shards with an index;
-    only headers are read until a slice is wanted.
+    """The tensors of a Hugging Face directory, in one file or in shards with an index; only headers
+    are read until a slice is wanted.
     """
 
     def __init__(self, model_dir: Path) -> None:

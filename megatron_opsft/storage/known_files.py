@@ -15,7 +15,12 @@ TORCH_DIST_FORMAT = {
 }
 RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
 # In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
-WEIGHT_NAMES = (SINGLE_NAME, INDEX_NAME)
+WEIGHT_NAMES = (
+    SINGLE_NAME,
+    INDEX_NAME,
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 
 def is_dist_checkpoint(directory: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
 from megatron_opsft.runtime.step_names import list_checkpoints
-from megatron_opsft.storage.known_files import WEIGHT_NAMES
+from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
@@ -19,7 +19,7 @@ HUB_PATTERNS = [
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
 # Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
-HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
+HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
 
 
 def resolve_model(
@@ -28,8 +28,9 @@ def resolve_model(
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
-    UserError where they cannot be. option: what errors call the name.
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
+    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
+    what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
@@ -105,10 +106,17 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    try:
+    def fetch(wanted: Sequence[str]) -> Path:
         return Path(
-            snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=HUB_IGNORED)
+            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
         )
+
+    try:
+        directory = fetch(patterns)
+        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
+        if "*.safetensors" in patterns and not is_safe:
+            directory = fetch([*patterns, "*.bin"])
+        return directory
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(

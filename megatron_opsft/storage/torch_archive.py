@@ -42,8 +42,20 @@ class _FileSlice(io.RawIOBase):
 def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
     """Where the tensor lies that `torch.save` wrote into these bytes of a file.
 
-    Only a tensor is accepted, and nothing else is unpickled. Errors: `UserError` naming `what` for
-    an archive that does not fill these bytes, is damaged, or holds no contiguous tensor.
+    Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
+    holds no contiguous tensor.
+    """
+    found = archived_tensors(path, start, length, what)
+    if [*found] != [""]:
+        raise UserError(f"{what} is damaged: no tensor is stored there")
+    return found[""]
+
+
+def archived_tensors(path: Path, start: int, length: int, what: str) -> dict[str, Region]:
+    """Name -> region of the tensors of a state dict in these bytes of a file; a tensor that was
+    saved by itself has the name "".
+
+    Only tensors in a dict are accepted, and nothing else is unpickled. Errors: `UserError`.
     """
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
@@ -59,22 +71,30 @@ def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
         archive.seek(0)
         try:
             with FakeTensorMode():
-                tensor = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
+                saved = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
         except Exception as error:  # a damaged archive can fail anywhere in torch's reader
             raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
-        if not isinstance(tensor, torch.Tensor):
-            raise UserError(f"{what} is damaged: no tensor is stored there")
-        storage = tensor.untyped_storage()
-        offset: int | None = getattr(storage, "_checkpoint_offset", None)
-        skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
-        is_whole = tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
-        if offset is None or not is_whole:
-            raise UserError(f"{what} is not stored in one piece; save it again with clone()")
-        # The next part of the zip must follow: readers take any length of a header for granted.
-        archive.seek(offset + int(storage.nbytes()))
-        if archive.read(2) != b"PK":
-            raise UserError(f"{what} is damaged: its bytes are not where the archive says")
-    region = Region(path, start + offset + skipped, tuple(tensor.shape), tensor.dtype)
-    if region.offset + region.num_bytes > start + length:
-        raise UserError(f"{what} is damaged: its bytes end behind the archive")
-    return region
+        found = {}
+        for name, tensor in saved.items() if isinstance(saved, dict) else [("", saved)]:
+            named = f"{what}: tensor {name}" if name else what
+            if not isinstance(tensor, torch.Tensor):
+                raise UserError(f"{named} is no tensor; save a plain state dict")
+            offset = _offset(tensor, archive, named)
+            found[str(name)] = Region(path, start + offset, tuple(tensor.shape), tensor.dtype)
+            if offset + tensor.nbytes > length:
+                raise UserError(f"{named} is damaged: its bytes end behind the archive")
+    return found
+
+
+def _offset(tensor: torch.Tensor, archive: _FileSlice, what: str) -> int:
+    storage = tensor.untyped_storage()
+    offset: int | None = getattr(storage, "_checkpoint_offset", None)
+    skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    is_whole = tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
+    if offset is None or not is_whole:
+        raise UserError(f"{what} is not stored in one piece; save it again with clone()")
+    # The next part of the zip must follow: readers take any length of a header for granted.
+    archive.seek(offset + int(storage.nbytes()))
+    if archive.read(2) != b"PK":
+        raise UserError(f"{what} is damaged: its bytes are not where the archive says")
+    return offset + skipped

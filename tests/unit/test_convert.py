@@ -165,6 +165,36 @@ def test_finite_values_that_would_become_infinite_are_refused(
         assert differing_tensors(open_source(hf), opened, dtype=DTYPES[dtype]) == []
 
 
+def test_bin_files_are_read_and_foreign_parts_of_them_refused(hf: Path, tmp_path: Path) -> None:
+    source, tensors = tmp_path / "bin", all_tensors(hf)
+    source.mkdir()
+    shutil.copy(hf / "config.json", source)
+    names = list(tensors)
+    groups = {"pytorch_model-1.bin": names[:9], "pytorch_model-2.bin": names[9:]}
+    for file, group in groups.items():
+        torch.save({key: tensors[key] for key in group}, source / file)
+    weight_map = {key: file for file, group in groups.items() for key in group}
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    run(source, tmp_path / "sharded", "megatron")
+    torch.save(tensors, source / "pytorch_model.bin")  # comes before the shards
+    index.unlink()
+    run(source, tmp_path / "single", "megatron")
+    for out in ("sharded", "single"):
+        assert differing_tensors(open_source(hf), open_source(tmp_path / out)) == []
+    name = "model.layers.0.mlp.up_proj.weight"
+    for value, message in (
+        (tensors[name].T.contiguous().T, "not stored in one piece"),
+        ([1, 2], "is no tensor"),
+        (os.system, "is damaged"),
+        (tensors[name].to(torch.int8), "dtype torch.int8"),
+    ):
+        torch.save(tensors | {name: value}, source / "pytorch_model.bin")
+        with pytest.raises(UserError, match=message):
+            run(source, tmp_path / "out", "megatron")
+    assert not (tmp_path / "out").exists()
+
+
 def test_existing_output_is_kept_unless_asked(hf: Path, megatron: Path, tmp_path: Path) -> None:
     before = content_of(megatron)
     with pytest.raises(UserError, match="--overwrite"):

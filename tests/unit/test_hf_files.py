@@ -156,14 +156,16 @@ def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -
         HfTensors(model_dir)
 
 
+@pytest.mark.parametrize("weights", [{"model-00001-of-00001.safetensors", INDEX}, set()])
 def test_hub_downloads_are_the_files_that_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: set[str]
 ) -> None:
-    """No copies of the weights in other formats or in folders."""
+    """`.bin` only where there are no safetensors; no copies in other formats or in folders."""
     wanted = {"config.json", "tokenizer.model", "additional_chat_templates/tool.jinja"}
-    wanted |= {"model-00001-of-00001.safetensors", INDEX}
+    wanted |= weights or {"pytorch_model.bin"}
     others = {
         "pytorch_model.bin",
+        "fp8/pytorch_model.bin",
         "consolidated.safetensors",
         "onnx/model.safetensors",
         "original/params.json",
