@@ -30,9 +30,11 @@ class DapoSettings(Section):
         0,
         ge=0,
         description="Over this many tokens before the length limit every reward falls, right or "
-        "wrong, in a straight line; 0: none falls.",
+        "wrong, in a straight line (DAPO); 0: none falls.",
     )
-    overlong_penalty: float = Field(1.0, ge=0, description="By how much, at the limit.")
+    overlong_penalty: float = Field(
+        1.0, ge=0, description="What a reward loses at the limit, by method.overlong_buffer."
+    )
 
     @property
     def most_refills(self) -> int:

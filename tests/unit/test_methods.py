@@ -251,7 +251,7 @@ def test_responses_become_groups_in_the_order_of_the_step() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"thinkprune", "o1_pruner"}))
 def test_a_method_is_a_class_of_at_most_thirty_lines_of_code(name: str) -> None:
-    """Without blank lines and docstrings; ThinkPrune's stages and O1-Pruner's two forms take more."""
+    """Without blank lines and docstrings. ThinkPrune's stages and O1-Pruner's forms take more."""
     source = inspect.getsource(METHODS[name])
     code = [line for line in source.splitlines() if line.strip()]
     for node in ast.walk(ast.parse(source)):
