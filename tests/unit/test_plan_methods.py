@@ -19,7 +19,7 @@ from megatron_opsft.plan.training import num_microbatches, optimizer_seconds
 
 METHODS = ROOT / "examples/configs/methods"
 # To be found without a network.
-HERE = [p for p in sorted(METHODS.glob("*.yaml")) if "DeepSeek-R1" in p.read_text()]
+HERE = [p for p in sorted(METHODS.glob("*.yaml")) if "DeepSeek-R1" in load_config(p).model.path]
 
 
 def planned(*overrides: str) -> Plan:
