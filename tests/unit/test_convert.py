@@ -32,7 +32,6 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.storage.hf_writer import write_hf_model
-from megatron_opsft.storage.model_paths import newest_checkpoint
 from megatron_opsft.storage.partial import partial_dir
 
 INDEX = "model.safetensors.index.json"
@@ -195,16 +194,6 @@ def test_bin_files_are_read_and_foreign_parts_of_them_refused(hf: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_existing_output_is_kept_unless_asked(hf: Path, megatron: Path, tmp_path: Path) -> None:
-    before = content_of(megatron)
-    with pytest.raises(UserError, match="--overwrite"):
-        run(hf, megatron, "megatron")
-    assert content_of(megatron) == before
-    run(hf, megatron, "megatron", dtype="float16", overwrite=True)
-    assert open_source(megatron).only_dtype() is torch.float16
-    assert not partial_dir(megatron).exists()
-
-
 def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
     """Nor what holds it, or leads to it. See test_replacing.py for what else is kept."""
     linked = tmp_path / "models" / "linked"
@@ -223,27 +212,6 @@ def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path
         with pytest.raises(UserError, match=r"(is|holds) what is read"):
             run(source, out, to, overwrite=True)
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
-
-
-def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(hf, tmp_path / "whole", "megatron")
-    original, written = DirectFile.write_staged, list[int]()
-
-    def interrupted(self: DirectFile, data: memoryview, offset: int) -> None:
-        if len(written) == 10:
-            raise KeyboardInterrupt
-        written.append(offset)
-        original(self, data, offset)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DirectFile, "write_staged", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(hf, tmp_path / "out", "megatron")
-    assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
-    run(hf, tmp_path / "out", "megatron")
-    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("to", ["megatron", "hf"])
@@ -291,25 +259,6 @@ def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> No
     ended = subprocess.run(limited, capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1 and "could not be written" in ended.stderr
-    assert not out.exists()
-    run(hf, out, "megatron")
-    assert differing_tensors(open_source(hf), open_source(out)) == []
-
-
-def test_a_failed_sync_makes_the_next_try_write_everything_again(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pages that could not be written may be gone, though the kernel reports them only once."""
-    out = tmp_path / "out"
-
-    def failing(self: DirectFile) -> None:
-        os.ftruncate(self._file, 0)  # the pages are lost
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(DirectFile, "sync", failing)
-        with pytest.raises(UserError, match="could not be written: Input/output error"):
-            run(hf, out, "megatron")
     assert not out.exists()
     run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
@@ -375,22 +324,40 @@ def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path)
     assert not partial_dir(out).exists()
 
 
-def test_an_error_between_the_two_renames_keeps_what_was_there(
-    hf: Path, megatron: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("owner", "name", "when"),
+    [
+        (DirectFile, "write_staged", lambda file, data, offset: offset > 0),
+        (DirectFile, "sync", lambda file: not os.ftruncate(file._file, 0)),  # its pages are lost
+        (Path, "rename", lambda path, to: path.name == "data"),  # the second of two renames
+    ],
+)
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_an_error_at_any_point_keeps_what_was_there_and_the_next_try_begins_anew(
+    hf: Path,
+    megatron: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    name: str,
+    when: Callable[..., bool],
+    error: BaseException,
 ) -> None:
-    before, rename = content_of(megatron), Path.rename
-    for error in (OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()):
+    before, original = content_of(megatron), getattr(owner, name)
 
-        def failing(self: Path, to: Path, error: BaseException = error) -> Path:
-            if self.name == "data":
-                raise error
-            return rename(self, to)
+    def failing(self: Any, *args: Any) -> Any:
+        if when(self, *args):
+            raise error
+        return original(self, *args)
 
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "rename", failing)
-            with pytest.raises((UserError, KeyboardInterrupt)):
-                run(hf, megatron, "megatron", dtype="float16", overwrite=True)
-        assert content_of(megatron) == before and not partial_dir(megatron).exists()
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, failing)
+        with pytest.raises((UserError, KeyboardInterrupt)) as caught:
+            run(hf, megatron, "megatron", dtype="float16", overwrite=True)
+        if isinstance(caught.value, UserError):
+            assert "Input/output error" in str(caught.value)
+    assert content_of(megatron) == before and not partial_dir(megatron).exists()
+    run(hf, megatron, "megatron", overwrite=True)
+    assert content_of(megatron) == before
 
 
 def test_wrong_direction_and_missing_config_are_named(
@@ -416,14 +383,6 @@ def test_wrong_direction_and_missing_config_are_named(
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
     assert open_source(megatron, hf).only_dtype() is torch.float32
-
-
-def test_a_run_is_its_newest_checkpoint(megatron: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / "run/checkpoints/step_000004"
-    shutil.copytree(megatron, checkpoint)
-    (checkpoint / "complete.json").touch()
-    assert newest_checkpoint(tmp_path / "run") == checkpoint
-    assert open_source(checkpoint).config_dir == checkpoint
 
 
 def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Path) -> None:

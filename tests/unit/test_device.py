@@ -18,12 +18,12 @@ from megatron_opsft.runtime.device import (
 )
 
 CUDA = Device(torch_device=torch.device("cuda", 0), backend="nccl")
-NAMES = (
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
-    "VLLM_BATCH_INVARIANT",
-    "CUBLAS_WORKSPACE_CONFIG",
-)
+DETERMINISTIC = {
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "VLLM_BATCH_INVARIANT": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+NAMES = ("CUDA_DEVICE_MAX_CONNECTIONS", *DETERMINISTIC)
 
 
 @pytest.fixture
@@ -43,45 +43,36 @@ def config(*overrides: str) -> Config:
     return load_config(None, ["model.path=tiny_reasoner", "data.train=arithmetic", *overrides])
 
 
-def set_by(*overrides: str) -> dict[str, str]:
+OVERLAP = ["parallel.tp=2", "parallel.sequence_parallel=true"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "before", "expected"),
+    [
+        (OVERLAP, {}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        (OVERLAP, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+        (["parallel.tp=2"], {}, {}),
+        (["parallel.sequence_parallel=true"], {}, {}),
+        (["run.deterministic=true"], {}, DETERMINISTIC),
+        (["run.deterministic=true", "run.device=cpu"], {}, {}),
+    ],
+)
+def test_what_is_set_before_cuda_starts(
+    gpus: pytest.MonkeyPatch,
+    overrides: list[str],
+    before: dict[str, str],
+    expected: dict[str, str],
+) -> None:
+    for name, value in before.items():
+        gpus.setenv(name, value)
     prepare_environment(config(*overrides))
-    return {name: os.environ[name] for name in NAMES if name in os.environ}
-
-
-def test_connections_are_one_where_communication_overlaps(gpus: pytest.MonkeyPatch) -> None:
-    assert set_by("parallel.tp=2", "parallel.sequence_parallel=true") == {
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1"
-    }
-
-
-@pytest.mark.parametrize("overrides", [[], ["parallel.tp=2"], ["parallel.sequence_parallel=true"]])
-def test_otherwise_nothing_is_set(gpus: pytest.MonkeyPatch, overrides: list[str]) -> None:
-    assert set_by(*overrides) == {}
-
-
-def test_what_the_user_has_set_stays(gpus: pytest.MonkeyPatch) -> None:
-    gpus.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    assert set_by("parallel.tp=2", "parallel.sequence_parallel=true") == {
-        "CUDA_DEVICE_MAX_CONNECTIONS": "8"
-    }
-
-
-def test_deterministic_sets_what_the_libraries_read(gpus: pytest.MonkeyPatch) -> None:
-    assert set_by("run.deterministic=true") == {
-        "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-        "VLLM_BATCH_INVARIANT": "1",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
-
-
-def test_a_run_on_a_cpu_sets_nothing(gpus: pytest.MonkeyPatch) -> None:
-    assert set_by("run.deterministic=true", "run.device=cpu") == {}
+    assert {name: os.environ[name] for name in NAMES if name in os.environ} == expected
 
 
 def test_a_contradiction_is_named(gpus: pytest.MonkeyPatch) -> None:
     gpus.setenv("VLLM_BATCH_INVARIANT", "0")
     with pytest.raises(UserError, match="needs VLLM_BATCH_INVARIANT=1, .* says 0; unset it"):
-        set_by("run.deterministic=true")
+        prepare_environment(config("run.deterministic=true"))
 
 
 def test_hopper_needs_flash_attention_to_be_deterministic(gpus: pytest.MonkeyPatch) -> None:

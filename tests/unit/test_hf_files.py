@@ -65,6 +65,11 @@ def stream(model_dir: Path) -> Iterator[tuple[str, Tensor]]:
         yield from merge_shards(rule, shards).items()
 
 
+def whole_state(model_dir: Path) -> dict[str, Tensor]:
+    tensors = HfTensors(model_dir)
+    return {name: tensors.read(whole(name, shape)) for name, shape in tensors.shapes().items()}
+
+
 def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
     tensors = HfTensors(model_dir)
     expected = Qwen2ForCausalLM.from_pretrained(model_dir).state_dict()
@@ -82,10 +87,7 @@ def test_reads_slices_names_shapes_and_dtypes(model_dir: Path) -> None:
 
 
 def test_a_repeated_tied_head_must_equal_the_embedding(tmp_path: Path, model_dir: Path) -> None:
-    state = {
-        name: HfTensors(model_dir).read(whole(name, shape))
-        for name, shape in HfTensors(model_dir).shapes().items()
-    }
+    state = whole_state(model_dir)
     table = WeightTable(read_model_shape(model_dir))
     state["lm_head.weight"] = state["model.embed_tokens.weight"].clone()
     save_file(state, tmp_path / "model.safetensors")
@@ -128,10 +130,7 @@ def test_missing_shard_cut_shard_and_wrong_index_are_named(model_dir: Path) -> N
 
 def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -> None:
     """Different models in one directory; the first in transformers' order is taken away."""
-    state = {
-        name: HfTensors(model_dir).read(whole(name, shape))
-        for name, shape in HfTensors(model_dir).shapes().items()
-    }
+    state = whole_state(model_dir)
     norm = "model.norm.weight"
     config = json.loads((model_dir / "config.json").read_text())
     text = json.dumps(config | {"transformers_weights": "named.safetensors"})
@@ -154,6 +153,12 @@ def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -
     (model_dir / INDEX).unlink()
     with pytest.raises(UserError, match=r"holds no weights: neither model\.safetensors nor"):
         HfTensors(model_dir)
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    save_file({"w": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="tensor w has dtype I8"):
+        HfTensors(tmp_path)
 
 
 @pytest.mark.parametrize("weights", [{"model-00001-of-00001.safetensors", INDEX}, set()])
@@ -183,12 +188,6 @@ def test_hub_downloads_are_the_files_that_are_loaded(
     assert resolve_model("some/model") == tmp_path
     files = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()}
     assert files == wanted
-
-
-def test_quantised_weights_are_refused(tmp_path: Path) -> None:
-    save_file({"w": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="tensor w has dtype I8"):
-        HfTensors(tmp_path)
 
 
 @pytest.mark.parametrize("max_shard_bytes", [20_000, 5_000_000_000])
@@ -280,53 +279,37 @@ def test_shards_keep_the_limit_and_large_tensors_get_their_own() -> None:
     assert all(len(header) % 8 == 0 for file in layout.files for _, header in file.constants)
 
 
-def test_nothing_is_left_after_an_error(tmp_path: Path, model_dir: Path) -> None:
-    tensors = random_tensors()
-    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-
-    def write(stop_after: int, out: Path, overwrite: bool = False) -> None:
-        write_hf_model(
-            out,
-            list(tensors.items())[:stop_after],
-            shapes=shapes,
-            dtype=torch.float32,
-            source_dir=model_dir,
-            overwrite=overwrite,
-        )
-
-    out = tmp_path / "out"
-    with pytest.raises(ValueError, match="never written: d"):
-        write(3, out)
-    assert {path.name for path in tmp_path.iterdir()} == {"source"}
-    write(4, out)
-    before = (out / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match="already exists"):
-        write(4, out)
-    with pytest.raises(ValueError, match="never written"):
-        write(2, out, overwrite=True)
-    assert (out / "model.safetensors").read_bytes() == before
-    write(4, out, overwrite=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
-    with pytest.raises(UserError, match="could not be written"):
-        write(4, model_dir / "config.json" / "below")
-
-
-def test_writer_refuses_unknown_repeated_misshapen_and_too_large_tensors(
+def test_what_cannot_be_written_is_refused_and_nothing_is_left(
     tmp_path: Path, model_dir: Path
 ) -> None:
-    write = partial(
-        write_hf_model,
-        tmp_path / "out",
-        shapes={"a": (2, 2), "b": (3,)},
-        dtype=torch.float16,
-        source_dir=model_dir,
-    )
-    with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
-        write([("a", torch.full((2, 2), 1e30))])
-    for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
-        with pytest.raises(ValueError, match=f"tensor {name} "):
-            write([("a", torch.ones(2, 2)), (name, tensor)])
+    shapes = {"a": (2, 2), "b": (3,)}
+    settings = {"shapes": shapes, "dtype": torch.float16, "source_dir": model_dir}
+    out = tmp_path / "out"
+    write = partial(write_hf_model, out, **settings)
+    whole = [("a", torch.ones(2, 2)), ("b", torch.ones(3))]
+
+    def check_refused(**more: bool) -> None:
+        with pytest.raises(UserError, match="tensor a holds 1e\\+30, but float16 goes to 65504"):
+            write([("a", torch.full((2, 2), 1e30))], **more)
+        for name, tensor in (("a", torch.ones(2, 2)), ("z", torch.ones(1)), ("b", torch.ones(4))):
+            with pytest.raises(ValueError, match=f"tensor {name} "):
+                write([whole[0], (name, tensor)], **more)
+        with pytest.raises(ValueError, match="never written: b"):
+            write(whole[:1], **more)
+
+    check_refused()
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    write(whole)
+    before = (out / "model.safetensors").read_bytes()
+    with pytest.raises(UserError, match="already exists"):
+        write(whole)
+    check_refused(overwrite=True)
+    assert (out / "model.safetensors").read_bytes() == before
+    write([("a", torch.zeros(2, 2)), whole[1]], overwrite=True)
+    assert (out / "model.safetensors").read_bytes() != before
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "out"}
+    with pytest.raises(UserError, match="could not be written"):
+        write_hf_model(model_dir / "config.json/below", whole, **settings)
 
 
 def test_a_run_s_model_is_its_hf(tmp_path: Path) -> None:
@@ -342,22 +325,5 @@ def test_a_run_s_model_is_its_hf(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf/config.json").touch()
     assert resolve_model(str(tmp_path)) == tmp_path / "hf"
-
-
-def test_resolve_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve_model(str(tmp_path)) == tmp_path
-    assert resolve_model("tiny_reasoner").parts[-3:] == (
-        "megatron_opsft",
-        "assets",
-        "tiny_reasoner",
-    )
-    (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="is a file"):
-        resolve_model(str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"model\.path=\./none is no directory"):
-        resolve_model("./none")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"model\.path=some/model .*HF_HUB_OFFLINE=1") as error:
-        resolve_model("some/model")
-    assert "\n" not in str(error.value)
+        resolve_model(str(tmp_path / "metrics.jsonl"))

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from megatron_opsft.cli import _ToStderr
-from megatron_opsft.run.progress import RunProgress, sparkline
+from megatron_opsft.run.progress import RunProgress
 from megatron_opsft.runtime import progress
 from megatron_opsft.runtime.phase import count_done, enter_phase, expect, heartbeat
 from megatron_opsft.runtime.progress import Progress
@@ -23,15 +23,7 @@ def shown(bars: RunProgress) -> list[str]:
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def made_step(step: int, mean_tokens: float) -> dict[str, float | int]:
-    return {
-        "step": step,
-        "step_seconds": 2.5,
-        "mean_response_tokens": mean_tokens,
-        "num_rollouts": 16,
-        "num_accepted": 6,
-        "accuracy": 0.5,
-    }
+MADE_STEP = {"step_seconds": 2.5, "num_rollouts": 16, "num_accepted": 6, "accuracy": 0.5}
 
 
 def test_a_second_bar_counts_the_responses_of_the_phase() -> None:
@@ -48,13 +40,6 @@ def test_a_second_bar_counts_the_responses_of_the_phase() -> None:
     enter_phase("evaluate")
     expect(64, "responses")
     assert shown(bars)[1].startswith("evaluate 0/64 ")
-    enter_phase("record")
-    bars.finish_step(made_step(3, 40.0))
-    line, phase, numbers, lengths = shown(bars)
-    assert line.startswith("step 3/24 ") and "2.50 s/step, left" in line
-    assert phase == "record 0:00:00"
-    assert numbers == "256 tokens/s accepted 6/16 accuracy 0.500"
-    assert lengths == "mean tokens ▁ 40.0"
 
 
 def test_a_log_line_goes_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,18 +96,15 @@ def screen_of(received: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip()]
 
 
-def terminal_of(width: int) -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
-
-
-def received_by(terminal: Console) -> str:
-    assert isinstance(terminal.file, io.StringIO)
-    return terminal.file.getvalue()
+def terminal_of(width: int) -> tuple[Console, io.StringIO]:
+    """It, and what it receives."""
+    received = io.StringIO()
+    return Console(file=received, force_terminal=True, width=width, height=30), received
 
 
 @pytest.mark.parametrize("width", [100, 8])
 def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(width: int) -> None:
-    terminal = terminal_of(width)
+    terminal, file = terminal_of(width)
     enter_phase("prepare", 1)
     with pytest.raises(KeyboardInterrupt), RunProgress(terminal, steps=8, done=0) as view:
         for step, tokens in enumerate((80.0, 60.0, 70.0, 10.0), start=1):
@@ -131,10 +113,10 @@ def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(width: int) -> No
             count_done(16)
             time.sleep(0.15)
             enter_phase("train")
-            view.finish_step(made_step(step, tokens))
+            view.finish_step(MADE_STEP | {"step": step, "mean_response_tokens": tokens})
             time.sleep(0.15)
         raise KeyboardInterrupt
-    received = received_by(terminal)
+    received = file.getvalue()
     assert received.count("\x1b[?25l") == 1 and received.rstrip().endswith("\x1b[?25h")
     lines = screen_of(received)
     assert len(lines) == 4 and all(len(line) <= width for line in lines)
@@ -162,12 +144,7 @@ def test_work_is_a_line_now_and_then_where_there_is_no_terminal(
 
 
 def test_work_is_a_bar_on_a_terminal() -> None:
-    terminal = terminal_of(100)
+    terminal, file = terminal_of(100)
     with Progress("copying", 4000, console=terminal) as bar:
         bar.advance(2500)
-    assert screen_of(received_by(terminal))[0].startswith("copying 2,500/4,000 ")
-
-
-def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
-    assert sparkline([5.0, 5.0]) == "▁▁"
+    assert screen_of(file.getvalue())[0].startswith("copying 2,500/4,000 ")

@@ -46,14 +46,6 @@ def _line(index: int) -> Mapping[str, Any]:
     return rollout_line(problem, rollout, verdict, reward=1.0, advantage=0.25)
 
 
-def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    with pytest.raises(UserError, match=r"--resume.*--overwrite"):
-        run.open(resume=False, overwrite=False)
-    run.open(resume=True, overwrite=False)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
 def test_an_overwrite_that_is_killed_can_be_given_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,15 +119,6 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     names = [path.name for path in sorted((tmp_path / "rollouts").iterdir())]
     assert names == [f"step_00000{n}{r}.jsonl.gz" for n in (1, 2, 3) for r in ("", "_rank_0003")]
     assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
-def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "evals.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n')
-    run.truncate(after_step=0)
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    assert (tmp_path / "evals.jsonl").read_text() == ""
-    assert list((tmp_path / "rollouts").iterdir()) == []
 
 
 def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:

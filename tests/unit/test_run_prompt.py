@@ -41,15 +41,13 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
     caplog.set_level(logging.INFO)
     model = trained / place
     settings = load_settings(None, [f"model={model}", "out=o"])
-    assert (settings.template, settings.system_prompt) == ("chat", "Be brief.")
-    assert (settings.judge, settings.judge_field) == ("exact", "kind")
     config = load_config(None, config_words(model))
-    assert (config.data.template, config.data.system_prompt) == ("chat", "Be brief.")
-    assert (config.verify.judge, config.verify.judge_field) == ("exact", "kind")
-    assert caplog.messages == [  # once, though both take it
-        f'{model} was trained with template="chat", system_prompt="Be brief.", judge="exact", '
-        f'judge_field="kind": taken from {trained / "config.yaml"}'
-    ]
+    for prompt, verify in ((settings, settings), (config.data, config.verify)):
+        assert (prompt.template, prompt.system_prompt) == ("chat", "Be brief.")
+        assert (verify.judge, verify.judge_field) == ("exact", "kind")
+    (said,) = caplog.messages  # once, though both take it
+    assert said.startswith(f'{model} was trained with template="chat", system_prompt="Be brief.", ')
+    assert said.endswith(f"taken from {trained / 'config.yaml'}")
     assert load_config(None, config_words(model)) == config
 
 
@@ -60,10 +58,8 @@ def test_what_is_given_wins_and_one_line_says_so(
     given = ["template=r1", "system_prompt=Be brief.", "judge=math", "judge_field=null"]
     settings = load_settings(None, [f"model={trained}", "out=o", *given])
     assert (settings.template, settings.judge, settings.judge_field) == ("r1", "math", None)
-    assert caplog.messages == [
-        f'{trained} was trained with template="chat", judge="exact", judge_field="kind", '
-        'not with template="r1", judge="math", judge_field=null as here'
-    ]
+    (said,) = caplog.messages
+    assert 'not with template="r1", judge="math", judge_field=null as here' in said
 
 
 @pytest.mark.parametrize("model", ["tiny_reasoner", "Qwen/Qwen3-0.6B", "b"])

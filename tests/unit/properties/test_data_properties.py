@@ -57,17 +57,6 @@ def test_every_row_is_a_problem_or_a_bad_row(lines: list[bytes]) -> None:
         assert bad.reason and "\n" not in bad.reason
 
 
-@given(st.lists(LINES, max_size=4))
-def test_a_file_without_a_usable_row_is_one_line(lines: list[bytes]) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "rows.jsonl"
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
-        try:
-            assert load_problems(str(path)).problems
-        except UserError as error:
-            assert "\n" not in str(error)
-
-
 @given(VALUES)
 def test_an_answer_is_text_that_stays_itself(value: object) -> None:
     try:

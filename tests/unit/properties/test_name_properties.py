@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
+from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, step_in, step_name
 
 STEPS = st.integers(min_value=0, max_value=10**12)
 AFFIXES = st.sampled_from(["step_", PARTIAL, REPLACED, "a.b", "", "(", "000"])
@@ -39,13 +39,6 @@ def test_a_step_is_read_back_from_its_name(step: int, before: str, behind: str) 
 def test_only_the_name_of_a_step_is_one(name: str, before: str, behind: str) -> None:
     step = step_in(name, before, behind)
     assert step is None or step_name(step, before, behind) == name
-
-
-@given(st.lists(NAMES, max_size=8), st.lists(STEPS, max_size=5, unique=True))
-def test_steps_come_in_order_and_others_not_at_all(others: list[str], steps: list[int]) -> None:
-    foreign = [name for name in others if step_in(name) is None]
-    found = in_step_order(Path(name) for name in [*map(step_name, steps), *foreign])
-    assert found == [(step, Path(step_name(step))) for step in sorted(steps)]
 
 
 def _is_of_a_run(name: str) -> bool:

@@ -7,20 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_opsft.batching.microbatch import build_microbatch
-from megatron_opsft.batching.packing import describe_plan, first_fit, plan_packing
+from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import joined_order, own_indices, padded
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.requests import deal_evenly
 
 LENGTHS = st.lists(st.integers(1, 400), max_size=60)
-
-
-@given(LENGTHS, st.integers(1, 500))
-def test_bins_hold_every_sequence_once_within_the_budget(lengths: list[int], budget: int) -> None:
-    bins = first_fit(lengths, range(len(lengths)), budget)
-    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
-    assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in bins)
 
 
 @given(LENGTHS, st.integers(1, 500), st.integers(1, 6), st.integers(1, 3), st.integers(1, 10**5))
