@@ -32,18 +32,6 @@ def draw_model(
     return grid_of(tokens, rng.random(shape) < 1 / (1 + np.exp(2 * difficulty[:, None] - 1)))
 
 
-def test_counts_are_resamples() -> None:
-    counts = draw_counts(50, "gsm8k", num_resamples=4000)
-    assert counts.shape == (4001, 50)
-    assert (counts[0] == 1).all()
-    assert (counts.sum(axis=1) == 50).all()
-    # Multinomial: mean 1, variance 1 - 1/P, covariance -1/P.
-    assert counts[1:].mean() == 1
-    assert counts[1:].var(axis=0).mean() == pytest.approx(1 - 1 / 50, abs=0.02)
-    covariance = np.cov(counts[1:].T)
-    assert covariance[~np.eye(50, dtype=bool)].mean() == pytest.approx(-1 / 50, abs=0.002)
-
-
 def test_interval_matches_a_bootstrap_that_copies_problems() -> None:
     rng = np.random.default_rng(0)
     grid = draw_model(rng, rng.normal(size=40), 8, 500)
@@ -117,13 +105,3 @@ def test_overall_resamples_within_each_benchmark() -> None:
     ]
     overall = combine(draws)["accuracy"][1:].var()
     assert overall == pytest.approx(sum(d["accuracy"][1:].var() for d in draws) / 9, rel=0.06)
-
-
-def test_estimate_reads_value_and_percentiles() -> None:
-    draws = np.concatenate([[7.0], np.arange(1001.0)])
-    found = estimate(draws)
-    assert (found.value, found.low, found.high) == (7.0, 25.0, 975.0)
-    with pytest.raises(ValueError, match="low 2.0 is above high 1.0"):
-        type(found)(value=0, low=2, high=1)
-    with pytest.raises(ValueError, match="both"):
-        type(found)(value=0, low=2)
