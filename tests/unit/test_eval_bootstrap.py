@@ -1,4 +1,4 @@
-"""Intervals: against a slow bootstrap, their coverage, and what pairing gains."""
+"""Intervals: against a slow bootstrap, and their coverage."""
 
 import numpy as np
 import pytest
@@ -67,31 +67,6 @@ def test_intervals_have_the_coverage_that_the_documentation_tells(
         assert interval.low is not None and interval.high is not None
         covered += interval.low <= 0.5 <= interval.high
     assert least <= covered / 2000 <= most
-
-
-def test_pairing_narrows_differences_and_ratios() -> None:
-    rng = np.random.default_rng(2)
-    difficulty = rng.normal(size=80)
-    counts = draw_counts(80, "x")
-    others = draw_counts(80, "x", seed=9)
-    old, new = draw_model(rng, difficulty, 16, 4000), draw_model(rng, difficulty, 16, 900)
-    base, own = measure(old, counts), measure(new, counts)
-    unpaired = measure(old, others)
-
-    def width(draws: np.ndarray) -> float:
-        interval = estimate(draws)
-        assert interval.low is not None and interval.high is not None
-        return interval.high - interval.low
-
-    for paired, apart in (
-        (own["accuracy"] - base["accuracy"], own["accuracy"] - unpaired["accuracy"]),
-        (
-            own["mean_tokens"] / base["mean_tokens"],
-            own["mean_tokens"] / unpaired["mean_tokens"],
-        ),
-    ):
-        assert paired[0] == apart[0]
-        assert width(paired) < 0.5 * width(apart)
 
 
 def test_overall_resamples_within_each_benchmark() -> None:

@@ -80,22 +80,6 @@ def test_special_tokens_are_single_ids(tokenizer: PreTrainedTokenizerBase) -> No
     )
 
 
-def test_words_of_the_task_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    lengths = [len(tokenizer.encode(problem.text)) for problem in load_arithmetic("test")[:200]]
-    assert max(lengths) <= 34
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("Alternatively, 8+7=15.\n")] == [
-        *("Alternatively", ",", " ", "8", "+", "7", "=", "1", "5", ".\n")
-    ]
-
-
-def test_weights_match_the_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    assert model.config.vocab_size == len(tokenizer)
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert model.num_parameters() < 950_000
-
-
 @pytest.mark.slow
 @torch.no_grad()
 def test_base_is_right_and_wordy_on_held_out_problems(
