@@ -11,7 +11,6 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.errors import PromptError, UserError
-from megatron_opsft.evaluate.settings import EvalSettings, check_settings
 from megatron_opsft.records import Message, Problem
 
 CHAT_TEMPLATE = (
@@ -175,11 +174,3 @@ def test_templates_of_earlier_files_load_and_others_are_told_apart() -> None:
     assert template_of("my/prompt.jinja") == "my/prompt.jinja"
     with pytest.raises(UserError, match=r"no template 'Be brief.'.*\.jinja file.*system_prompt"):
         template_of("Be brief.")
-
-
-def test_an_evaluation_s_wrong_template_is_said_in_its_own_terms(tmp_path: Path) -> None:
-    settings = EvalSettings(
-        model="tiny_reasoner", out=tmp_path / "out", template=str(tmp_path / "none.jinja")
-    )
-    with pytest.raises(UserError, match=f"^template={tmp_path}/none.jinja cannot be read"):
-        check_settings(settings)

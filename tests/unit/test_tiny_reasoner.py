@@ -49,15 +49,6 @@ def test_directory_is_small_and_splits_over_tp2_and_pp2() -> None:
         assert config[key] % 2 == 0
 
 
-def test_prompt_has_the_paper_s_format(tokenizer: PreTrainedTokenizerBase) -> None:
-    expected = (
-        "<｜begin▁of▁sentence｜><｜User｜>Tom has 3 pens and buys 4. How many are there in the end?"
-        f"{INSTRUCTION}<｜Assistant｜><think>\n"
-    )
-    prompt = prompt_of(tokenizer, "Tom has 3 pens and buys 4. How many are there in the end?")
-    assert prompt == expected
-
-
 def test_auto_tokenizer_and_plain_file_agree_on_ids(tokenizer: PreTrainedTokenizerBase) -> None:
     literal = PreTrainedTokenizerFast.from_pretrained(DIRECTORY)
     assert literal.get_vocab() == tokenizer.get_vocab()
