@@ -18,8 +18,7 @@ def diagnosis_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "report.html"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
 def test_without_an_error_a_request_or_an_overflow(
     chromium: Chromium, diagnosis_page: Path, width: int, dark: bool
 ) -> None:

@@ -27,6 +27,13 @@ class Finished:
     stdout: str
     stderr: str
 
+    @property
+    def error(self) -> str:
+        """The one error line of bad input."""
+        assert self.exit_code == 2 and "Traceback" not in self.stderr, self.stderr
+        (line,) = [line for line in self.stderr.splitlines() if line.startswith("error: ")]
+        return line
+
 
 class Run:
     """A run that was started."""

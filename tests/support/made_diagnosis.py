@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from made_runs import HARM
+from rows import write_rows
 
 NUM_RESPONSES = 4
 TOKENS = ("7", "-", "6", "=", "1", ".", "\n", "Wait", ",", " so", " 1", "\n", "</think>", "</s>")
@@ -33,8 +34,7 @@ def make_diagnosis(directory: Path) -> Path:
         }
         for n in range(NUM_RESPONSES)
     ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (directory / "tokens.jsonl").write_text(lines)
+    write_rows(directory / "tokens.jsonl", rows)
     manifest = {"kind": "diagnosis", "labels": ["long", "short"]}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     return directory

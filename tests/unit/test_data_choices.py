@@ -1,6 +1,7 @@
 """Held-out problems from the training data, duplicates, and what a run says of its data."""
 
 import pytest
+from rows import problem_set
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
@@ -12,18 +13,8 @@ from megatron_opsft.records import Problem
 
 
 def set_of(*pairs: tuple[str, str]) -> ProblemSet:
-    problems = tuple(
-        Problem(id=str(n), text=text, answer=answer) for n, (text, answer) in enumerate(pairs)
-    )
-    rows = tuple(range(1, len(pairs) + 1))
-    return ProblemSet(
-        name="d.jsonl",
-        problems=problems,
-        rows=rows,
-        bad_rows=(),
-        sources=("d.jsonl",),
-        parts=(0,) * len(pairs),
-    )
+    problems = (Problem(id=str(n), text=t, answer=a) for n, (t, a) in enumerate(pairs))
+    return problem_set("d.jsonl", problems)
 
 
 TEN = set_of(*((f"p{n}", str(n)) for n in range(10)))

@@ -76,14 +76,6 @@ def outputs(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in names}
 
 
-def error_of(ended: Finished) -> str:
-    """The one error line."""
-    assert ended.exit_code == 2, ended.stderr
-    assert "Traceback" not in ended.stderr
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    return line
-
-
 def test_every_token_of_every_response_is_there(whole: Path) -> None:
     there = {path.name for path in whole.iterdir()}
     assert there == {"manifest.json", "responses", *outputs(whole)}
@@ -166,7 +158,7 @@ def test_a_model_and_itself_from_stored_responses(
 def test_bad_options_are_one_line(
     cli: ForkedCli, tmp_path: Path, efficient: Path, options: list[str], words: str
 ) -> None:
-    assert words in error_of(diagnose(cli, efficient, tmp_path / "out", *options))
+    assert words in diagnose(cli, efficient, tmp_path / "out", *options).error
     assert not (tmp_path / "out/tokens.jsonl").exists()
 
 
@@ -176,16 +168,16 @@ def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
     before = outputs(whole)
     ranks = "import os; os.environ['WORLD_SIZE'] = '2'"
     ended = diagnose(cli, efficient, tmp_path / "out", prelude=ranks)
-    assert "diagnose is one process, and 2 were started" in error_of(ended)
-    assert "a diagnosis with efficient=" in error_of(diagnose(cli, "tiny_reasoner", whole))
-    assert "holds something else" in error_of(
-        diagnose(cli, efficient, whole / "responses", "--overwrite")
+    assert "diagnose is one process, and 2 were started" in ended.error
+    assert "a diagnosis with efficient=" in diagnose(cli, "tiny_reasoner", whole).error
+    assert (
+        "holds something else" in diagnose(cli, efficient, whole / "responses", "--overwrite").error
     )
     assert outputs(whole) == before
     changed = Path(shutil.copytree(efficient, tmp_path / "model"))
     path = changed / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": 590}))
-    assert "590" in error_of(diagnose(cli, changed, tmp_path / "out"))
+    assert "590" in diagnose(cli, changed, tmp_path / "out").error
 
 
 @pytest.mark.parametrize(

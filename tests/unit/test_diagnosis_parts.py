@@ -89,7 +89,7 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
         assert set(kl) == {0.0} and alternatives == ()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen3_moe"])
 def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path, name: str) -> None:
     expected = loaded(written(tmp_path / "hf", name, weights(name))).state_dict()
     convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")

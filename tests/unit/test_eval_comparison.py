@@ -70,7 +70,6 @@ def test_rows_hold_the_stored_estimates() -> None:
     assert blocks[OVERALL]["compression_ratio"].low is not None
     assert comparison.notes == ()
     assert "In brackets: 95 % intervals" in comparison.markdown()
-    assert "Baseline: old." in comparison.markdown()
 
 
 def test_compression_ratio_is_against_the_first_row_or_the_named_one() -> None:
@@ -111,9 +110,6 @@ def test_shared_benchmarks_alone_are_compared_and_other_sets_have_no_overall() -
     ratio = comparison.rows[1].blocks["aime24"]["compression_ratio"]
     assert ratio.value == pytest.approx(2001.5 / 201.5)
     assert "Overall" not in comparison.markdown()
-
-
-def test_no_shared_benchmark_is_refused() -> None:
     with pytest.raises(UserError, match="no benchmark is in all results.*old: gsm8k, aime24; x: m"):
         compare([build(OLD), build(model("x", 9, 1, ("math500",)))])
 
@@ -130,8 +126,8 @@ def test_every_setting_that_differs_is_named() -> None:
         "differs: gsm8k.samples_per_problem: 4 (old, old (2)); 2 (new)",
         "differs: aime24.samples_per_problem: 4 (old, old (2)); 2 (new)",
     }
-    assert '- differs: engine: (not set) (old, old (2)); "vllm 1" (new)' in comparison.markdown()
-    assert "differs: temperature: 0.6" in comparison.text()
+    for text in (comparison.markdown(), comparison.text()):
+        assert all(note in text for note in comparison.notes)
     assert "GSM8K: 10 problems, N = 4 / 2" in comparison.markdown()
 
 
@@ -144,14 +140,6 @@ def test_the_table_says_where_intervals_are_too_narrow() -> None:
         for name, block in few.benchmarks.items()
     }
     assert "too narrow" not in compare([few.model_copy(update={"benchmarks": enough})]).markdown()
-
-
-def test_curves() -> None:
-    budgets, metrics = zip(*compare([build(OLD), build(NEW)]).rows[1].budgets["gsm8k"], strict=True)
-    assert budgets == BUDGETS
-    assert [at["accuracy"].value for at in metrics] == [0, 0.7]
-    assert [at["mean_tokens"].value for at in metrics] == [64, 201.5]
-    assert metrics[0]["norm_std"].value == 0
 
 
 def test_no_spread_of_lengths_is_shown_of_one_sample() -> None:

@@ -1,4 +1,4 @@
-"""DEER on scripted engines, where every token is known, and on the shipped tiny reasoner."""
+"""DEER on scripted engines, where every token is known."""
 
 import hashlib
 import math
@@ -9,14 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from hf_engines import engine_from_disk
 from transformers import PreTrainedTokenizerBase
 
 import megatron_opsft
-from megatron_opsft.data.arithmetic import load_arithmetic
-from megatron_opsft.data.boxed import find_boxes
-from megatron_opsft.data.prompts import PromptEncoder, end_token_ids, load_tokenizer
+from megatron_opsft.data.prompts import load_tokenizer
 from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.deer import Deer, geometric_mean
 from megatron_opsft.evaluate.settings import DeerSettings
@@ -205,9 +201,6 @@ def test_threshold_is_compared_with_the_mean_over_the_answer_alone(
     script = Script(thought=SHORT, trials=((trial, probabilities),), conclusion="9")
     assert run(script, threshold=confidence - 1e-9).exited
     assert not run(script, threshold=confidence + 1e-9).exited
-
-
-def test_a_confidence_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(NonFiniteError, match="log-probs of a trial answer are NaN"):
         geometric_mean([-0.1, math.nan])
 
@@ -219,6 +212,8 @@ def test_no_exit_up_to_the_threshold_leaves_the_response_as_it_is(
     found = run(Script(thought=THOUGHT, trials=(trial,) * 3), threshold=threshold)
     assert (found.rollout.response_ids, found.rollout.text) == (WHOLE, THOUGHT)
     assert (found.num_trials, found.extra_tokens) == (3, 12)
+    found = run(Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE)), max_trials=2)
+    assert (found.rollout.response_ids, found.num_trials) == (WHOLE, 2)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +231,6 @@ def test_trial_without_an_answer_is_no_exit(trial: str) -> None:
     found = run(script, threshold=0.0)
     assert found.rollout.text == SHORT
     assert found.num_trials == 1 and "score" not in found.calls
-
-
-def test_longest_trial() -> None:
     script = Script(thought=SHORT, trials=(("{123}", (1.0,) * 5),), conclusion="3")
     assert run(script, max_trial_tokens=5).exited
     found = run(script, max_trial_tokens=4)
@@ -257,12 +249,6 @@ def test_thinking_that_ends_by_itself_needs_no_trial(thought: str, calls: int) -
     assert found.rollout.response_ids == (*ids_of(thought), END)
     assert found.rollout.finish_reason is FinishReason.STOP
     assert found.calls == ["think"] * calls and found.extra_tokens == 0
-
-
-def test_after_the_last_trial_nothing_stops_the_thinking() -> None:
-    found = run(Script(thought=THOUGHT, trials=(DOUBT, DOUBT, SURE)), max_trials=2)
-    assert found.rollout.response_ids == WHOLE
-    assert found.calls == [*("think", "trial", "score") * 2, "think"]
 
 
 def test_several_words_and_several_tokens_of_a_word() -> None:
@@ -398,41 +384,3 @@ def test_settings_that_do_not_fit_the_model(settings: dict[str, object], message
     with pytest.raises(UserError, match=message) as error:
         Deer(DeerSettings(**settings), tokenizer())
     assert "\n" not in str(error.value)
-
-
-# Its own format: the thinking ends with a line break, and the box follows at once.
-TINY = dict(trial_prompt="</think>\n\\boxed", exit_text="</think>\n")
-OPENERS = ("Wait", "Alternatively", "Hmm", "Again", "Also", "Actually", "Well", "Okay", "Now")
-
-
-def test_tiny_reasoner_needs_fewer_tokens_and_stays_right() -> None:
-    engine = engine_from_disk(
-        DIRECTORY, tokenizer(), dtype=torch.float32, device="cpu", batch_size=32
-    )
-    encoder = PromptEncoder(tokenizer=tokenizer(), template="r1")
-    problems = load_arithmetic("test", num_problems=16)
-    gold = {problem.id: problem.answer for problem in problems}
-    requests = [r for p in problems for r in make_requests(p.id, encoder.encode(p), 2, 0, 0)]
-    settings = SamplingSettings(
-        temperature=0.6,
-        top_p=0.95,
-        max_response_tokens=512,
-        end_token_ids=end_token_ids(tokenizer(), DIRECTORY),
-    )
-    plain = engine.generate(requests, settings)
-    deer = Deer(DeerSettings(threshold=0.9, transition_words=OPENERS, **TINY), tokenizer())
-    found = deer.generate(engine, requests, settings)
-
-    def num_correct(rollouts: Sequence[Rollout]) -> int:
-        answers = [(find_boxes(r.text)[-1:], gold[r.problem_id]) for r in rollouts]
-        return sum(bool(boxes) and boxes[0].content == answer for boxes, answer in answers)
-
-    rollouts = [rollout for rollout, _ in found]
-    tokens = [sum(len(r.response_ids) for r in many) for many in (plain, rollouts)]
-    spent = tokens[1] + sum(extra_tokens for _, extra_tokens in found)
-    assert num_correct(rollouts) >= num_correct(plain) - 1
-    assert tokens[1] < spent < 0.5 * tokens[0]
-    # Without a transition a response is plain sampling's.
-    untouched = [i for i, (_, extra_tokens) in enumerate(found) if extra_tokens == 0]
-    assert [rollouts[i] for i in untouched] == [plain[i] for i in untouched]
-    assert untouched

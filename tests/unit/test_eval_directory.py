@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from forked_cli import ROOT, Finished, ForkedCli
+from rows import write_rows
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.directory import EvaluationDirectory
@@ -74,42 +75,26 @@ def test_a_model_read_otherwise_is_another_model(tmp_path: Path) -> None:
         enter(out, end)
 
 
-def write_problems(path: Path, *answers: str) -> Path:
-    rows = [{"id": str(n), "problem": f"{n} + 1?", "answer": a} for n, a in enumerate(answers)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def evaluate(cli: ForkedCli, out: Path, *options: object) -> Finished:
     return cli.run(["eval", "--model", "tiny_reasoner", "--out", out, *SMALL, *options])
-
-
-def error_of(ended: Finished) -> str:
-    """The one error line."""
-    assert ended.exit_code == 2, ended.stderr
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    return line
-
-
-def test_samples_from_other_data_are_refused_by_name(cli: ForkedCli, tmp_path: Path) -> None:
-    first = write_problems(tmp_path / "first.jsonl", "1", "2")
-    second = write_problems(tmp_path / "second.jsonl", "1", "3")
-    for name in ("mini", "other"):
-        assert evaluate(cli, tmp_path / "out", "--data", f"{name}={first}").exit_code == 0
-    assert "data.mini=" in error_of(evaluate(cli, tmp_path / "out", "--data", f"mini={second}"))
 
 
 def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
-    """By the data's hash, by the number of problems, and by what is missing."""
-    first = write_problems(tmp_path / "first.jsonl", "1", "2")
-    second = write_problems(tmp_path / "second.jsonl", "1", "3")
+    """By the data's hash, by the number of problems, and by what is missing; so are samples that
+    were there, by the hash.
+    """
+    first, second = (
+        write_rows(tmp_path / f"{n}.jsonl", [{"problem": f"{n} + 1?", "answer": a} for a in "12"])
+        for n in range(2)
+    )
     base, out = tmp_path / "base", tmp_path / "out"
     assert evaluate(cli, base, "--data", f"mini={first}").exit_code == 0
+    assert "data.mini=" in evaluate(cli, base, "--data", f"mini={second}").error
 
-    def refusal(data: Path, *more: str) -> str:
-        line = error_of(evaluate(cli, out, "--data", f"mini={data}", "--baseline", base, *more))
+    def refusal(data: str, *more: str) -> str:
+        line = evaluate(cli, out, "--data", f"mini={data}", "--baseline", base, *more).error
         assert f"--baseline {base}: " in line
         assert not (out / "samples").exists()
         return line

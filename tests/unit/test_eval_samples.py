@@ -8,7 +8,6 @@ from eval_samples import stored
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.records import Outcome
 
 
 def sample(problem: str, index: int) -> StoredSample:
@@ -74,17 +73,3 @@ def test_a_damaged_combined_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read"):
         SampleFiles(tmp_path).read("a")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        (Outcome.CORRECT, (True, True)),
-        (Outcome.TIMEOUT, (False, True)),
-        (Outcome.NO_ANSWER, (False, False)),
-        (Outcome.UNFINISHED, (False, False)),
-    ],
-)
-def test_what_metrics_see(outcome: Outcome, expected: tuple[bool, bool]) -> None:
-    found = stored("p", 0, 12, outcome=outcome)
-    assert (found.correct, found.has_answer) == expected

@@ -24,21 +24,14 @@ def settings_of(*words: str) -> EvalSettings:
 def test_an_option_is_the_setting_of_its_name(tmp_path: Path) -> None:
     config = tmp_path / "eval.yaml"
     config.write_text("model: m\nseed: 4\nlimit: 9\ndeer: {max_trials: 3, threshold: 0.1}\n")
-    options = [
-        *(str(config), "--engine", "vllm", "--template", "cod", "--deer.threshold", "0.9"),
-        *("--deer.transition-words=Wait,But", "--temperature", "0.7", "--top-p=0.9"),
-        *("--max-tokens", "100", "--samples", "2", "--seed", "3", "--budgets", "10,20"),
-        *("--dtype", "bfloat16", "--device", "cpu", "--batch-size", "5", "--tp", "2"),
-        *("--gpu-memory-fraction", "0.5", "--benchmarks", "a,b", "--data", "a=f"),
-    ]
-    keys = [
-        *(str(config), "engine=vllm", "template=cod", "deer.threshold=0.9"),
-        *("deer.transition_words=Wait,But", "temperature=0.7", "top_p=0.9", "max_tokens=100"),
-        *("samples=2", "seed=3", "budgets=[10, 20]", "dtype=bfloat16", "device=cpu"),
-        *("batch_size=5", "tp=2", "gpu_memory_fraction=0.5", "benchmarks=[a, b]", "data.a=f"),
-    ]
-    settings = settings_of(*options)
-    assert settings == settings_of(*keys)
+    given = {"engine": "vllm", "template": "cod", "deer.threshold": 0.9, "temperature": 0.7}
+    given |= {"deer.transition_words": "Wait,But", "top_p": 0.9, "max_tokens": 100, "samples": 2}
+    given |= {"seed": 3, "budgets": "10,20", "dtype": "bfloat16", "device": "cpu", "tp": 2}
+    given |= {"batch_size": 5, "gpu_memory_fraction": 0.5, "benchmarks": "a,b"}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    keys = [f"{name}={value}" for name, value in given.items()]
+    settings = settings_of(str(config), *options, "--data", "a=f")
+    assert settings == settings_of(str(config), *keys, "data.a=f")
     assert settings.limit == 9 and settings.deer.max_trials == 3
     assert settings.deer.transition_words == ("Wait", "But")
     assert settings_of(str(config), "--method", "deer").method == "deer"

@@ -5,10 +5,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from eval_samples import stored
+from rows import write_rows
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.identity import config_hash
@@ -30,11 +30,6 @@ from megatron_opsft.evaluate.results import read_pass_rates
 from megatron_opsft.evaluate.samples import SampleFiles
 
 
-def write_rows(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def config_of(train: object, *overrides: str) -> Config:
     keys = ["model.path=m", f"data.train={json.dumps(train)}", *overrides]
     return load_config(None, keys)
@@ -48,8 +43,8 @@ def mixed(tmp_path: Path) -> DataConfig:
     bad = {"problem": "b", "answer": None}
     twice = {"id": 9, "problem": "a0", "answer": 0}
     parts = [
-        {"path": write_rows(tmp_path / "a.jsonl", *a), "weight": 3, "problem_field": "q"},
-        {"path": write_rows(tmp_path / "b.jsonl", *b, bad, twice)},
+        {"path": write_rows(tmp_path / "a.jsonl", a), "weight": 3, "problem_field": "q"},
+        {"path": write_rows(tmp_path / "b.jsonl", [*b, bad, twice])},
     ]
     return config_of(parts).data
 
@@ -76,10 +71,9 @@ def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> N
     short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
     train, held = take_held_out(leave_out_duplicates(short, "first"), 2, seed=0)
     assert len(train.problems) + len(held.problems) == 7
-    for chosen in (short, train):
-        sources = [Path(chosen.source_of(n)).name for n in range(len(chosen.problems))]
-        ids = [problem.id for problem in chosen.problems]
-        assert sources == ["b.jsonl" if "@" in i or i == "9" else "a.jsonl" for i in ids]
+    for number, problem in enumerate(train.problems):
+        of_b = "@" in problem.id or problem.id == "9"
+        assert Path(train.source_of(number)).name == ("b.jsonl" if of_b else "a.jsonl")
 
 
 def drawn(order: ProblemSampler, num: int) -> list[int]:
@@ -159,19 +153,26 @@ def test_a_mixture_is_written_and_loaded_again(tmp_path: Path) -> None:
     assert len(set(hashes)) == 3
 
 
+TRAIN = "config key data.train=.*"
+
+
 @pytest.mark.parametrize(
-    ("train", "reason"),
+    ("train", "keys", "reason"),
     [
-        ([], r"a list of \{path: ..., weight: ...\}"),
-        (5, r"a list of \{path: ..., weight: ...\}"),
-        ([{"path": "a"}, {"path": "b", "weight": 0}], "entry 2: weight: Input should be greater"),
-        ([{"path": "a", "wieght": 1}], r"entry 1: wieght: .*an entry has path, weight, split"),
-        (["a"], "entry 1: Input should be a valid dictionary"),
+        ([], [], TRAIN + r"a list of \{path: ..., weight: ...\}"),
+        (5, [], TRAIN + r"a list of \{path: ..., weight: ...\}"),
+        ([{"path": "b", "weight": 0}], [], TRAIN + "entry 1: weight: Input should be greater"),
+        ([{"path": "a", "wieght": 1}], [], "entry 1: wieght: .*an entry has path, weight, split"),
+        (["a"], [], TRAIN + "entry 1: Input should be a valid dictionary"),
+        ("a", ["data.pass_rate=[0.1,0.9]"], "go together; set both"),
+        ("a", ["data.pass_rate=[0.9,0.1]", "data.pass_rate_from=x"], r"write \[LOW, HIGH\]"),
     ],
 )
-def test_a_wrong_mixture_is_one_line(train: object, reason: str) -> None:
-    with pytest.raises(UserError, match=f"config key data.train=.*{reason}") as caught:
-        config_of(train)
+def test_a_wrong_mixture_or_pass_rate_is_one_line(
+    train: object, keys: list[str], reason: str
+) -> None:
+    with pytest.raises(UserError, match=reason) as caught:
+        config_of(train, *keys)
     assert "\n" not in str(caught.value)
 
 
@@ -205,17 +206,11 @@ def test_problems_are_kept_by_their_pass_rate(
     ]
     assert len(kept.bad_rows) == len(problems.problems) - 2
     assert kept.sha256 != problems.sha256 != keep_by_pass_rate(problems, rates, (0, 1)).sha256
+    with pytest.raises(UserError, match=r"data.pass_rate_from=.*results.json: not found"):
+        monkeypatch.undo()
+        read_pass_rates(tmp_path)
     with pytest.raises(UserError, match=r"0.6 to 0.9: none of the 8192 problems of arithmetic"):
         keep_by_pass_rate(problems, rates, (0.6, 0.9))
     other = {problems.problems[0].id: PassRate(rate=0.5, gold="77")}
     with pytest.raises(UserError, match=r"of other problems: the answer of .* is '77' there"):
         keep_by_pass_rate(problems, other, (0, 1))
-
-
-def test_keys_of_the_pass_rate_go_together(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="go together; set both"):
-        config_of("a", "data.pass_rate=[0.1,0.9]")
-    with pytest.raises(UserError, match=r"write \[LOW, HIGH\]"):
-        config_of("a", "data.pass_rate=[0.9,0.1]", "data.pass_rate_from=x")
-    with pytest.raises(UserError, match=r"data.pass_rate_from=.*results.json: not found"):
-        read_pass_rates(tmp_path)

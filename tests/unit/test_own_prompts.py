@@ -1,17 +1,16 @@
 """A user's own rows and prompts: dotted fields, chat messages, a Jinja file, a system prompt."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rows import write_rows
 from test_prompts import write_model_dir
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC, ProblemSet, load_held_out, load_problems
 from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
 from megatron_opsft.errors import PromptError, UserError
-from megatron_opsft.evaluate.settings import EvalSettings, check_settings
 from megatron_opsft.records import Message, Problem
 
 CHAT_TEMPLATE = (
@@ -20,11 +19,6 @@ CHAT_TEMPLATE = (
 )
 USER = {"role": "user", "content": "1 + 1?"}
 SYSTEM = {"role": "system", "content": "Be brief."}
-
-
-def write_rows(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def reasons(read: ProblemSet) -> list[str]:
@@ -45,7 +39,7 @@ def prompt_of(tokenizer: Any, problem: Problem, template: str = "chat", **more: 
 
 def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Path) -> None:
     row = {"data": {"q": "1+1?"}, "reward_model": {"ground_truth": "2", "style": "rule"}}
-    source = write_rows(tmp_path / "rows.jsonl", row, {"data": None, "reward_model": {}})
+    source = write_rows(tmp_path / "rows.jsonl", [row, {"data": None, "reward_model": {}}])
     fields = {"problem_field": "data.q", "answer_field": "reward_model.ground_truth"}
     read = load_problems(source, **fields)
     assert [(p.text, p.answer) for p in read.problems] == [("1+1?", "2")]
@@ -55,12 +49,9 @@ def test_dotted_names_reach_into_objects_in_training_and_evaluation(tmp_path: Pa
     held_out = load_held_out(config.data, config.eval)
     assert held_out is not None and held_out.problems == read.problems
     with pytest.raises(UserError, match=r"it has data.q, reward_model.ground_truth, reward_model"):
-        load_problems(write_rows(tmp_path / "one.jsonl", row), problem_field="data.question")
-
-
-def test_a_field_with_a_dot_in_its_name_comes_before_an_object_s(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", {"problem": "p", "a.b": 1, "a": {"b": 2}})
-    assert load_problems(source, answer_field="a.b").problems[0].answer == "1"
+        load_problems(write_rows(tmp_path / "one.jsonl", [row]), problem_field="data.question")
+    dotted = write_rows(tmp_path / "dot.jsonl", [{"problem": "p", "a.b": 1, "a": {"b": 2}}])
+    assert load_problems(dotted, answer_field="a.b").problems[0].answer == "1"
 
 
 def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Path) -> None:
@@ -77,7 +68,7 @@ def test_chat_messages_are_a_problem_and_what_is_none_is_a_bad_row(tmp_path: Pat
         "prompt is no valid Unicode: half of a surrogate pair": [{**USER, "content": "\ud83d"}],
     }
     rows = [{"prompt": value, "answer": 2} for value in [*lists, *bad.values()]]
-    read = load_problems(write_rows(tmp_path / "rows.jsonl", *rows))
+    read = load_problems(write_rows(tmp_path / "rows.jsonl", rows))
     assert [problem.text for problem in read.problems] == ["1 + 1?", "1 + 1?"]
     assert [problem.before for problem in read.problems] == [
         (),
@@ -133,7 +124,7 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
         {"question": "2 + 1?", "answer": "B"},
         {"question": [SYSTEM, USER], "options": [], "answer": "A"},
     ]
-    source = write_rows(tmp_path / "rows.jsonl", *rows)
+    source = write_rows(tmp_path / "rows.jsonl", rows)
     read = load_problems(source, template=str(file))
     assert [p.text for p in read.problems] == ["1 + 1?\nA) 2\nB) 3\nAnswer:", "1 + 1?\nAnswer:"]
     assert read.problems[1].before == (Message("system", "Be brief."),)
@@ -169,7 +160,7 @@ def test_a_wrong_jinja_file_is_one_line(tmp_path: Path, text: str | None, reason
 def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
     file = tmp_path / "prompt.jinja"
     file.write_text("{{ problem.__class__.__mro__[1].__subclasses__() }}")
-    source = write_rows(tmp_path / "rows.jsonl", {"problem": "1 + 1?", "answer": 2})
+    source = write_rows(tmp_path / "rows.jsonl", [{"problem": "1 + 1?", "answer": 2}])
     with pytest.raises(UserError, match="no usable row.*SecurityError"):
         load_problems(source, template=str(file))
 
@@ -183,11 +174,3 @@ def test_templates_of_earlier_files_load_and_others_are_told_apart() -> None:
     assert template_of("my/prompt.jinja") == "my/prompt.jinja"
     with pytest.raises(UserError, match=r"no template 'Be brief.'.*\.jinja file.*system_prompt"):
         template_of("Be brief.")
-
-
-def test_an_evaluation_s_wrong_template_is_said_in_its_own_terms(tmp_path: Path) -> None:
-    settings = EvalSettings(
-        model="tiny_reasoner", out=tmp_path / "out", template=str(tmp_path / "none.jinja")
-    )
-    with pytest.raises(UserError, match=f"^template={tmp_path}/none.jinja cannot be read"):
-        check_settings(settings)

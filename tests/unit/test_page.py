@@ -154,41 +154,35 @@ def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> No
     assert found["total"] == 17 * 3
 
 
-def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
+def test_what_a_run_writes_is_read_and_problems_with_quotes_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    """Ids as they may be, and room for all: every response, with its problem's own text."""
+    ids = ['a"0', 'a"1', "a\\", 'a\\"', 'b", "problem_id": "c', "c", "", "\u2028", "né"]
     log_probs, lengths = (-0.125, 0.0, -7.5), (3, 0, 45)
     scores = TokenScores(log_probs=log_probs, piece_lengths=lengths)
     text = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
-    rollout = Rollout(
-        problem_id="né",
-        sample_index=4,
-        prompt_ids=(1, 2),
-        response_ids=(3, 4, 5),
-        text=text,
-        finish_reason=FinishReason.STOP,
-        weight_version=0,
-    )
     verdict = Verdict(outcome=Outcome.WRONG, answer="2")
-    problem = Problem(id="né", text="2 + 0 = ?", answer="2")
-    line = rollout_line(problem, rollout, verdict, reward=0.5, advantage=-0.5, scores=scores)
+    lines = []
+    for problem_id, sample in ((i, n) for i in ids for n in range(2)):
+        rollout = Rollout(
+            problem_id=problem_id,
+            sample_index=sample,
+            prompt_ids=(1, 2),
+            response_ids=(3, 4, 5),
+            text=text,
+            finish_reason=FinishReason.STOP,
+            weight_version=0,
+        )
+        problem = Problem(id=problem_id, text=f"What is {problem_id}?", answer="2")
+        given = {"reward": 0.5, "advantage": -0.5, "scores": scores}
+        lines.append(rollout_line(problem, rollout, verdict, **given))
     (tmp_path / "rollouts").mkdir()
-    write_packed_lines(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [line], level=1)
-    found = sample_responses(rollouts_of(tmp_path), 10_000)
-    more = [text, [*log_probs], [*lengths]]
-    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, *more]]
-    assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
-
-
-def test_problems_whose_ids_have_quotes_are_told_apart(tmp_path: Path) -> None:
-    """Ids as they may be, and room for all: every response, with its problem's own text."""
-    (tmp_path / "rollouts").mkdir()
-    ids = ['a"0', 'a"1', "a\\", 'a\\"', 'b", "problem_id": "c', "c", "", "\u2028\udc9f", "é"]
-    rows = [response(1, problem_id, sample) for problem_id in ids for sample in range(2)]
-    write_responses(tmp_path / "rollouts/step_000001.jsonl.gz", rows)
+    write_packed_lines(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", lines, level=1)
     found = sample_responses(rollouts_of(tmp_path), 1_000_000)
-    assert [row[1:3] for row in found["rows"]] == [[i, n] for i in sorted(ids) for n in range(2)]
-    assert {i: text for i, (text, _) in found["problems"].items()} == {
-        problem_id: f"What is {problem_id}? {HARM}" for problem_id in ids
-    }
+    rest = ["wrong", "2", 0.5, -0.5, "stop", 3, text, [*log_probs], [*lengths]]
+    assert found["rows"] == [[7, i, n, *rest] for i in sorted(ids) for n in range(2)]
+    assert found["problems"] == {i: [f"What is {i}?", "2"] for i in ids}
 
 
 def test_a_crashed_run_opens(tmp_path: Path) -> None:

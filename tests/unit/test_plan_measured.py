@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from forked_cli import ForkedCli
 from plan_cases import SMALL, make_job
+from rows import write_rows
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import to_yaml
@@ -36,7 +37,7 @@ def write_run(path: Path, config: Config, world_size: int, lines: list[dict[str,
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(to_yaml(config))
     (path / "manifest.json").write_text(json.dumps({"world_size": world_size}))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(path / "metrics.jsonl", lines)
     return path
 
 

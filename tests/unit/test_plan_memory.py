@@ -95,10 +95,7 @@ def test_what_does_not_fit_says_where_and_what_to_do() -> None:
 def test_what_fits_says_what_it_costs() -> None:
     plan = planned(make_job(SMALL, 8))
     total = plan.step["total"]
-    assert plan.device_hours == pytest.approx(total * 100 * 8 / 3600)
     assert plan.price == pytest.approx(3.0 * plan.device_hours)
-    line = verdict_line(plan)
-    assert line.startswith("FITS, with ") and "Bottleneck: rollout" in line
     assert 0 < plan.utilization(total) < plan.utilization(plan.step["train"]) < 0.55
     nothing = planned(make_job(SMALL, 8, "parallel.pp=2", acceptance=0.0))
     assert nothing.step["train"] == nothing.utilization(nothing.step["total"]) == 0

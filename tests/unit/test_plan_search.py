@@ -75,12 +75,9 @@ def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
     assert found[0].plan.is_safe
 
 
-def test_what_fits_nowhere_is_said() -> None:
+def test_what_fits_nowhere_and_what_no_layout_accepts_is_said() -> None:
     found = search(LARGE, 8)
     assert found and all(one.plan.problems for one in found)
-
-
-def test_a_search_without_any_accepted_layout_gives_the_reason() -> None:
     with pytest.raises(UserError, match="positions"):
         search(SMALL, 8, "rollout.max_response_tokens=200000")
 

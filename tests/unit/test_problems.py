@@ -1,7 +1,6 @@
 """Problems from files: fields, answers, ids, and every bad row with its place."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data import sources
@@ -22,11 +22,6 @@ from megatron_opsft.data.problems import (
     shuffled_subset,
 )
 from megatron_opsft.errors import UserError
-
-
-def write_jsonl(path: Path, rows: list[Any]) -> str:
-    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
-    return str(path)
 
 
 def answers_of(problem_set: ProblemSet) -> list[str]:
@@ -44,7 +39,7 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
     gsm8k = {"question": "2+2?", "answer": "Two and two <<2+2=4>>4.\n#### 4,321"}
     math = {"problem": "3+3?", "solution": "It is $\\boxed{\\sqrt{36}}$.", "level": 1}
     for row, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
-        read = load_problems(write_jsonl(tmp_path / "data.jsonl", [row]))
+        read = load_problems(write_rows(tmp_path / "data.jsonl", [row]))
         assert (answers_of(read), read.bad_rows) == ([answer], ())
     usable: dict[Any, str] = {
         **{7: "7", 2.0: "2", -3: "-3", 0.000025: "0.000025", 1.5e-7: "0.00000015"},
@@ -62,33 +57,32 @@ def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Pat
         "answer has no answer behind its last ####, on the last line": "#### Check\nIt fits.\n",
     }
     rows = [{"problem": "p", "answer": value} for value in (*usable, *bad.values())]
-    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+    read = load_problems(write_rows(tmp_path / "data.jsonl", rows))
     assert answers_of(read) == [*usable.values()]
     assert [bad_row.reason for bad_row in read.bad_rows] == [*bad]
     assert [bad_row.row for bad_row in read.bad_rows] == [*range(len(usable) + 1, len(rows) + 1)]
 
 
-def test_bad_lines_are_listed_with_their_line_numbers(tmp_path: Path) -> None:
-    rows = ['{"problem": "a", "answer": "1"}', "", "{broken", "[1]", '{"answer": "1"}']
-    rows += ['{"problem": 5, "answer": "1"}', '{"problem": " ", "answer": "1"}']
-    source = write_jsonl(tmp_path / "data.jsonl", rows)
+def test_bad_lines_are_listed_with_their_line_numbers_and_ids_are_unique(tmp_path: Path) -> None:
+    given = ("a", "a", 7, None, "a", "a-2")
+    rows: list[Any] = [{"id": own, "problem": "p", "answer": "1"} for own in given]
+    rows += ["", "{broken", "[1]", '{"answer": "1"}', '{"problem": 5, "answer": "1"}']
+    rows += ['{"problem": " ", "answer": "1"}']
+    source = write_rows(tmp_path / "set.v1.jsonl", rows)
     read = load_problems(source)
-    assert len(read.problems) == 1
-    assert [bad.row for bad in read.bad_rows] == [3, 4, 5, 6, 7]
+    assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "set-4", "a-5", "a-2-6"]
+    assert [(bad.source, bad.row) for bad in read.bad_rows] == [(source, n) for n in range(8, 13)]
     assert read.bad_rows[0].reason.startswith("not JSON")
-    assert read.bad_rows[1].reason == "a JSON list, not an object"
-    assert [bad.reason for bad in read.bad_rows[2:]] == [
+    assert [bad.reason for bad in read.bad_rows[1:]] == [
+        "a JSON list, not an object",
         "no problem",
         "problem is of type int, not text",
         "problem is empty",
     ]
-    report = describe_bad_rows(read, limit=2)
-    assert report.splitlines()[0] == f"{source}: 5 of 6 rows left out"
-    assert report.splitlines()[2:] == [
-        f"  {source}:4: a JSON list, not an object",
-        "  ... and 3 more",
-    ]
-    assert all(bad.source == source for bad in read.bad_rows)
+    first, *_, second, more = describe_bad_rows(read, limit=2).splitlines()
+    assert first == f"{source}: 5 of 11 rows left out"
+    assert second == f"  {source}:9: a JSON list, not an object"
+    assert more == "  ... and 3 more"
 
 
 def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
@@ -105,23 +99,9 @@ def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n")
-
-    def refuse(*args: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=r"rows\.jsonl cannot be read \(Permission denied\)"):
-        load_problems(str(path))
-
-
 def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
     rows = [{"id": f"q{i}", "problem": f"{i}+1?", "answer": str(i + 1)} for i in range(5)]
-    source = write_jsonl(tmp_path / "data.jsonl", rows)
+    source = write_rows(tmp_path / "data.jsonl", rows)
     with gzip.open(tmp_path / "data.jsonl.gz", "wt") as file:
         file.write(Path(source).read_text())
     data_set = datasets.Dataset.from_list(rows)
@@ -146,88 +126,74 @@ def test_gzip_parquet_and_saved_data_set_equal_jsonl(tmp_path: Path) -> None:
 TWO_OF_EACH = {"problem": "p", "answer": "1", "statement": "s", "gold": "2"}
 
 
-def test_the_test_split_is_read_with_the_training_fields(tmp_path: Path) -> None:
-    """The gold answers in evaluation come from the field that the run is trained with."""
+def test_evaluation_reads_the_test_split_with_the_training_fields_or_its_own(
+    tmp_path: Path,
+) -> None:
+    """Of data of its own it finds the fields itself."""
     rows = datasets.Dataset.from_list([TWO_OF_EACH])
     datasets.DatasetDict(train=rows, test=rows, dev=rows).save_to_disk(tmp_path / "set")
-    train = str(tmp_path / "set")
+    datasets.DatasetDict(train=rows, dev=rows).save_to_disk(tmp_path / "no_test")
+    file, own, no_test = (
+        {"data": write_rows(tmp_path / "eval.jsonl", [TWO_OF_EACH])},
+        {"answer_field": "answer", "split": "dev"},
+        {"data": str(tmp_path / "no_test")},
+    )
     fields = {"problem_field": "statement", "answer_field": "gold"}
-    held_out = held_out_of(train=train, **fields)
-    assert held_out is not None
-    assert [(p.text, p.answer) for p in held_out.problems] == [("s", "2")]
-    own = held_out_of(train=train, evaluation={"answer_field": "answer", "split": "dev"}, **fields)
-    assert own is not None and [(p.text, p.answer) for p in own.problems] == [("s", "1")]
-    with pytest.raises(UserError, match=r"eval.split=val: .* has no split 'val'"):
-        held_out_of(train=train, evaluation={"split": "val"})
-
-
-def test_evaluation_data_has_split_and_fields_of_its_own(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "eval.jsonl", [TWO_OF_EACH])
-    training = {"train": ARITHMETIC, "problem_field": "text", "answer_field": "target"}
-    found = held_out_of(**training, evaluation={"data": source})
-    assert found is not None and answers_of(found) == ["1"]
-    named = {"data": source, "problem_field": "statement", "answer_field": "gold"}
-    chosen = held_out_of(**training, evaluation=named)
-    assert chosen is not None
-    assert [(p.text, p.answer) for p in chosen.problems] == [("s", "2")]
-    with pytest.raises(UserError, match=r"eval.answer_field: .*has no field sum.*set eval.answer_"):
-        held_out_of(**training, evaluation={"data": source, "answer_field": "sum"})
-    rows = datasets.Dataset.from_list([TWO_OF_EACH])
-    datasets.DatasetDict(train=rows, dev=rows).save_to_disk(tmp_path / "set")
-    saved = {"data": str(tmp_path / "set")}
-    with pytest.raises(UserError, match=r"eval.split: .* has no split 'test'; it has train, dev"):
-        held_out_of(**training, evaluation=saved)
-    assert held_out_of(**training, evaluation={**saved, "split": "dev"}) is not None
-    with pytest.raises(UserError, match=r"eval.subset=main: .* has no split 'test'"):
-        held_out_of(train=source, evaluation={"subset": "main"})
-
-
-def test_ids_are_unique_and_fall_back_to_name_and_row(tmp_path: Path) -> None:
-    rows = [
-        {"id": given, "problem": "p", "answer": "1"} for given in ("a", "a", 7, None, "a", "a-2")
-    ]
-    read = load_problems(write_jsonl(tmp_path / "set.v1.jsonl", rows))
-    assert [problem.id for problem in read.problems] == ["a", "a-2", "7", "set-4", "a-5", "a-2-6"]
-
-
-def test_sha256_follows_the_content_only(tmp_path: Path) -> None:
-    rows = [{"id": 1, "problem": "p", "answer": "1"}]
-    first = load_problems(write_jsonl(tmp_path / "a.jsonl", rows))
-    same = load_problems(write_jsonl(tmp_path / "b.jsonl", rows))
-    other = load_problems(write_jsonl(tmp_path / "c.jsonl", [{**rows[0], "answer": "2"}]))
-    assert first.sha256 == same.sha256 != other.sha256
-
-
-def test_errors_name_the_source_and_the_fix(tmp_path: Path) -> None:
-    odd = write_jsonl(tmp_path / "odd.jsonl", [{"text": "p", "target": "1"}])
-    with pytest.raises(
-        UserError, match=r"no field problem or question or prompt; it has target, text"
+    split = {"train": str(tmp_path / "set"), **fields}
+    other = {"train": ARITHMETIC, "problem_field": "text", "answer_field": "target"}
+    for training, evaluation, expected in (
+        (split, {}, ("s", "2")),
+        (split, own, ("s", "1")),
+        (other, file, ("p", "1")),
+        (other, file | fields, ("s", "2")),
+        (other, no_test | {"split": "dev"}, ("p", "1")),
     ):
-        load_problems(odd)
-    with pytest.raises(UserError, match=r"data.answer_field: .* has no field gold"):
-        load_problems(odd, problem_field="text", answer_field="gold")
-    assert answers_of(load_problems(odd, problem_field="text", answer_field="target")) == ["1"]
-    unusable = write_jsonl(tmp_path / "unusable.jsonl", [{"problem": "p", "answer": None}] * 3)
-    with pytest.raises(
-        UserError, match=r"no usable row in .*unusable.jsonl \(3 bad rows; first: row 1"
+        found = held_out_of(**training, evaluation=evaluation)
+        assert found is not None
+        assert [(p.text, p.answer) for p in found.problems] == [expected]
+    for training, evaluation, said in (
+        (split, {"split": "val"}, r"eval.split=val: .* has no split 'val'"),
+        (
+            other,
+            file | {"answer_field": "sum"},
+            r"eval.answer_field: .*has no field sum.*set eval.answer_",
+        ),
+        (other, no_test, r"eval.split: .* has no split 'test'; it has train, dev"),
+        ({"train": file["data"]}, {"subset": "main"}, r"eval.subset=main: .* has no split 'test'"),
     ):
-        load_problems(unusable)
-    for text in ("", "\n\n"):
-        (tmp_path / "empty.jsonl").write_text(text)
-        with pytest.raises(UserError, match=r"data: .*empty\.jsonl is empty: it holds no row"):
-            load_problems(str(tmp_path / "empty.jsonl"))
-    with pytest.raises(UserError, match="there is no file"):
-        load_problems(str(tmp_path / "missing.jsonl"))
-    (tmp_path / "table.csv").write_text("problem,answer\n")
-    with pytest.raises(UserError, match=r"of no known kind; use .jsonl"):
-        load_problems(str(tmp_path / "table.csv"))
-    for name in ("bad.parquet", "bad.jsonl.gz"):
-        (tmp_path / name).write_bytes(b"not what it says")
-        with pytest.raises(UserError, match=name):
-            load_problems(str(tmp_path / name))
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="save_to_disk"):
-        load_problems(str(tmp_path / "folder"))
+        with pytest.raises(UserError, match=said):
+            held_out_of(**training, evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("odd.jsonl", b'{"text": "p", "target": "1"}', "no field problem or .*; it has target, te"),
+        (
+            "odd.jsonl",
+            b'{"problem": "p", "target": "1"}',
+            "answer_field: .* has no field gold",
+        ),
+        (
+            "bad.jsonl",
+            b'{"problem": "p", "answer": null}',
+            r"no usable row in .*\(1 bad rows; ",
+        ),
+        ("empty.jsonl", b"\n\n", r"data: .*empty\.jsonl is empty: it holds no row"),
+        ("missing.jsonl", None, "there is no file"),
+        ("table.csv", b"problem,answer\n", "of no known kind; use .jsonl"),
+        ("bad.parquet", b"not what it says", "bad.parquet"),
+        ("bad.jsonl.gz", b"not what it says", "bad.jsonl.gz"),
+        (".", None, "save_to_disk"),
+    ],
+)
+def test_errors_name_the_source_and_the_fix(
+    tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        load_problems(str(tmp_path / name), answer_field="gold" if "gold" in said else None)
 
 
 def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +209,7 @@ def test_a_data_set_out_of_reach_is_a_user_error(monkeypatch: pytest.MonkeyPatch
 
 def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
     rows = [{"problem": "x" * n, "answer": "1"} for n in (3, 10, 4)]
-    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
+    read = load_problems(write_rows(tmp_path / "data.jsonl", rows))
     kept = drop_unusable_prompts(
         read, lambda problem: range(len(problem.text)), max_prompt_tokens=4
     )
@@ -256,10 +222,9 @@ def test_long_prompts_become_bad_rows(tmp_path: Path) -> None:
         drop_unusable_prompts(read, lambda problem: range(len(problem.text)), max_prompt_tokens=2)
 
 
-def test_arithmetic_splits_and_subsets() -> None:
-    train, test = load_problems(ARITHMETIC), held_out_of(train=ARITHMETIC)
-    assert test is not None and train.name == ARITHMETIC and train.bad_rows == ()
-    assert not {p.text for p in train.problems} & {p.text for p in test.problems}
+def test_a_subset_is_drawn_with_its_seed_and_a_smaller_one_is_part_of_it() -> None:
+    test = held_out_of(train=ARITHMETIC)
+    assert test is not None
     subset = shuffled_subset(test.problems, 20, seed=1)
     assert len(set(subset)) == 20
     assert subset == shuffled_subset(test.problems, 20, seed=1)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rows import write_rows
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from megatron_opsft.data.choices import drop_unusable_prompts
@@ -78,9 +79,8 @@ def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, mar
     tokenizer = load_tokenizer(write_model_dir(tmp_path / "model"))
     encoder = PromptEncoder(tokenizer=tokenizer, template="r1")
     texts = [f"What is 1+1?{marker}", "Is 1 < 2 > 0? <b> <| end |>", "1+1?"]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps({"problem": t, "answer": "2"}) + "\n" for t in texts))
-    read = drop_unusable_prompts(load_problems(str(data)), encoder.encode, max_prompt_tokens=500)
+    data = write_rows(tmp_path / "data.jsonl", [{"problem": t, "answer": "2"} for t in texts])
+    read = drop_unusable_prompts(load_problems(data), encoder.encode, max_prompt_tokens=500)
     assert [problem.text for problem in read.problems] == texts[1:]
     assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
         (1, f"the problem holds {marker!r}, which is a token of the model's own")
@@ -124,16 +124,11 @@ def test_loaded_tokenizer_equals_tokenizer_json(
         ids = described.encode(text, add_special_tokens=False).ids
         assert loaded.encode(text, add_special_tokens=False) == ids
         assert loaded.decode(ids, skip_special_tokens=False) == text
-
-
-def test_a_token_that_only_the_class_adds_is_none_of_the_model_s(tmp_path: Path) -> None:
-    """Qwen2's class pads with <|endoftext|>, which this vocabulary ends before."""
-    path = write_model_dir(tmp_path, tokenizer_class="Qwen2Tokenizer")
-    tokenizer = load_tokenizer(path)
-    assert max(tokenizer.get_vocab().values()) == 261
-    check_vocabulary(tokenizer, end_token_ids(tokenizer, path), 262, path)
-    with pytest.raises(UserError, match="has token ids up to 261.* the files are of two models"):
-        check_vocabulary(tokenizer, [256], 261, path)
+    # Qwen2's class pads with <|endoftext|>, which is none of this vocabulary.
+    last = max(vocab.values())
+    check_vocabulary(loaded, end_token_ids(loaded, path), last + 1, path)
+    with pytest.raises(UserError, match=f"ids up to {last}.* the files are of two models"):
+        check_vocabulary(loaded, [256], last, path)
 
 
 def test_a_long_text_is_encoded_without_a_word(

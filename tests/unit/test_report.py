@@ -1,21 +1,17 @@
 """`report` of runs on a terminal, and the lines that it is made of."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import make_run
+from rows import write_rows
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.report.runs import describe_run, report_runs
 
 STEP = {"num_accepted": 1, "step_seconds": 2.0, "accuracy": 0.5, "mean_response_tokens": 9.0}
-
-
-def write_lines(path: Path, *lines: dict[str, Any]) -> None:
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def evaluation(step: int, accuracy: float, tokens: float, name: str = "") -> dict[str, Any]:
@@ -49,15 +45,12 @@ def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(
 
 
 def test_a_finished_run(tmp_path: Path) -> None:
-    write_lines(tmp_path / "metrics.jsonl", *(STEP | {"step": n} for n in range(1, 41)))
+    write_rows(tmp_path / "metrics.jsonl", (STEP | {"step": n} for n in range(1, 41)))
     hard = evaluation(0, 0.1, 200, "hard_")
-    write_lines(
-        tmp_path / "evals.jsonl",
-        evaluation(0, 0.961, 120) | hard,
-        evaluation(40, 0.958, 30) | hard | evaluation(40, 0.1, 50, "hard_"),
-    )
+    after = evaluation(40, 0.958, 30) | hard | evaluation(40, 0.1, 50, "hard_")
+    write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.961, 120) | hard, after])
     best = {"step": 30, "accuracy": 0.961, "mean_response_tokens": 28.0}
-    write_lines(tmp_path / "summary.json", {"best": best})
+    write_rows(tmp_path / "summary.json", [{"best": best}])
     (tmp_path / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
     table = describe_run(tmp_path)
     tokens, accuracy, of_hard, _, footer, last = table.splitlines()[2:]
@@ -67,7 +60,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
     assert footer == "40 steps in 80 s, config abc"
     assert last == "best evaluation: after step 30, 28.0 tokens, accuracy 96.1 %"
     assert all(line.isprintable() for line in table.splitlines())
-    write_lines(tmp_path / "summary.json", {"best": best | {"step": 40}})
+    write_rows(tmp_path / "summary.json", [{"best": best | {"step": 40}}])
     assert "best" not in describe_run(tmp_path)
     for damaged in ("", "null", "{"):
         (tmp_path / "summary.json").write_text(damaged)
@@ -77,7 +70,7 @@ def test_a_finished_run(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_path: Path) -> None:
     lines = [STEP | {"step": n, "num_accepted": n - 1} for n in (1, 2)]
-    write_lines(tmp_path / "metrics.jsonl", *lines)
+    write_rows(tmp_path / "metrics.jsonl", lines)
     (tmp_path / "failed_step_000003.json").touch()
     table = describe_run(tmp_path)
     assert "mean response tokens in training" in table
@@ -85,9 +78,9 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
     assert "1 of 2 steps accepted no response" in table
     assert "not finished: continue with --resume" in table
     assert table.endswith(f"its batch: {tmp_path / 'failed_step_000003.json'}")
-    write_lines(tmp_path / "metrics.jsonl", lines[0])
+    write_rows(tmp_path / "metrics.jsonl", lines[:1])
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
-    write_lines(tmp_path / "evals.jsonl", evaluation(0, 0.5, 100), evaluation(1, 0.5, 80))
+    write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])
     assert "-20.0 %" in describe_run(tmp_path)
 
 

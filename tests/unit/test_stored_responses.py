@@ -63,19 +63,11 @@ def test_no_row_and_no_such_file_are_one_line(tmp_path: Path) -> None:
 
 
 def test_log_probs_of_all_samples_are_old_ones_of_the_micro_batch() -> None:
-    samples = [
-        Sample(
-            problem_id="",
-            sample_index=0,
-            prompt_ids=(1,),
-            response_ids=(2,) * length,
-            log_probs=(-float(length),) * length,
-        )
-        for length in (1, 3)
-    ]
-    batch = build_microbatch(samples, [1.0, 1.0], align=8, device=torch.device("cpu"))
-    assert batch.old_log_probs_R is not None
-    assert batch.old_log_probs_R.tolist() == [-1.0, -3.0, -3.0, -3.0]
-    some = [samples[0], replace(samples[1], log_probs=None)]
-    batch = build_microbatch(some, [1.0, 1.0], align=1, device=torch.device("cpu"))
-    assert batch.old_log_probs_R is None
+    one = Sample(
+        problem_id="", sample_index=0, prompt_ids=(1,), response_ids=(2,), log_probs=(-1.0,)
+    )
+    three = replace(one, response_ids=(2,) * 3, log_probs=(-3.0,) * 3)
+    for other, expected in ((three, [-1.0, *[-3.0] * 3]), (replace(three, log_probs=None), None)):
+        batch = build_microbatch([one, other], [1.0, 1.0], align=8, device=torch.device("cpu"))
+        found = batch.old_log_probs_R
+        assert (None if found is None else found.tolist()) == expected

@@ -49,15 +49,6 @@ def test_directory_is_small_and_splits_over_tp2_and_pp2() -> None:
         assert config[key] % 2 == 0
 
 
-def test_prompt_has_the_paper_s_format(tokenizer: PreTrainedTokenizerBase) -> None:
-    expected = (
-        "<｜begin▁of▁sentence｜><｜User｜>Tom has 3 pens and buys 4. How many are there in the end?"
-        f"{INSTRUCTION}<｜Assistant｜><think>\n"
-    )
-    prompt = prompt_of(tokenizer, "Tom has 3 pens and buys 4. How many are there in the end?")
-    assert prompt == expected
-
-
 def test_auto_tokenizer_and_plain_file_agree_on_ids(tokenizer: PreTrainedTokenizerBase) -> None:
     literal = PreTrainedTokenizerFast.from_pretrained(DIRECTORY)
     assert literal.get_vocab() == tokenizer.get_vocab()
@@ -78,22 +69,6 @@ def test_special_tokens_are_single_ids(tokenizer: PreTrainedTokenizerBase) -> No
     assert tokenizer.decode(tokenizer.encode("</think>" + names[1]), skip_special_tokens=True) == (
         "</think>"
     )
-
-
-def test_words_of_the_task_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    lengths = [len(tokenizer.encode(problem.text)) for problem in load_arithmetic("test")[:200]]
-    assert max(lengths) <= 34
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("Alternatively, 8+7=15.\n")] == [
-        *("Alternatively", ",", " ", "8", "+", "7", "=", "1", "5", ".\n")
-    ]
-
-
-def test_weights_match_the_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    assert model.config.vocab_size == len(tokenizer)
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert model.num_parameters() < 950_000
 
 
 @pytest.mark.slow

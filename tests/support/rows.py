@@ -1,0 +1,28 @@
+"""Files of rows, and the problems of one."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from megatron_opsft.data.problems import ProblemSet
+from megatron_opsft.records import Problem
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> str:
+    """JSON lines; what is text already stands as it is. Returns: the path."""
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return str(path)
+
+
+def problem_set(name: str, problems: Iterable[Problem]) -> ProblemSet:
+    """As if read from the file `name`."""
+    every = tuple(problems)
+    return ProblemSet(
+        name=name,
+        problems=every,
+        rows=tuple(range(1, len(every) + 1)),
+        bad_rows=(),
+        sources=(name,),
+        parts=(0,) * len(every),
+    )
