@@ -1,6 +1,5 @@
-"""The shipped tiny reasoner: its files, its tokenizer in every loader, its skill at the task."""
+"""The shipped tiny reasoner: its prompt, its tokens, its skill at the task."""
 
-import json
 import re
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 import megatron_opsft
@@ -39,16 +37,6 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, text: str) -> str:
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def test_directory_is_small_and_splits_over_tp2_and_pp2() -> None:
-    files = [path for path in DIRECTORY.iterdir() if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 4 * 2**20
-    config = json.loads((DIRECTORY / "config.json").read_text(encoding="utf-8"))
-    assert config["architectures"] == ["Qwen2ForCausalLM"]
-    assert config["hidden_size"] // config["num_attention_heads"] == 32
-    for key in ("num_attention_heads", "num_key_value_heads", "num_hidden_layers"):
-        assert config[key] % 2 == 0
-
-
 def test_prompt_has_the_paper_s_format(tokenizer: PreTrainedTokenizerBase) -> None:
     expected = (
         "<｜begin▁of▁sentence｜><｜User｜>Tom has 3 pens and buys 4. How many are there in the end?"
@@ -56,18 +44,6 @@ def test_prompt_has_the_paper_s_format(tokenizer: PreTrainedTokenizerBase) -> No
     )
     prompt = prompt_of(tokenizer, "Tom has 3 pens and buys 4. How many are there in the end?")
     assert prompt == expected
-
-
-def test_auto_tokenizer_and_plain_file_agree_on_ids(tokenizer: PreTrainedTokenizerBase) -> None:
-    literal = PreTrainedTokenizerFast.from_pretrained(DIRECTORY)
-    assert literal.get_vocab() == tokenizer.get_vocab()
-    texts = [prompt_of(tokenizer, problem.text) for problem in load_arithmetic("test")[:200]]
-    texts += [minimal_response(problem) for problem in islice(draw_problems("test", seed=0), 200)]
-    texts += ['Grüße, 你好! "x" \t\n\n x^2 + \\frac{1}{2}y <think>12345</think>']
-    for text in texts:
-        ids = tokenizer.encode(text)
-        assert ids == literal.encode(text)
-        assert tokenizer.decode(ids) == text
 
 
 def test_special_tokens_are_single_ids(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -78,22 +54,6 @@ def test_special_tokens_are_single_ids(tokenizer: PreTrainedTokenizerBase) -> No
     assert tokenizer.decode(tokenizer.encode("</think>" + names[1]), skip_special_tokens=True) == (
         "</think>"
     )
-
-
-def test_words_of_the_task_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    lengths = [len(tokenizer.encode(problem.text)) for problem in load_arithmetic("test")[:200]]
-    assert max(lengths) <= 34
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("Alternatively, 8+7=15.\n")] == [
-        *("Alternatively", ",", " ", "8", "+", "7", "=", "1", "5", ".\n")
-    ]
-
-
-def test_weights_match_the_tokenizer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    assert model.config.vocab_size == len(tokenizer)
-    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert model.num_parameters() < 950_000
 
 
 @pytest.mark.slow
