@@ -1,4 +1,4 @@
-"""What is counted of a step's responses; which are trained on: test_methods.py."""
+"""Which responses count as accepted, and the metrics of a step."""
 
 from dataclasses import replace
 
@@ -17,6 +17,14 @@ ROLLOUT = Rollout(
     finish_reason=FinishReason.STOP,
     weight_version=0,
 )
+
+
+def test_what_is_correct_finished_and_no_longer_than_the_limit_is_accepted() -> None:
+    for outcome in Outcome:
+        assert bool(select([facts(outcome=outcome)], 10)) == (outcome is Outcome.CORRECT)
+    assert select([facts(finished=False)], 10) == []
+    responses = [facts(num_tokens=n, num_prompt_tokens=50) for n in (9, 10, 11)]
+    assert select(responses, 10) == responses[:2]
 
 
 @pytest.mark.parametrize(("opened", "expected"), [(True, 2), (False, 1)])
