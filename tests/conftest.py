@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from pathlib import PurePath
 from typing import Any
 
 import pytest
@@ -52,12 +53,26 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+# In vLLM's folder: what needs none of the folder's ranks, but processes of its own.
+_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py", "test_cpu_kernels.py")
+
+
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup` what is in `schedule_groups`."""
-    from schedule_groups import scheduling
+    """With `--dist loadgroup` a folder's tests follow each other on one worker where they share
+    what takes long to start (vLLM's ranks also spin while they wait for each other, so one at a
+    time); elsewhere a file's do. xdist's own groups are part of a test's name, which pytest 9.2
+    does not let it change.
+    """
+    from xdist.scheduler import LoadScopeScheduling
 
-    return scheduling(config, log)
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = PurePath(nodeid.split("::", 1)[0])
+            shared = file.parent.name in ("vllm", "slurm", "browser")
+            return str(file.parent if shared and file.name not in _OWN_PROCESSES else file)
+
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ fi
 part -n 3 --durations 15 --dist loadfile -m "$plain" "$@" # three on two cores: tests also wait
 wait $types
 # One worker for vLLM, whose ranks spin while they wait for each other; browser and cluster wait beside it. The groups:
-# tests/support/schedule_groups.py.
+# tests/conftest.py.
 beside="vllm and not gpu" unread=(--ignore=tests/unit '--ignore-glob=tests/g*')
 if bash tools/install_chromium.sh; then
   beside+=" or browser"

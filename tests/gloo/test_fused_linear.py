@@ -1,6 +1,6 @@
 """The fused linear loss against float64 autograd on whole logits, over tensor-parallel ranks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -37,17 +37,6 @@ class Case:
     sequence_parallel: bool = False
     scale: float = 1.0
     objective: Objective = LIKELIHOOD
-
-    def __str__(self) -> str:
-        names = {
-            "tp": self.tp,
-            "vocab": self.vocab_size,
-            "losses": self.num_losses,
-            "tokens": self.tokens,
-        }
-        flags = [str(self.dtype)[6:], *["sp"] * self.sequence_parallel]
-        flags += ["no-main-grad"] * (not self.main_grad) + [f"x{self.scale}"] * (self.scale != 1)
-        return "-".join([f"{k}{v}" for k, v in names.items() if v is not None] + flags)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,57 +177,48 @@ def check(case: Case, results: list[Any]) -> None:
     assert error(found_weight, grad_weight) < limit, case
 
 
-def check_all(world: World, cases: list[Case], method: Method = "fused_linear") -> None:
-    for case, *results in zip(
-        cases, *world.run(results_of, cases[0].tp, cases, method), strict=True
-    ):
-        check(case, results)
+def check_all(world: World, cases: list[Case], method: Method) -> None:
+    if cases:
+        found = world.run(results_of, cases[0].tp, cases, method)
+        for case, *results in zip(cases, *found, strict=True):
+            check(case, results)
+
+
+def cases(tp: int) -> dict[str, list[Case]]:
+    one = Case(tp=tp)
+    sequence_parallel = [replace(one, dtype=d, sequence_parallel=True) for d in LIMITS]
+    return {
+        "chunks": [replace(one, dtype=d, tokens=t) for d in LIMITS for t in (None, 1, 5, 100)],
+        # With 4 ranks some have nothing but padding.
+        "vocabulary": [
+            replace(one, vocab_size=n, tokens=5, main_grad=main_grad)
+            for n, main_grad in ((1, True), (16, False), (17, True), (99, False), (128, True))
+        ],
+        "response tokens": [
+            replace(one, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in (None, 3)
+        ],
+        "sequence parallelism": sequence_parallel if tp > 1 else [],
+        "flat and peaked": [replace(one, scale=scale) for scale in (0.0, 30.0)],
+        "objectives": [replace(one, tokens=t, objective=o) for t in (None, 5) for o in OBJECTIVES],
+    }
+
+
+def whole_logits_cases(tp: int) -> list[Case]:
+    one = Case(tp=tp, main_grad=False)
+    found = [replace(one, num_losses=n) for n in (0, 1, 13)]
+    found += [replace(one, objective=o) for o in OBJECTIVES]
+    return found + [replace(one, sequence_parallel=True)] * (tp > 1)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-def test_equals_float64_autograd_for_any_chunks(world: World, tp: int, dtype: torch.dtype) -> None:
-    check_all(world, [Case(tp=tp, dtype=dtype, tokens=t) for t in (None, 1, 5, 100)])
+@pytest.mark.parametrize("kind", cases(1))
+def test_loss_and_gradients_equal_float64_autograd(world: World, kind: str, tp: int) -> None:
+    check_all(world, cases(tp)[kind], "fused_linear")
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_equals_float64_autograd_for_any_vocabulary(world: World, tp: int) -> None:
-    sizes = [1, 16, 17, 99, 128]  # with 4 ranks some have nothing but padding
-    check_all(world, [Case(tp=tp, vocab_size=n, tokens=5) for n in sizes])
-    check_all(world, [Case(tp=tp, vocab_size=n, main_grad=False) for n in sizes])
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_equals_float64_autograd_for_any_number_of_response_tokens(world: World, tp: int) -> None:
-    cases = [Case(tp=tp, num_losses=n, tokens=t) for n in (0, 1, TOKENS) for t in (None, 3)]
-    check_all(world, cases)
-
-
-@pytest.mark.parametrize("tp", [2, 4])
-def test_equals_float64_autograd_under_sequence_parallelism(world: World, tp: int) -> None:
-    check_all(world, [Case(tp=tp, dtype=dtype, sequence_parallel=True) for dtype in LIMITS])
-
-
-def test_equals_float64_autograd_for_flat_and_peaked_distributions(world: World) -> None:
-    check_all(world, [Case(tp=2, scale=scale) for scale in (0.0, 30.0)])
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_the_loss_of_whole_logits_equals_float64_autograd(world: World, tp: int) -> None:
-    cases = [Case(tp=tp, num_losses=n, main_grad=False) for n in (0, 1, 13)]
-    cases += [Case(tp=tp, main_grad=False, sequence_parallel=True)] * (tp > 1)
-    check_all(world, cases, "te")
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_objectives_equal_float64_autograd_for_any_chunks(world: World, tp: int) -> None:
-    check_all(world, [Case(tp=tp, tokens=t, objective=o) for t in (None, 5) for o in OBJECTIVES])
-
-
-@pytest.mark.parametrize("tp", [1, 2])
-def test_objectives_of_whole_logits_equal_float64_autograd(world: World, tp: int) -> None:
-    cases = [Case(tp=tp, main_grad=False, objective=o) for o in OBJECTIVES]
-    check_all(world, cases, "te")
+def test_those_of_whole_logits_equal_float64_autograd(world: World, tp: int) -> None:
+    check_all(world, whole_logits_cases(tp), "te")
 
 
 def statistics_of(cases: list[Case]) -> list[Any]:

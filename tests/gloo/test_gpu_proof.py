@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from forked_cli import ROOT
 
-# Two halves, so that neither takes as long as a test may. Of `losses` and `vllm_quickstart` other
-# tests of the suite run what is in them.
-STEPS = ["steps", "steps_on_2_ranks", "quickstart", "te_steps"]
+# Two halves, so that neither takes as long as a test may. Of `losses`, `steps` and
+# `vllm_quickstart` other tests of the suite run what is in them.
+STEPS = ["steps_on_2_ranks", "quickstart", "te_steps"]
 SPEEDS = ["loss_speed", "step_speed", "push_speed", "save_speed", "convert_speed"]
 
 
@@ -65,9 +65,7 @@ def test_every_stage_passes_and_its_figures_are_numbers(tmp_path: Path, names: l
     if names is STEPS:
         assert found["left_out"] == {"te_steps": "needs a GPU"}
         assert "left out, so not proved: te_steps" in ended.stdout
-        for name in ("steps", "steps_on_2_ranks"):
-            assert stages[name]["figures"]["float32_gradient_error"] < 1e-5
-        assert 1e-4 < stages["steps"]["figures"]["bfloat16_gradient_error"] < 0.1
+        assert stages["steps_on_2_ranks"]["figures"]["float32_gradient_error"] < 1e-5
 
 
 def test_a_broken_package_fails_its_stage_and_is_named(tmp_path: Path) -> None:

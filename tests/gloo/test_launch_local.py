@@ -106,11 +106,8 @@ Evaluations.evaluate = stopped
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_signal_amid_the_first_evaluation_ends_the_run(
-    cli: ForkedCli, tmp_path: Path, ranks: int
-) -> None:
-    words = [*SMALL, f"run.dir={tmp_path}", f"--ranks={ranks}", *LONG_EVALUATION]
+def test_a_signal_amid_the_first_evaluation_ends_the_run(cli: ForkedCli, tmp_path: Path) -> None:
+    words = [*SMALL, f"run.dir={tmp_path}", "--ranks=2", *LONG_EVALUATION]
     run = cli.start(["launch", "local", *words])
     wait_until(lambda: "evaluating on" in run.stderr)
     os.kill(run.pid, signal.SIGTERM)

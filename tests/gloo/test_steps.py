@@ -41,21 +41,16 @@ STEPS = 3
 TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
 LAYOUTS = [
     Case(),
-    Case(tp=2),
-    Case(pp=2),
-    Case(dp=2),
     Case(tp=2, pp=2),
     Case(tp=2, dp=2),
     Case(pp=2, dp=2),
     Case(dp=4),
     Case(dp=4, overlap=False),
     Case(pp=2, dp=2, vpp=2),
-    Case(pp=2, dp=2, vpp=2, overlap=False),
     Case(tp=2, pp=2, vpp=2, sequence_parallel=True),
     Case(model="qwen2_tied", pp=2, dp=2),
     Case(model="qwen3", tp=2, dp=2, sequence_parallel=True),
     Case(model="llama3", tp=2, pp=2),
-    Case(model="qwen3_moe", tp=2, sequence_parallel=True),
     Case(model="qwen3_moe", dp=4, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
     Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
@@ -100,7 +95,7 @@ def test_losses_norms_and_weights_match_hf_with_torch_adamw(
     assert all(r.applied and r.lr == OPTIMIZER.lr for r in results)
 
 
-@pytest.mark.parametrize("budget", [1, 100, 10_000])
+@pytest.mark.parametrize("budget", [1, 10_000])
 def test_losses_and_norms_do_not_depend_on_the_token_budget(
     trained: Callable[[Case], Trained], budget: int
 ) -> None:
@@ -121,7 +116,7 @@ def test_trained_tokens_are_counted_once(trained: Callable[[Case], Trained]) -> 
     assert min(counts.pop()) > 13
 
 
-@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+@pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case(dp=4)], ids=str)
 def test_bfloat16_is_close_to_float32(world: World, case: Case) -> None:
     results, _ = world.run(train, case.world_size, replace(case, dtype="bfloat16"))[0]
     losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
@@ -183,7 +178,7 @@ def skip_between_updates(case: Case) -> tuple[StepResult, bool, list[StepResult]
     return skipped, unchanged, first + train_steps(built, case, range(1, 2))
 
 
-@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+@pytest.mark.parametrize("case", [Case(tp=2, pp=2), Case(dp=4)], ids=str)
 def test_nothing_accepted_changes_nothing_on_any_rank(
     world: World, trained: Callable[[Case], Trained], case: Case
 ) -> None:
@@ -214,8 +209,11 @@ def spoil(case: Case, what: str) -> tuple[str, bool]:
     raise AssertionError("the step was applied")
 
 
-@pytest.mark.parametrize("what", ["weight", "gradient"])
-@pytest.mark.parametrize("case", [Case(), Case(tp=2, pp=2), Case(dp=4)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "what"),
+    [(Case(), "weight"), (Case(tp=2, pp=2), "gradient"), (Case(dp=4), "weight")],
+    ids=str,
+)
 def test_a_step_that_is_not_finite_on_one_rank_is_applied_on_none(
     world: World, case: Case, what: str
 ) -> None:

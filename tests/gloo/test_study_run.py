@@ -35,14 +35,15 @@ def rows_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def shortened(directory: Path) -> Path:
-    """The study of which CoT, CoD and on-policy SFT train as they do, the others less, and all
-    are evaluated on a quarter as many samples.
+    """The study without CoD and GRPO, of which on-policy SFT trains as it does, the others less,
+    and all are evaluated on a quarter as many samples.
     """
     tree = yaml.safe_load(QUICK.read_text())
     tree["eval"] |= {"limit": 48, "samples": 2}
     tree["set"] |= {"run.eval_every": 12}
     methods, divisors = (tree["sections"][name]["runs"] for name in ("methods", "aggregation"))
-    for run in (methods["GRPO"], methods["CRST"], divisors["each response's length"]):
+    del methods["CoD"], methods["GRPO"]
+    for run in (methods["CRST"], divisors["each response's length"]):
         run["set"] |= {"run.steps": 2, "run.eval_every": 0}
         run["eval"] = {"limit": 8}
     methods["CRST"]["data_problems"] = 32
@@ -63,7 +64,7 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     killed.wait()
     assert not (out / "table.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/eval/results.json")}
-    assert len(finished) == 5
+    assert len(finished) == 3
     ended = start(study, out)
     assert "report.html" in ended.communicate(timeout=500)[0] and ended.returncode == 0
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
@@ -71,14 +72,14 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     assert "On-policy SFT" in page
     rows = rows_of(out)
     assert all(row["error"] is None for row in rows.values())
-    accuracy, tokens, ratio = (
+    accuracy, ratio = (
         {name: row["metrics"][metric]["value"] for name, row in rows.items()}
-        for metric in ("accuracy", "mean_tokens", "compression_ratio")
+        for metric in ("accuracy", "compression_ratio")
     )
     ours, shared = rows["On-policy SFT"], rows["M, the longest accepted"]
     assert ratio["CoT"] == 1.0 and ratio["On-policy SFT"] < 0.5
     assert accuracy["On-policy SFT"] > accuracy["CoT"] - 0.02
-    assert tokens["CoD"] > tokens["On-policy SFT"] and rows["GRPO"]["method"] == "grpo"
+    assert rows["CRST"]["method"] == "crst"
     assert ours["training"]["steps"] == 12 and ours["training"]["seconds"] > 0
     assert ours["training"]["peak_memory_bytes"] > 10**8  # PyTorch alone is more
     assert ours["budgets"][-1][1]["accuracy"] == ours["metrics"]["accuracy"]

@@ -1,7 +1,5 @@
 """Weights out of the shards and back, bit for bit, and into a real rollout engine."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hf_reference import hf_model, response_log_prob
@@ -16,29 +14,33 @@ from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.sync.weight_sync import WeightSync
 
 LAYOUTS = [
-    Case(),
-    Case(tp=2),
-    Case(pp=2),
     Case(dp=2),
-    Case(tp=2, pp=2),
-    Case(pp=2, dp=2),
-    Case(tp=2, dp=2),
-    Case(pp=2, vpp=2),
     Case(tp=2, pp=2, vpp=2),
     Case(model="llama_mha", tp=4),
-    Case(model="qwen2_tied", tp=2, pp=2),
     Case(model="qwen2_tied", pp=2, vpp=2),
-    Case(model="qwen3", tp=2, pp=2),
-    Case(model="llama3", pp=4),
+    Case(model="qwen3", tp=2, pp=2, dtype="bfloat16"),
+    Case(model="llama3", pp=4, dtype="bfloat16"),
     Case(model="mistral", tp=2),
-    Case(model="qwen3_moe"),
     Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
     Case(model="qwen3_moe", pp=2, dp=2, ep=2),
     Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
-    Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, ep=2, etp=1, sequence_parallel=True, dtype="bfloat16"),
 ]
-
-
+EXPORTS = [(case, 2**28) for case in LAYOUTS] + [
+    (Case(model="qwen2_tied", tp=2, pp=2, dtype=dtype), bucket_bytes)
+    for dtype, bucket_bytes in (("float32", 1), ("bfloat16", 30_000))
+]
+SYNCED = [
+    Case(),
+    Case(pp=2, vpp=2),
+    Case(tp=2, cp=2),
+    Case(model="qwen2_tied", tp=2, pp=2),
+    Case(model="qwen2_tied", pp=2, dp=2),
+    Case(model="qwen3_moe"),
+    Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True),
+    Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
+    Case(model="qwen3_moe", pp=2, dp=2, ep=2),
+]
 PROBES = samples(4, seed=3)
 
 
@@ -54,19 +56,10 @@ def export_after_load(case: Case, bucket_bytes: int) -> tuple[list[str], bool]:
     )
 
 
-@pytest.mark.parametrize("case", LAYOUTS, ids=str)
-def test_exported_weights_are_the_loaded_ones_bit_for_bit(world: World, case: Case) -> None:
-    for names, equal in world.run(export_after_load, case.world_size, case, 2**28):
-        assert names == list(weights(case.model))
-        assert equal
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 30_000])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_exported_weights_do_not_depend_on_the_bucket_size(
-    world: World, bucket_bytes: int, dtype: str
+@pytest.mark.parametrize(("case", "bucket_bytes"), EXPORTS, ids=str)
+def test_exported_weights_are_the_loaded_ones_bit_for_bit(
+    world: World, case: Case, bucket_bytes: int
 ) -> None:
-    case = Case(model="qwen2_tied", tp=2, pp=2, dtype=dtype)
     for names, equal in world.run(export_after_load, case.world_size, case, bucket_bytes):
         assert names == list(weights(case.model))
         assert equal
@@ -80,18 +73,19 @@ def differences(built: Built, engine: HfEngine) -> tuple[float, float]:
     return sum(everyone) / len(everyone), max(everyone)
 
 
+def sync_of(built: Built, model: str) -> tuple[WeightSync, HfEngine]:
+    """With an engine without weights."""
+    engine = HfEngine(hf_model(model), None, batch_size=8, version=None)  # type: ignore[arg-type]
+    trainer, config = built.trainer, SyncConfig(bucket_mb=1)
+    gather = trainer.finish_gathering_weights
+    return WeightSync(built.shards, engine, config, trainer.score, gather), engine
+
+
 def push_and_pull(case: Case) -> tuple[float, float]:
     """Train, push, spoil the shards, pull; the loss of the trainer and that of the engine."""
     built = build(case)
     train_steps(built, case, range(2))
-    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    sync = WeightSync(
-        built.shards,
-        engine,
-        SyncConfig(bucket_mb=1),
-        built.trainer.score,
-        built.trainer.finish_gathering_weights,
-    )
+    sync, engine = sync_of(built, case.model)
     for version, path in ((1, "stream"), (2, "in_place")):
         for value in engine.weights().tensors.values():
             value.fill_(5.0)
@@ -121,29 +115,9 @@ def push_and_pull(case: Case) -> tuple[float, float]:
     return result.loss, -total / (NUM_ROLLOUTS * longest)
 
 
-@pytest.mark.parametrize("model", ["qwen2", "qwen2_tied", "qwen3_moe"])
-@pytest.mark.parametrize(
-    "case", [Case(), Case(tp=2, pp=2), Case(pp=2, dp=2), Case(pp=2, vpp=2)], ids=str
-)
-def test_push_reaches_the_engine_and_pull_brings_it_back(
-    world: World, case: Case, model: str
-) -> None:
-    case = replace(case, model=model, sequence_parallel=model == "qwen3_moe" and case.tp > 1)
+@pytest.mark.parametrize("case", SYNCED, ids=str)
+def test_push_reaches_the_engine_and_pull_brings_it_back(world: World, case: Case) -> None:
     for loss, engine_loss in world.run(push_and_pull, case.world_size, case):
-        assert engine_loss == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(tp=2, cp=2),
-        Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True),
-        Case(model="qwen3_moe", pp=2, dp=2, ep=2),
-    ],
-    ids=str,
-)
-def test_push_and_pull_with_context_and_expert_parallelism(world: World, case: Case) -> None:
-    for loss, engine_loss in world.run(push_and_pull, 4, case):
         assert engine_loss == pytest.approx(loss, rel=1e-5)
 
 
@@ -153,8 +127,7 @@ SPOILED = "decoder.layers.2.mlp.experts.local_experts.5.linear_fc2.weight"
 def spoil_an_expert(case: Case) -> str:
     """What is said when one element of one shard of expert 5 is not what was pushed."""
     built = build(case)
-    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
+    sync, _ = sync_of(built, case.model)
     sync.push(1)
     shard = built.layout.shard(is_expert=True)
     spoiled = built.shards.by_name.get(SPOILED)
@@ -165,11 +138,8 @@ def spoil_an_expert(case: Case) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "case", [Case(dp=4, ep=2), Case(tp=2, dp=2, ep=2, sequence_parallel=True)], ids=str
-)
-def test_a_spoiled_expert_is_named_on_every_rank(world: World, case: Case) -> None:
-    case = replace(case, model="qwen3_moe")
+def test_a_spoiled_expert_is_named_on_every_rank(world: World) -> None:
+    case = Case(model="qwen3_moe", tp=2, dp=2, ep=2, sequence_parallel=True)
     for said in world.run(spoil_an_expert, 4, case):
         assert "does not hold the trainer's model.layers.2.mlp.experts.5.down_proj.weight (" in said
 
@@ -177,8 +147,7 @@ def test_a_spoiled_expert_is_named_on_every_rank(world: World, case: Case) -> No
 def push_weights_with_a_nan(case: Case) -> str:
     """What is said when the engine gets exactly the trainer's weights, and one of them is NaN."""
     built = build(case)
-    engine = HfEngine(hf_model(case.model), None, batch_size=8, version=None)  # type: ignore[arg-type]
-    sync = WeightSync(built.shards, engine, SyncConfig(), built.trainer.score)
+    sync, _ = sync_of(built, case.model)
     sync.push(1, PROBES)
     norm = next(t for name, t in built.shards.by_name.items() if "layernorm" in name)
     norm[3] = float("nan")
@@ -187,9 +156,6 @@ def push_weights_with_a_nan(case: Case) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("case", [Case(), Case(tp=2)], ids=str)
-def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(
-    world: World, case: Case
-) -> None:
-    for said in world.run(push_weights_with_a_nan, case.world_size, case):
+def test_log_probs_of_a_push_that_are_nan_are_an_error_and_no_alarm(world: World) -> None:
+    for said in world.run(push_weights_with_a_nan, 2, Case(tp=2)):
         assert said.startswith("sync of weight version 2: log-probs of the engine or the trainer")

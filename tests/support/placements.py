@@ -1,9 +1,9 @@
-"""Who holds what in trainers and engines, without processes; and what a transfer must cost."""
+"""Who holds what in trainers and engines, without processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from megatron_opsft.weights.rectangles import Parameter
-from megatron_opsft.weights.reshard import Placement, Route
+from megatron_opsft.weights.reshard import Placement
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import shard_parameter
 
@@ -65,20 +65,3 @@ def engine_placements(
         Placement(tuple(range(tp_rank, world_size, tp_size)), parameters_of(tp_rank))
         for tp_rank in range(tp_size)
     )
-
-
-def lower_bound(routes: Sequence[Route], route_bytes: Sequence[int]) -> int:
-    """Bytes that some rank must send, however they are dealt; route_bytes: to each receiver.
-
-    For a set S of ranks let B(S) be the bytes of all routes whose holders are in S, once for each
-    receiver: nobody else can send them, so some rank of S sends B(S) / |S| or more. The result is
-    the largest such quotient over the holder sets of all routes and over all holders together.
-    Where holder sets are nested or disjoint, dealing in fractions of a byte would reach it.
-    """
-    needs: dict[frozenset[int], int] = {}
-    for route, size in zip(routes, route_bytes, strict=True):
-        holders = frozenset(route.holders)
-        if route.receivers:
-            needs[holders] = needs.get(holders, 0) + size * len(route.receivers)
-    sets = [*needs, frozenset[int]().union(*needs)] if needs else []
-    return max((-(-sum(b for o, b in needs.items() if o <= s) // len(s)) for s in sets), default=0)

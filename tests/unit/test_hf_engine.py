@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.records import FinishReason, Rollout, Sample
+from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.rollout.hf.passes import ROUNDING, ModelPasses
@@ -95,8 +95,9 @@ def _settings(**changes: object) -> SamplingSettings:
     return SamplingSettings(**(values | changes))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-6])
-@pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), [("qwen2_tied", 0.0), ("llama", 1e-6), ("mistral", 0.0)]
+)
 def test_greedy_matches_hf_generate(kind: str, temperature: float) -> None:
     model = _model(kind)
     requests = _requests(group_size=2)
@@ -109,29 +110,10 @@ def test_greedy_matches_hf_generate(kind: str, temperature: float) -> None:
         assert rollout.response_ids == tuple(expected.tolist())
 
 
-def test_log_probs_of_greedy_responses_are_those_of_the_plain_distribution() -> None:
-    """Temperature 1: not 0, which the chosen token has for certain at temperature 0."""
-    model = _model("llama")
-    engine = _engine(model)
-    (rollout, *_) = engine.generate(_requests(), _settings(temperature=0.0))
-    sample = Sample(
-        problem_id=rollout.problem_id,
-        sample_index=0,
-        prompt_ids=rollout.prompt_ids,
-        response_ids=rollout.response_ids,
-    )
-    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-    logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-    expected = logits.log_softmax(-1).amax(-1)  # of the most probable token, which was taken
-    (found,) = engine.score([sample]).log_probs
-    assert found == pytest.approx(expected.tolist(), abs=1e-5)
-    assert max(found) < -0.01
-
-
 @pytest.mark.parametrize("kind", ["qwen2_tied", "llama", "mistral"])
 def test_responses_do_not_depend_on_the_batch(kind: str) -> None:
     engine = _engine(_model(kind))
-    requests, settings = _requests(num_prompts=6, group_size=5), _settings()
+    requests, settings = _requests(), _settings()
     together = engine.generate(requests, settings)
     assert {rollout.finish_reason for rollout in together} == set(FinishReason)
     for batch_size in (1, 7, 16):
@@ -152,7 +134,7 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
 ) -> None:
     """Noise on the logits of every batch stands for the rounding of another composition."""
     model = _model("llama", torch.float32)
-    requests, settings = _requests(num_prompts=8, group_size=16), _settings(max_response_tokens=40)
+    requests, settings = _requests(num_prompts=4, group_size=8), _settings()
 
     def responses(exact: bool, batch_size: int) -> list[Rollout]:
         engine = _engine(model, batch_size)
@@ -168,8 +150,8 @@ def test_exact_responses_survive_rounding_that_depends_on_the_batch(
         return logits + 2e-3 * (2 * torch.rand(logits.shape, generator=generator) - 1)
 
     monkeypatch.setattr(ModelPasses, "forward", with_noise)
-    assert responses(True, 50) == wanted[True]
-    assert responses(False, 50) != wanted[False]  # the noise matters
+    assert responses(True, 20) == wanted[True]
+    assert responses(False, 20) != wanted[False]  # the noise matters
 
 
 @pytest.mark.slow
@@ -177,7 +159,7 @@ def test_rounding_beyond_what_is_allowed_for_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = _engine(_model("llama", torch.float32))
-    requests, settings = _requests(num_prompts=8, group_size=16), _settings()
+    requests, settings = _requests(), _settings()
     engine.generate(requests, settings)
     assert engine.passes.noise == ROUNDING and not caplog.records
     clean = ModelPasses.forward
@@ -238,16 +220,12 @@ def test_end_tokens_and_finish_reasons() -> None:
         else:
             assert last not in ends and len(rollout.response_ids) == 24
             assert rollout.text == "".join(f"{token} " for token in rollout.response_ids)
-
-
-def test_end_token_in_the_last_place_is_a_stop() -> None:
-    engine = _engine(_model("llama"))
-    rollouts = engine.generate(_requests(group_size=16), _settings())
-    finished = [r for r in rollouts if r.finish_reason is FinishReason.STOP]
-    length = len(finished[0].response_ids)
-    cut = engine.generate(_requests(group_size=16), _settings(max_response_tokens=length))
-    same = next(r for r in cut if _key(r) == _key(finished[0]))
-    assert same == finished[0]
+    # An end token in the last place is a stop.
+    length = len(stopped[0].response_ids)
+    cut = engine.generate(
+        _requests(group_size=16), _settings(end_token_ids=ends, max_response_tokens=length)
+    )
+    assert stopped[0] in cut
 
 
 @pytest.mark.parametrize(
@@ -284,9 +262,8 @@ def _weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     yield from ((name, value.detach().clone()) for name, value in model.named_parameters())
 
 
-@pytest.mark.parametrize("kind", ["qwen2_tied", "llama"])
-def test_from_config_and_load_equals_from_pretrained(kind: str, tmp_path: Path) -> None:
-    source = _model(kind, torch.bfloat16)
+def test_from_config_and_load_equals_from_pretrained(tmp_path: Path) -> None:
+    source = _model("llama", torch.bfloat16)
     source.save_pretrained(tmp_path)
     build = dict(dtype=torch.bfloat16, device="cpu", batch_size=64)
     loaded = engine_from_disk(tmp_path, SpellingTokenizer(), **build)

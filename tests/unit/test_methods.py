@@ -22,6 +22,9 @@ from megatron_opsft.records import Outcome, Problem
 LIMIT = 3500
 PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
 ALL = (1, 1, 1, 1)
+TWO: dict[str, Any] = {"lengths": (5, 9), "correct": (1, 0)}
+LATE: dict[str, Any] = {"lengths": (10, 99), "correct": (1, 0)}
+GDPO = {"target": 50, "whiten": "none", "std_epsilon": 0.0}
 # (method, its settings, facts of the group) -> (rewards, advantages), to the four known digits.
 GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]]] = [
     ("thinkprune", {}, {"limit": LIMIT}, [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660]),
@@ -43,6 +46,38 @@ GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]
     ("laser", {"target": 2048}, {}, [1.5, 1.5, -0.5, 1.0], [0.6603, 0.6603, -1.4527, 0.1321]),
     ("laser_de", {}, {}, [1.5, 1.5, 0, 1.0], [0.7071, 0.7071, -1.4142, 0]),
     ("kimi", {"weight": 1.0}, {}, [1.5, 1.25, 0, 0.5], [0.6875, 0.4375, -0.8125, -0.3125]),
+    ("kimi", {"weight": 2.0}, {**TWO, "lengths": (10, 20)}, [2, -1], [1.5, -1.5]),
+    ("kimi", {}, {**TWO, "lengths": (7, 7)}, [1, 0], [0.5, -0.5]),
+    ("kimi", {"warmup_steps": 2}, {}, [1, 1, 0, 1], [0.25, 0.25, -0.75, 0.25]),
+    ("er_rl", {}, TWO, [0.95, 0], [0.95, -0.95]),
+    ("er_rl", {}, {**TWO, "correct": (0, 0)}, [0, 0], [0, 0]),
+    ("ddca", {}, {}, [1, 1, 0, 1], [0.5328, 0.5132, -1.5, 0.4540]),
+    # (0, 1) against (0, 0), and (1, 1) against (0, 0), of the two rewards.
+    ("gdpo", GDPO, {**LATE, "correct": (0, 0)}, [1, 0], [0.7071, -0.7071]),
+    ("gdpo", GDPO, LATE, [2, 0], [1.4142, -1.4142]),
+    (
+        "short_rl",
+        {"length_tolerance": 700},
+        {},
+        [1.5, 1.25, 0, 0.5],
+        [0.9986, 0.6355, -1.1802, -0.4539],
+    ),
+    (
+        "short_rl",
+        {"length_tolerance": 800},
+        {},
+        [1.5, 1.5, 0, 0.5],
+        [0.8333, 0.8333, -1.1667, -0.5],
+    ),
+    (
+        "smart_thinker",
+        {},
+        {"lengths": (100, 220, 240, 900), "correct": (0, 1, 1, 0)},
+        [0, 1, 0.3333, 0],
+        [-0.7071, 1.4142, 0, -0.7071],
+    ),
+    ("smart_thinker", {}, {**TWO, "correct": (1, 1)}, [1, 1], [0, 0]),
+    ("linear", {}, {}, [0.9625, 0.925, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
     (
         "l1_exact",
         {},
@@ -148,7 +183,7 @@ def test_golden_rewards_and_advantages(
     rewards: list[float],
     advantages: list[float],
 ) -> None:
-    """One problem, four responses; to the four digits that are known."""
+    """One problem; to the four digits that are known."""
     weights = weigh(name, group(**facts), state=STATES.get(name), **keys)
     assert weights.rewards == pytest.approx(rewards, abs=5.1e-5)
     assert weights.advantages == pytest.approx(advantages, abs=5.1e-5)

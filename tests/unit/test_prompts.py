@@ -73,7 +73,7 @@ def test_prompt_text_is_the_papers(tmp_path: Path, template: str, instruction: s
     assert all(isinstance(token_id, int) for token_id in prompt)
 
 
-@pytest.mark.parametrize("marker", SPECIAL)
+@pytest.mark.parametrize("marker", ["<|end|>", "<|User|>", "</think>"])
 def test_a_problem_with_a_marker_of_the_model_s_is_a_bad_row(tmp_path: Path, marker: str) -> None:
     """As a token it would end the user's part or the thinking; similar text is left as it is."""
     tokenizer = load_tokenizer(write_model_dir(tmp_path / "model"))

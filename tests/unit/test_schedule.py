@@ -1,31 +1,74 @@
-"""Transfer schedules: on shapes of published models, and carried out on small ones."""
+"""Transfer schedules: how much each rank sends of published models, and small ones carried out."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
-from placements import engine_placements, lower_bound, megatron_placements
+import torch
+from placements import engine_placements, megatron_placements
 from real_shapes import REAL_SHAPES
-from schedule_checks import check_schedule, schedules_of, shorter, traffic
-from tiny_models import SHAPES
+from tiny_models import SHAPES, weight
+from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.weights.rectangles import Copy, Parameter, Rect, hf_parameters
+from megatron_opsft.weights.rectangles import Parameter, Rect
 from megatron_opsft.weights.reshard import Placement, Route, find_routes
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import make_schedule, split_rows
+from megatron_opsft.weights.schedule import Program, Schedule, make_schedule
 from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
 
 MIB = 2**20
-# model, then tp, pp, dp of the trainer, then tp of the engines.
-REAL = [
-    ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 4, 8, 2),
-    ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 2, 4, 4),  # two k/v heads, each on two engine ranks
-    *((name, 4, 4, 4, 2) for name in REAL_SHAPES if "1.5B" not in name),
-    *((name, 8, 2, 1, 1) for name in ("DeepSeek-R1-Distill-Qwen-32B", "Qwen2.5-72B")),
-    *((name, 4, 4, 1, 1) for name in ("DeepSeek-R1-Distill-Qwen-7B", "Qwen3-30B-A3B")),
-]
+BOTH_WAYS = pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
+
+
+def schedules_of(
+    sources: Sequence[Placement],
+    targets: Sequence[Placement],
+    *,
+    world_size: int,
+    itemsize: int,
+    bucket_bytes: int,
+) -> list[Schedule]:
+    """By rank: the schedule of its block, which is made once for all its ranks."""
+    found: dict[int, Schedule] = {}
+    for rank in range(world_size):
+        if rank not in found:
+            schedule = make_schedule(
+                sources, targets, rank=rank, itemsize=itemsize, bucket_bytes=bucket_bytes
+            )
+            found |= dict.fromkeys((rank, *schedule.bytes_sent), schedule)
+    return [found[rank] for rank in range(world_size)]
+
+
+def traffic(schedules: Sequence[Schedule], itemsize: int) -> tuple[list[int], list[int], int]:
+    """Bytes sent and received by each rank, and those that all ranks copy from themselves."""
+    sent, received = [0] * len(schedules), [0] * len(schedules)
+    local = 0
+    for schedule in {id(schedule): schedule for schedule in schedules}.values():
+        for send in (send for sends in schedule.rounds for send in sends):
+            num_bytes = send.copy.source.num_elements * itemsize
+            sent[send.sender] += num_bytes
+            received[send.receiver] += num_bytes
+        local += sum(r.num_elements * len(r.local) * itemsize for r in schedule.routes)
+    return sent, received, local
+
+
+def lower_bound(routes: Sequence[Route], route_bytes: Sequence[int]) -> int:
+    """Bytes that some rank must send, however they are dealt; route_bytes: to each receiver.
+
+    For a set S of ranks let B(S) be the bytes of all routes whose holders are in S, once for each
+    receiver: nobody else can send them, so some rank of S sends B(S) / |S| or more. The result is
+    the largest such quotient over the holder sets of all routes and over all holders together.
+    Where holder sets are nested or disjoint, dealing in fractions of a byte would reach it.
+    """
+    needs: dict[frozenset[int], int] = {}
+    for route, size in zip(routes, route_bytes, strict=True):
+        holders = frozenset(route.holders)
+        if route.receivers:
+            needs[holders] = needs.get(holders, 0) + size * len(route.receivers)
+    sets = [*needs, frozenset[int]().union(*needs)] if needs else []
+    return max((-(-sum(b for o, b in needs.items() if o <= s) // len(s)) for s in sets), default=0)
 
 
 def both_sides(
@@ -47,36 +90,26 @@ def both_sides(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-@pytest.mark.parametrize(("model", "tp", "pp", "dp", "engine_tp"), REAL)
-def test_every_byte_is_written_once_on_every_rank(
-    model: str, tp: int, pp: int, dp: int, engine_tp: int, pull: bool
-) -> None:
-    """Of few layers, experts and replicas: the others are like them."""
-    shape, dp = replace(REAL_SHAPES[model], num_layers=pp), min(dp, 2)
-    if shape.moe is not None:
-        shape = replace(shape, moe=replace(shape.moe, num_experts=16))
-    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
-    sources, targets = (engine, trainer) if pull else (trainer, engine)
-    world_size, bucket = tp * pp * dp, 256 * MIB
-    schedules = schedules_of(
-        sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
-    )
-    check_schedule(
-        schedules, sources, targets, world_size=world_size, itemsize=2, bucket_bytes=bucket
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-@pytest.mark.parametrize(("model", "tp", "pp", "dp", "engine_tp"), REAL)
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("model", "tp", "pp", "dp", "engine_tp", "experts"),
+    [
+        ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 4, 8, 2, {}),
+        ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 2, 4, 4, {}),  # each k/v head on two engine ranks
+        ("DeepSeek-R1-Distill-Qwen-7B", 4, 4, 4, 2, {}),
+        ("DeepSeek-R1-Distill-Qwen-32B", 8, 2, 1, 1, {}),
+        ("Qwen3-30B-A3B", 4, 4, 4, 2, {}),
+        ("Qwen3-30B-A3B", 4, 1, 8, 2, {"ep": 8, "etp": 1}),
+        ("Qwen3-30B-A3B", 4, 1, 8, 2, {"ep": 8, "etp": 4}),
+    ],
+)
 def test_no_rank_sends_much_more_than_some_rank_must(
-    model: str, tp: int, pp: int, dp: int, engine_tp: int, pull: bool
+    model: str, tp: int, pp: int, dp: int, engine_tp: int, experts: dict[str, int], pull: bool
 ) -> None:
     shape = REAL_SHAPES[model]
-    if shape.moe is not None:  # 128 experts a layer: a quarter of the layers has enough to balance
-        shape = replace(shape, num_layers=shape.num_layers // 4)
-    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp)
+    if shape.moe is not None:  # 128 experts a layer: few layers have enough to balance
+        shape = replace(shape, num_layers=2 if experts else 12)
+    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp, **experts)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
     schedules = schedules_of(
@@ -90,20 +123,6 @@ def test_no_rank_sends_much_more_than_some_rank_must(
     assert sum(sent) == sum(received)
     needed = sum(_held_bytes(h) * len(h.ranks) for h in targets)
     assert sum(received) + local == needed
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-@pytest.mark.parametrize("etp", [1, 4])
-def test_experts_over_ranks_reach_engines_of_two_ranks(etp: int, pull: bool) -> None:
-    """EP 8 x TP 4 on 32 ranks, 16 engines. Of few layers: the others are like them."""
-    shape = replace(REAL_SHAPES["Qwen3-30B-A3B"], num_layers=2)
-    trainer, engine = both_sides(shape, 4, 1, 8, 2, ep=8, etp=etp)
-    sources, targets = (engine, trainer) if pull else (trainer, engine)
-    schedules = schedules_of(sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
-    least = least_bytes(sources, targets)
-    assert 0 < least <= max(traffic(schedules, 2)[0]) <= 1.10 * least
-    check_schedule(schedules, sources, targets, world_size=32, itemsize=2, bucket_bytes=256 * MIB)
 
 
 def least_bytes(sources: Sequence[Placement], targets: Sequence[Placement]) -> int:
@@ -125,13 +144,97 @@ def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     assert 2 * copied == _held_bytes(engine[1])
 
 
-@pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
-def test_an_engine_may_hold_a_tied_embedding_twice(pull: bool) -> None:
-    trainer, engine = both_sides(SHAPES["qwen2_tied"], 1, 2, 2, 2)
-    twice = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
-    sources, targets = (twice, trainer) if pull else (trainer, twice)
-    schedules = schedules_of(sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
-    check_schedule(schedules, sources, targets, world_size=4, itemsize=2, bucket_bytes=30_000)
+def filled(parameter: Parameter, values: dict[str, Tensor]) -> Tensor:
+    """As its parts say, of whole HF tensors; padding is zero."""
+    tensor = torch.zeros(parameter.shape)
+    for part in parameter.parts:
+        part.target.view(tensor).copy_(part.source.view(values[part.source.tensor]))
+    return tensor
+
+
+def tensors_of(
+    placements: Sequence[Placement], values: dict[str, Tensor]
+) -> dict[int, dict[str, Tensor]]:
+    """rank -> name -> parameter."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for placement in placements:
+        tensors = {p.name: filled(p, values) for p in placement.parameters}
+        for rank in placement.ranks:
+            found.setdefault(rank, {}).update(tensors)
+    return found
+
+
+def carry_out(
+    programs: Sequence[Program],
+    held: dict[int, dict[str, Tensor]],
+    into: dict[int, dict[str, Tensor]],
+    bucket_bytes: int,
+) -> None:
+    """All ranks' programs in this process: both ends name the same messages, no element is written
+    twice, no rank has more than a bucket in a round.
+    """
+
+    def write(rank: int, target: Rect, value: Tensor) -> None:
+        place = target.view(into[rank][target.tensor])
+        assert place.isnan().all(), f"{target} of rank {rank} is written twice"
+        place.copy_(value)
+
+    for rank, program in enumerate(programs):
+        for copy in program.copies:
+            write(rank, copy.target, copy.source.view(held[rank][copy.source.tensor]))
+        for padding in program.zeros:
+            write(rank, padding, torch.tensor(0.0))
+    for now in zip(*(program.rounds for program in programs), strict=True):
+        loads = [0] * len(programs)
+        for rank, own in enumerate(now):
+            assert all(rank in now[sender].sends for sender in own.receives)
+            for peer, rects in own.sends.items():
+                assert peer != rank
+                for source, target in zip(rects, now[peer].receives[rank], strict=True):
+                    write(peer, target, source.view(held[rank][source.tensor]))
+                    loads[rank] += 4 * source.num_elements
+                    loads[peer] += 4 * source.num_elements
+        assert 0 < max(loads) <= bucket_bytes
+
+
+WIDE = replace(SHAPES["qwen2"], num_heads=8, num_kv_heads=8)
+EXPERTS = replace(SHAPES["qwen3_moe"], num_heads=8, num_kv_heads=4)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("shape", "tp", "pp", "dp", "engine_tp", "more"),
+    [
+        (SHAPES["qwen2"], 2, 2, 4, 4, {}),
+        (SHAPES["qwen2_tied"], 1, 2, 2, 2, {}),  # which the engine holds twice
+        (WIDE, 8, 2, 1, 1, {}),
+        (WIDE, 4, 2, 4, 2, {"vpp": 2}),
+        (EXPERTS, 4, 4, 1, 1, {}),
+        (EXPERTS, 4, 1, 8, 2, {"ep": 8, "etp": 1}),
+        (EXPERTS, 4, 1, 8, 2, {"ep": 8, "etp": 4}),
+    ],
+)
+def test_every_element_is_written_once_on_every_rank(
+    shape: ModelShape, tp: int, pp: int, dp: int, engine_tp: int, more: dict[str, int], pull: bool
+) -> None:
+    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp, **more)
+    if shape.tied_embeddings:
+        engine = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
+    sources, targets = (engine, trainer) if pull else (trainer, engine)
+    values = {name: weight(name, size) for name, size in WeightTable(shape).hf_shapes().items()}
+    schedules = schedules_of(
+        sources, targets, world_size=tp * pp * dp, itemsize=4, bucket_bytes=5_000
+    )
+    wanted = tensors_of(targets, values)
+    into = {
+        rank: {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
+        for rank, tensors in wanted.items()
+    }
+    programs = [schedule.program(rank) for rank, schedule in enumerate(schedules)]
+    carry_out(programs, tensors_of(sources, values), into, 5_000)
+    for rank, tensors in wanted.items():
+        for name, value in tensors.items():
+            assert torch.equal(into[rank][name], value), f"{name} of rank {rank}"
 
 
 def test_every_rank_has_partners_in_its_own_block_alone() -> None:
@@ -147,72 +250,3 @@ def test_every_rank_has_partners_in_its_own_block_alone() -> None:
         assert partners == {*block} - {rank}
         sent.add((len(rounds), *(schedule.bytes_sent[peer] for peer in block)))
     assert len(sent) == 1
-
-
-def one(name: str, rect: Rect, ranks: tuple[int, ...]) -> Placement:
-    """A placement of one parameter that is one rectangle of HF tensor `x`."""
-    shape = (rect.row1 - rect.row0, rect.col1 - rect.col0)
-    part = Copy(rect, Rect(name, 0, shape[0], 0, shape[1]))
-    return Placement(ranks, (Parameter(name, shape, (part,), shape[0]),))
-
-
-def test_a_row_larger_than_a_bucket_has_a_round_of_its_own() -> None:
-    sources, targets = (
-        [one("a", Rect("x", 0, 3, 0, 100), (0,))],
-        [one("b", Rect("x", 0, 3, 0, 100), (1,))],
-    )
-    schedules = schedules_of(sources, targets, world_size=2, itemsize=4, bucket_bytes=399)
-    check_schedule(schedules, sources, targets, world_size=2, itemsize=4, bucket_bytes=400)
-    assert len(schedules[0].rounds) == 3
-    schedule = make_schedule(sources, targets, rank=0, itemsize=4, bucket_bytes=1200)
-    assert len(schedule.rounds) == 1
-
-
-def test_what_the_sources_lack_is_named() -> None:
-    trainer, engine = both_sides(SHAPES["qwen2"], 2, 1, 1, 1)
-    schedule = partial(make_schedule, rank=0, itemsize=2, bucket_bytes=MIB)
-    lost = next(
-        n for n, p in enumerate(trainer[0].parameters) if p.name.endswith("0.mlp.linear_fc2.weight")
-    )
-    with pytest.raises(ValueError, match=r"do not hold all of model\.layers\.0\.mlp\.down_proj"):
-        schedule(shorter(trainer, lost), engine)
-    with pytest.raises(ValueError, match=r"do not hold all of lm_head\.weight"):
-        schedule(shorter(trainer, len(trainer[0].parameters) - 1), engine)
-
-
-def test_a_parameter_with_a_hole_is_refused() -> None:
-    schedule = partial(make_schedule, rank=0, itemsize=2, bucket_bytes=MIB)
-    full = one("b", Rect("x", 0, 4, 0, 8), (2,)).parameters[0]
-    hole = replace(full, shape=(5, 8), padding_row=5)
-    with pytest.raises(ValueError, match="the parts of b do not fill it"):
-        schedule([one("a", Rect("x", 0, 4, 0, 8), (0,))], [Placement((2,), (hole,))])
-
-
-def test_what_many_hold_evens_out_what_few_hold() -> None:
-    """Of 31 rows to send, seven only rank 0 has; a fourth of all is more than that."""
-
-    def columns(ranks: tuple[int, ...], **heights: int) -> Placement:
-        """Vectors that are whole HF tensors."""
-        return Placement(ranks, hf_parameters({name: (n,) for name, n in heights.items()}))
-
-    sources = [columns((0,), x=12, y=7), columns((1, 2, 3), x=12)]
-    targets = [columns((4,), x=12, y=7), columns((5,), x=12)]
-    schedule = make_schedule(sources, targets, rank=0, itemsize=4, bucket_bytes=32 * 4)
-    assert sorted(n // 4 for n in schedule.bytes_sent.values()) == [0, 0, 7, 8, 8, 8]
-    routes = find_routes(sources, targets)
-    assert lower_bound(routes, [route.num_elements for route in routes]) == 8
-    routes = [Route((0, 1, 2, 3), (4, 5), ()), Route((0,), (4,), ()), Route((0, 1), (4, 5), ())]
-    assert lower_bound(routes, [12, 7, 20]) == 24
-
-
-def test_pieces_cover_their_rectangle_by_rows() -> None:
-    copy = Copy(Rect("x", 3, 103, 0, 10), Rect("a", 13, 113, 5, 15))
-    pieces = list(split_rows(copy, 2, 7 * 20))
-    rows = [(piece.source.row0, piece.source.row1) for piece in pieces]
-    assert len(rows) == 15 and rows[0][0] == 3 and rows[-1][1] == 103
-    assert [start for start, _ in rows[1:]] == [stop for _, stop in rows[:-1]]
-    assert max(stop - start for start, stop in rows) <= 7
-    assert [(p.target.row0, p.target.row1) for p in pieces] == [(a + 10, b + 10) for a, b in rows]
-    assert {(p.source.col0, p.source.col1, p.target.col0) for p in pieces} == {(0, 10, 5)}
-    small = Copy(Rect("x", 0, 2, 5, 6), Rect("a", 0, 2, 0, 1))
-    assert list(split_rows(small, 2, 7 * 20)) == [small]

@@ -1,4 +1,4 @@
-"""Algorithm 1's choice: correct, finished, and no longer than L; and the metrics of a step."""
+"""Which responses count as accepted, and the metrics of a step."""
 
 from dataclasses import replace
 

@@ -1,6 +1,5 @@
-"""The shipped tiny reasoner: its files, its tokenizer in every loader, its skill at the task."""
+"""The shipped tiny reasoner: its prompt, its tokens, its skill at the task."""
 
-import json
 import re
 from itertools import islice
 from pathlib import Path
@@ -12,7 +11,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 import megatron_opsft

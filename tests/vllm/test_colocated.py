@@ -41,7 +41,6 @@ LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
     "train PP2, rollout TP2, packed": (2, ["parallel.pp=2", *TP2], False),
     "1 rank": (1, [], True),
     "train TP2, rollout TP1": (2, ["parallel.tp=2"], True),
-    "train PP2, rollout TP1": (2, ["parallel.pp=2"], True),
     "train PP2, rollout TP2": (2, ["parallel.pp=2", "sync.bucket_mb=1", *TP2], True),
     "train TP2, rollout TP2": (2, ["parallel.tp=2", *TP2], True),
 }
@@ -151,8 +150,8 @@ def test_both_engines_say_the_same_when_cold(
 def test_engine_log_probs_match_hf_after_each_step_and_a_pull_is_exact(
     session: KeptSession,
 ) -> None:
-    steps = 20 if session.plain and session.ranks == 1 else 3
-    for differences, ways, not_pulled in session.run(train_and_compare, steps, timeout=400):
+    steps = 6 if session.plain and session.ranks == 1 else 2
+    for differences, ways, not_pulled in session.run(train_and_compare, steps):
         assert len(differences) == steps
         assert max(differences) < 1e-4
         assert ways == ["in_place" if session.plain else "stream"] * steps
