@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from megatron.core.models.gpt import GPTModel
 from torch import Tensor
 
 from megatron_opsft.loss.output_head import OutputHead
 
 
 @contextmanager
-def without_output_layer(models: Sequence[Any]) -> Iterator[None]:
+def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
     """Inside, the output layer of these GPTModels hands its input on."""
     layers = [model.output_layer for model in models if model.post_process]
     for layer in layers:
@@ -32,7 +33,7 @@ def _hand_on(
     return hidden, None
 
 
-def output_head(model: Any, vocab_size: int, temperature: float = 1.0) -> OutputHead:
+def output_head(model: GPTModel, vocab_size: int, temperature: float = 1.0) -> OutputHead:
     """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     weight = (
         model.shared_embedding_or_output_weight()

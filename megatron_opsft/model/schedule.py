@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
@@ -49,9 +50,9 @@ class PassSchedule:
         self._gathering = False
 
     @property
-    def models(self) -> list[Any]:
+    def models(self) -> list[GPTModel]:
         """The GPTModel chunks without their data-parallel wrapper."""
-        return [chunk.module for chunk in self.chunks]
+        return [cast(GPTModel, chunk.module) for chunk in self.chunks]
 
     def run(
         self,
@@ -81,7 +82,11 @@ class PassSchedule:
             )
 
     def _forward(
-        self, of_hidden: Any, temperature: float, batches: Iterator[MicroBatch], chunk: Any
+        self,
+        of_hidden: Any,
+        temperature: float,
+        batches: Iterator[MicroBatch],
+        chunk: DistributedDataParallel,
     ) -> tuple[Tensor, Any]:
         """One micro-batch through one chunk, for the schedule: hidden states [1, T, H], and on the
         last stage what is to be made of them.
@@ -93,9 +98,10 @@ class PassSchedule:
             attention_mask=None,
             packed_seq_params=packed_params(batch),
         )
-        if not chunk.module.post_process:
+        model = cast(GPTModel, chunk.module)
+        if not model.post_process:
             return hidden, None
-        head = output_head(chunk.module, self._vocab_size, temperature)
+        head = output_head(model, self._vocab_size, temperature)
         return hidden, partial(of_hidden, self._config, head, batch)
 
     def start_gathering_weights(self) -> None:

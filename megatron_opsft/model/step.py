@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
@@ -72,7 +72,7 @@ class Trainer:
     def __init__(
         self,
         chunks: list[DistributedDataParallel],
-        optimizer: MegatronOptimizer,
+        optimizer: ChainedOptimizer,
         config: TransformerConfig,
         layout: Layout,
         *,
@@ -98,7 +98,7 @@ class Trainer:
         )
 
     @property
-    def models(self) -> list[Any]:
+    def models(self) -> list[GPTModel]:
         """The GPTModel chunks without their data-parallel wrapper."""
         return self._schedule.models
 
