@@ -31,14 +31,11 @@ def check_engine(told: dict[str, Any], architecture: str = "Qwen2ForCausalLM") -
     assert told["backend"] == "external_launcher" and told["sleeps"]
 
 
-def test_vllm_takes_every_shipped_configuration(
-    ran: Callable[..., Any], note: Callable[[str, list[str]], None]
-) -> None:
+def test_vllm_takes_every_shipped_configuration(ran: Callable[..., Any]) -> None:
     told = ran("real_configs.py", "vllm")
     assert {case.partition(",")[0] for case in told} == CONFIGS
     for case, found in told.items():
         check_engine(found, "Qwen3MoeForCausalLM" if "qwen3_30b" in case else "Qwen2ForCausalLM")
-    note("vLLM configurations made for CUDA", list(told))
 
 
 def test_vllm_takes_a_deterministic_run(ran: Callable[..., Any]) -> None:
@@ -47,13 +44,10 @@ def test_vllm_takes_a_deterministic_run(ran: Callable[..., Any]) -> None:
     check_engine(told)
 
 
-def test_megatron_takes_every_shipped_configuration(
-    ran: Callable[..., Any], note: Callable[[str, list[str]], None]
-) -> None:
+def test_megatron_takes_every_shipped_configuration(ran: Callable[..., Any]) -> None:
     told = ran("real_configs.py", "megatron")
     assert told.keys() == CONFIGS
     assert {name: wrong_pairs(found) for name, found in told.items()} == dict.fromkeys(told, {})
-    note("Megatron configurations made", list(told))
 
 
 def test_sampling_parameters_hold_the_settings() -> None:

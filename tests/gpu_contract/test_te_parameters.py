@@ -12,7 +12,6 @@ pytestmark = pytest.mark.gpu_contract
 @pytest.mark.parametrize(("group", "cases"), [("dense", DENSE), ("experts", EXPERTS)])
 def test_parameters_marks_and_checkpoint_keys_are_the_tables_and_the_plain_layers(
     ran: Callable[..., Any],
-    note: Callable[[str, list[str]], None],
     group: str,
     cases: list[Any],
 ) -> None:
@@ -20,8 +19,6 @@ def test_parameters_marks_and_checkpoint_keys_are_the_tables_and_the_plain_layer
     assert [found["case"] for found in told] == [str(case) for case in cases]
     assert {found["case"]: found["problems"] for found in told if found["problems"]} == {}
     assert all(found["parameters"] > 25 and found["keys"] >= 8 for found in told)
-    lines = [f"{f['case']}: {f['parameters']} parameters, {f['keys']} keys" for f in told]
-    note(f"TransformerEngine layouts, {group}", lines)
 
 
 def test_a_rule_that_is_missing_is_seen(ran: Callable[..., Any]) -> None:
