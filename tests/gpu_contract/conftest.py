@@ -25,17 +25,12 @@ WANTED = {
 }
 
 
-def installed(package: str) -> str:
-    """The version without what a build adds behind a +."""
-    try:
-        return version(package).partition("+")[0]
-    except PackageNotFoundError:
-        return "none"
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _gpu_packages() -> None:
-    found = {package: installed(package) for package in WANTED}
+    try:  # without what a build adds behind a +
+        found = {package: version(package).partition("+")[0] for package in WANTED}
+    except PackageNotFoundError as error:
+        found = {str(error.name): "none"}
     if found != WANTED:
         pytest.fail(f"wants {WANTED}, has {found}: run bash tools/gpu_bench.sh", pytrace=False)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from megatron_opsft.records import MicroBatch
 from megatron_opsft.rollout.engine import SamplingSettings
 
 pytestmark = pytest.mark.gpu_contract
@@ -66,12 +66,9 @@ def test_sampling_parameters_hold_the_settings() -> None:
 def test_packed_sequences_hold_the_micro_batch() -> None:
     from megatron_opsft.model.schedule import packed_params
 
-    batch = object.__new__(MicroBatch)
     lengths = torch.tensor([0, 5, 12, 16], dtype=torch.int32)
-    object.__setattr__(batch, "cu_seqlens", lengths)
-    object.__setattr__(batch, "max_seqlen", 7)
     for places in (None, torch.arange(3)):  # a rank of a context-parallel group has some places
-        object.__setattr__(batch, "response_indices_R", places)
+        batch: Any = SimpleNamespace(cu_seqlens=lengths, max_seqlen=7, response_indices_R=places)
         found = packed_params(batch)
         assert found.qkv_format == "thd"
         assert found.cu_seqlens_q is lengths and found.cu_seqlens_kv is lengths

@@ -137,7 +137,6 @@ def test_a_pass_is_called_as_megatron_wants_it(monkeypatch: pytest.MonkeyPatch) 
     from megatron.core.pipeline_parallel import schedules
 
     from megatron_opsft.model import schedule
-    from megatron_opsft.records import MicroBatch
 
     kinds = ["no_pipelining", "pipelining_with_interleaving", "pipelining_without_interleaving"]
     called = []
@@ -152,21 +151,20 @@ def test_a_pass_is_called_as_megatron_wants_it(monkeypatch: pytest.MonkeyPatch) 
             function = getattr(schedules, f"forward_backward_{kind}")
             inspect.signature(function).bind(forward_step_func=forward_step_func, **arguments)
             called.append(kind)
-        step = inspect.signature(forward_step_func).bind(iter(batches), Chunk())
-        forward_step_func(*step.args)
+        forward_step_func(iter([batch]), chunk)
 
     class Chunk:
         module = SimpleNamespace(post_process=False)
         __call__ = staticmethod(forward)
 
-    fields: Any = ("tokens_T", "positions_T", "cu_seqlens")
-    batch: Any = SimpleNamespace(**{name: torch.zeros(2, dtype=torch.int32) for name in fields})
-    batch.max_seqlen, batch.num_tokens, batch.response_indices_R = 2, 2, None
-    batches: list[MicroBatch] = [batch]
+    chunk: Any = Chunk()
+    tensors = dict.fromkeys(("tokens_T", "positions_T", "cu_seqlens"), torch.zeros(2))
+    batch: Any = SimpleNamespace(**tensors, max_seqlen=2, num_tokens=2, response_indices_R=None)
+    config: Any = None
     monkeypatch.setattr(schedule, "get_forward_backward_func", lambda: run)
-    passes: Any = schedule.PassSchedule([Chunk()], None, vocab_size=8)  # type: ignore[list-item, arg-type]
-    for how in ({"forward_only": False}, {"forward_only": True, "collect_non_loss_data": True}):
-        passes.run(None, batches, **how)
+    passes = schedule.PassSchedule([chunk], config, vocab_size=8)
+    passes.run(None, [batch], forward_only=False)
+    passes.run(None, [batch], forward_only=True, collect_non_loss_data=True)
     assert called == [*kinds, "forward"] * 2
 
 
