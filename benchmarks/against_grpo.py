@@ -40,9 +40,8 @@ from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
 from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.device import select_device
+from megatron_opsft.runtime.device import PeakMemory, select_device
 from megatron_opsft.runtime.distributed import start_distributed
-from megatron_opsft.runtime.memory import PeakMemory
 
 SHAPE_FIELDS = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),

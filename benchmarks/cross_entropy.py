@@ -31,9 +31,8 @@ from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
-from megatron_opsft.runtime.device import Device, peak_flops
+from megatron_opsft.runtime.device import Device, peak_flops, return_freed_memory
 from megatron_opsft.runtime.distributed import stop_distributed
-from megatron_opsft.runtime.memory import return_freed_memory
 from megatron_opsft.weights.rules import padded_vocab_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -27,7 +27,7 @@ from transformers import Qwen2ForCausalLM, TrainerCallback
 
 from megatron_opsft.config import OptimizerConfig
 from megatron_opsft.records import Sample
-from megatron_opsft.runtime.device import Device, synchronize
+from megatron_opsft.runtime.device import Device
 
 EPSILON = 0.2
 PAD_ID, END_ID = 0, 1
@@ -72,10 +72,10 @@ def time_steps(step: Callable[[], object], work: Work) -> list[float]:
     """Seconds of each of the steps."""
     seconds = []
     for _ in range(work.num_steps):
-        synchronize(work.device)
+        work.device.synchronize()
         start = perf_counter()
         step()
-        synchronize(work.device)
+        work.device.synchronize()
         seconds.append(perf_counter() - start)
     return seconds
 
@@ -182,11 +182,11 @@ class StepClock(TrainerCallback):
         self.seconds: list[float] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        synchronize(self.device)
+        self.device.synchronize()
         self._start = perf_counter()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        synchronize(self.device)
+        self.device.synchronize()
         self.seconds.append(perf_counter() - self._start)
 
 

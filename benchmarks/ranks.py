@@ -8,9 +8,8 @@ from typing import Any
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.device import Device, select_device, synchronize
+from megatron_opsft.runtime.device import Device, PeakMemory, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
-from megatron_opsft.runtime.memory import PeakMemory
 
 
 def start_ranks(count: int) -> None:
@@ -34,11 +33,11 @@ def join_ranks(device_name: str, parallel: ParallelConfig) -> tuple[Device, Layo
 def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:
     """Seconds of the slowest rank, and the extra memory of the rank that took most."""
     gather_from_all([0])
-    synchronize(device)
+    device.synchronize()
     with PeakMemory(device) as peak:
         start = time.perf_counter()
         act()
-        synchronize(device)
+        device.synchronize()
         elapsed = time.perf_counter() - start
     everyone = gather_from_all([(elapsed, peak.extra_bytes)])
     return max(seconds for seconds, _ in everyone), max(extra for _, extra in everyone)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.runtime.launcher import usual_variables
-from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -83,16 +83,17 @@ def train(
         raise UserError("train: resume and overwrite exclude each other; give one of them")
     directory = config.run.dir
     os.environ.update(usual_variables(os.environ))
-    with opened_run(
-        config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True
-    ) as something_is_left:
-        if not something_is_left:
-            return TrainedRun(directory=directory, finished=True)
-        with _own_signals():
+    try:
+        with (
+            opened_run(config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True),
+            _own_signals(),
+        ):
             with loading_libraries():
                 from megatron_opsft.train import train as run
 
             code = run(config, resume=bool(resume), overwrite=overwrite, callbacks=callbacks)
+    except NothingLeft:
+        code = 0
     return TrainedRun(directory=directory, finished=code == 0)
 
 
@@ -135,10 +136,9 @@ def convert(
     where a checkpoint does not know its model. dtype: of the output, the source's by default.
     verify: read it back and compare. workers: threads.
     """
-    from megatron_opsft.convert.paths import check_paths, find_source
+    from megatron_opsft.convert.paths import find_source
 
-    directory = find_source(str(source), to)
-    check_paths(directory, Path(out), overwrite=overwrite)
+    directory = find_source(str(source), to, Path(out), overwrite=overwrite)
     from megatron_opsft.convert.run import convert_model
 
     return convert_model(

@@ -24,20 +24,23 @@ from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
-from megatron_opsft.errors import NonFiniteError, RanksMissing, SyncError, UserError
+from megatron_opsft.errors import NonFiniteError, NothingLeft, RanksMissing, SyncError, UserError
 from megatron_opsft.evaluate.commands import PROGRAM as evaluate
 from megatron_opsft.launch.commands import PROGRAM as launch
 from megatron_opsft.make_data.commands import MakeData
 from megatron_opsft.plan.commands import PROGRAM as plan
 from megatron_opsft.report_command import Report
+from megatron_opsft.runtime.console import (
+    check_arguments,
+    fault_of_start,
+    let_output_go_away,
+    printable,
+)
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.lasting_output import let_output_go_away
 from megatron_opsft.runtime.launcher import usual_variables
-from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
-from megatron_opsft.runtime.printable import printable
-from megatron_opsft.runtime.process_limits import check_arguments, fault_of_start
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
 from megatron_opsft.study.commands import Study
 
@@ -58,19 +61,19 @@ class Train(StartCommand):
 
         config = self.load()
         resume, must_exist = self.resume is not None, self.resume == "yes"
-        with (
-            _explaining_loss(config.run.dir),
-            opened_run(
-                config, resume=resume, overwrite=self.overwrite, must_exist=must_exist
-            ) as something_is_left,
-        ):
-            if not something_is_left:
-                print(f"{config.run.dir}: the run is finished; nothing is left")
-                return None
-            with loading_libraries():
-                from megatron_opsft.train import train
+        try:
+            with (
+                _explaining_loss(config.run.dir),
+                opened_run(config, resume=resume, overwrite=self.overwrite, must_exist=must_exist),
+            ):
+                with loading_libraries():
+                    from megatron_opsft.train import train
 
-            return train(config, resume=resume, overwrite=self.overwrite)
+                return train(config, resume=resume, overwrite=self.overwrite)
+        except NothingLeft:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"{config.run.dir}: the run is finished; nothing is left")
+            return None
 
 
 class ShowConfig(Command):
@@ -204,7 +207,7 @@ def _full_disk(error: Exception) -> str | None:
     """What did not fit, if that is what an error says."""
     if isinstance(error, FullDiskError):
         return str(error)
-    is_told = isinstance(error, UserError | NonFiniteError | SyncError | RanksMissing)
+    is_told = isinstance(error, UserError | NonFiniteError | SyncError | RanksMissing | NothingLeft)
     full = None if is_told else full_disk_behind(error)
     return f"{describe_rank()}: {full}" if full else None
 

@@ -25,6 +25,10 @@ class RanksMissing(Exception):
     """Ranks of the job have not come to its start. Exits with 69."""
 
 
+class NothingLeft(Exception):
+    """A resumed run has all its steps and its model: no error, and nothing to do."""
+
+
 def first_line(error: BaseException) -> str:
     """Kind and first line of an error of another package."""
     return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -8,18 +8,17 @@ from pydantic import Field
 from megatron_opsft.command_line import Command
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.html import MAX_MB
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
 
 
 class Report(Command):
-    """Print the tables of runs and evaluations, draw the runs' length and accuracy over steps, and
-    write a page of everything: curves, settings, every response.
+    """Print the tables of runs and evaluations, and write a page of everything: curves, settings,
+    every response.
     """
 
     words: ClassVar[tuple[str, ...]] = ("paths",)
     examples: ClassVar[tuple[str, ...]] = (
         "report runs/quickstart",
-        "report runs/quickstart --figure quickstart.svg",
         "report runs/a runs/b runs/b/eval --html comparison.html",
         "report DIAGNOSIS",
         "report runs/scaling/NAME",
@@ -27,9 +26,6 @@ class Report(Command):
     paths: tuple[Path, ...] = Field(
         description="Runs, finished or not, evaluations and studies; or one diagnosis, or what "
         "slurm/scaling.sh has made."
-    )
-    figure: Path | None = Field(
-        None, description="Where to draw the curves of one run (.png, .svg)."
     )
     html: Path | None = Field(
         None,
@@ -50,29 +46,25 @@ class Report(Command):
         """Print, draw, write."""
         from megatron_opsft.plan.measured import report_scaling, scaling_runs
         from megatron_opsft.report.diagnosis import is_diagnosis
-        from megatron_opsft.report.page.parts import is_study, parts_of
         from megatron_opsft.report.page.write import write_page
         from megatron_opsft.report.runs import report_runs
+        from megatron_opsft.report.sources import is_study, parts_of
 
         if diagnoses := [path for path in self.paths if is_diagnosis(path)]:
             return self._report_diagnosis(diagnoses[0])
         if runs := scaling_runs(self.paths):
-            if self.html is not None:
-                raise UserError("--html: runs nodes_1, nodes_2, ... have a figure and no page")
-            self._check_free(self.figure)
             folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
-            figure = self.figure or folder / "scaling.png"
-            return report_scaling(runs, figure, self.gpu, self.hardware, _say)
+            self._check_free(self.html)
+            page = self.html or folder / "report.html"
+            return report_scaling(runs, page, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
         parts = parts_of(self.paths)
-        if self.figure is not None and len(parts.runs) != 1:
-            raise UserError("--figure is of one run; without it each run gets its curves.png")
         name = "runs.html" if is_study(self.paths[0]) else "report.html"  # a study has its own
         own = self.paths[0] / name if len(self.paths) == 1 else None  # ours to write again
         page = self.html or own or Path(name)
-        self._check_free(self.figure, None if page == own else page)
-        unread = report_runs(parts.runs, self.figure, _say)
+        self._check_free(None if page == own else page)
+        unread = report_runs(parts.runs, _say)
         baselines = parts.evaluations
         if parts.evaluations:
             from megatron_opsft.evaluate.comparison import table_of, with_baselines  # heavy
@@ -89,14 +81,12 @@ class Report(Command):
                 f"{len(unread)} of {len(self.paths)} could not be read: {next(iter(unread))}"
             )
 
-    def _check_free(self, *files: Path | None) -> None:
+    def _check_free(self, file: Path | None) -> None:
         """Errors: `UserError` for a file that would be replaced without being asked for."""
-        for file in files:
-            if file is not None and file.is_file() and not self.overwrite:
-                raise UserError(
-                    f"report: {file} exists; name another file with --html or --figure, or give "
-                    "--overwrite"
-                )
+        if file is not None and file.is_file() and not self.overwrite:
+            raise UserError(
+                f"report: {file} exists; name another file with --html, or give --overwrite"
+            )
 
     def _report_diagnosis(self, path: Path) -> None:
         from megatron_opsft.diagnose.directory import REPORT
@@ -104,8 +94,6 @@ class Report(Command):
 
         if len(self.paths) > 1:
             raise UserError(f"{path}: a diagnosis has a page of its own; give it alone")
-        if self.figure is not None:
-            raise UserError(f"{path}: --figure is of runs, not of a diagnosis")
         self._check_free(self.html)
         page = self.html or path / REPORT
         print(printable(write_report(path, page, max_mb=self.max_mb)), end="")

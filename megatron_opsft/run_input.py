@@ -7,15 +7,17 @@ from pathlib import Path
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
-from megatron_opsft.data.duplicates import leave_out_duplicates
-from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.choices import (
+    drop_unusable_prompts,
+    keep_by_pass_rate,
+    leave_out_duplicates,
+    take_held_out,
+)
 from megatron_opsft.data.mixture import load_training
 from megatron_opsft.data.notes import describe_data
-from megatron_opsft.data.pass_rates import keep_by_pass_rate
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
-    drop_unusable_prompts,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -37,7 +39,7 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
-from megatron_opsft.runtime.versions import untested_versions
+from megatron_opsft.runtime.libraries import untested_versions
 from megatron_opsft.verify.verifier import check_row_judges
 
 
@@ -72,7 +74,9 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    problems = leave_out_duplicates(_load_problems(config, encoder), config.data.duplicates)
+    loaded = load_training(config.data, with_fields=config.verify.needs_fields)
+    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
+    problems = leave_out_duplicates(usable, config.data.duplicates)
     problems, held_out = _choose_held_out(config, problems, encoder)
     if config.data.pass_rate and config.data.pass_rate_from:
         rates = read_pass_rates(config.data.pass_rate_from)
@@ -113,11 +117,11 @@ def _read_stored(config: Config, max_tokens: int | None) -> StoredResponses | No
     if (path := config.data.responses) is None:
         return None
     stored = read_stored_responses(path)
-    for number in range(len(stored)):
-        length = stored.num_prompt_tokens(number) + stored.num_response_tokens(number)
+    lengths = map(sum, zip(stored.num_prompt_tokens, stored.num_response_tokens, strict=True))
+    for row, length in enumerate(lengths, start=1):
         if max_tokens is not None and length > max_tokens:
             raise UserError(
-                f"data.responses={path}, row {number + 1}: {length} tokens, but the model takes "
+                f"data.responses={path}, row {row}: {length} tokens, but the model takes "
                 f"{max_tokens}; leave it out"
             )
     return stored
@@ -137,17 +141,6 @@ def _open_method(config: Config, training: ProblemSet, held_out: HeldOut | None)
         monitor = shuffled_subset(problems, size[0], seed=0)
         check_monitor((p.text for p in monitor), (p.text for p in held_out.problems))
     return method
-
-
-def _load_problems(config: Config, encoder: PromptEncoder) -> ProblemSet:
-    loaded = load_training(config.data, with_fields=config.verify.needs_fields)
-    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
-    if not usable.problems:
-        raise UserError(
-            f"{config.data.name}: every prompt is longer than data.max_prompt_tokens="
-            f"{config.data.max_prompt_tokens}; raise it"
-        )
-    return usable
 
 
 def _choose_held_out(

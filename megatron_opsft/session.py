@@ -15,13 +15,14 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import fetch_samples
 from megatron_opsft.config import Config
 from megatron_opsft.data.mixture import order_of
-from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
-from megatron_opsft.errors import UserError
+from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
+from megatron_opsft.preflight.check import is_finished
 from megatron_opsft.records import NO_RANK, Problem, Response, Rollout, Sample
 from megatron_opsft.rollout.limits import (
     check_engine,
@@ -46,9 +47,8 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
-from megatron_opsft.runtime.heartbeat import announce
 from megatron_opsft.runtime.job import current_job
-from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model
@@ -69,7 +69,7 @@ class Session(RunInput):
     config: Config
     device: Device
     layout: Layout
-    order: ProblemSampler | MixtureSampler
+    order: ProblemSampler
     sampler: Sampler
     verifier: Verifier
     trainer: Trainer
@@ -149,7 +149,8 @@ class Session(RunInput):
 def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     """Build every part; called by every rank. On the way out processes and groups are closed.
 
-    resume: where there is a checkpoint, the weights are left for it to bring.
+    resume: where there is a checkpoint, the weights are left for it to bring. Errors: `NothingLeft`
+    for a run that is finished, in which nothing is changed.
     """
     enter_phase("start", 0)
     model_dir = resolve_model(config.model.path)
@@ -159,6 +160,9 @@ def open_session(config: Config, *, resume: bool = False) -> Iterator[Session]:
     announce("reading tokenizer and problems")
     given = read_input(config, model_dir, shape)
     layout = start_distributed(device, config.parallel, minutes=config.run.collective_minutes)
+    if resume and broadcast_object(is_finished(config)):  # another node may see older files
+        stop_distributed()
+        raise NothingLeft
     limits = Limits(
         hang_seconds=60 * config.run.hang_minutes, silence_seconds=config.run.silence_seconds
     )

@@ -15,10 +15,8 @@ from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
-from megatron_opsft.runtime.heartbeat import announce, heartbeat
-from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase, heartbeat
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
-from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step.batch import (
     begin_stage,
@@ -44,7 +42,8 @@ def train(
 
     0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
     with `resume`; 128 + n: stopped by signal n before the first step. Called by every rank. Errors:
-    `UserError` before anything is computed, `NonFiniteError` with the batch saved. callbacks: hear
+    `UserError` before anything is computed, `NothingLeft` for a resumed run that is finished,
+    `NonFiniteError` with the batch saved. callbacks: hear
     of it on rank 0.
     """
     stop = StopSignal(config.run.max_minutes)

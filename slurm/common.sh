@@ -18,7 +18,7 @@
 #   HF_HUB_OFFLINE     1 where compute nodes have no network: fill HF_HOME beforehand
 #   NODE_CACHE         kernels that vLLM, Triton, Inductor and FlashInfer compile, on a disk of each
 #                      node: on a shared one all ranks of a job write the same files at once
-#   OMP_NUM_THREADS    by default the CPUs of a task
+#   OMP_NUM_THREADS    by default the CPUs of a task: --cpus-per-task, or its share of the node's
 #   NCCL_SOCKET_IFNAME network interface of NCCL's bootstrap, such as ib0 or eth0; Gloo takes the same
 #   NCCL_*             whatever the fabric needs (NCCL_IB_HCA, NCCL_DEBUG=INFO, ...) reaches the ranks
 #
@@ -35,7 +35,10 @@ SET_ADDR=${MASTER_ADDR:-} SET_PORT=${MASTER_PORT:-}
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface}
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-0}
 export NODE_CACHE=${NODE_CACHE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/opsft-cache-$(id -u)}
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+# By default the CPUs that the job has on a node, shared out. srun does not take --cpus-per-task from sbatch.
+SHARE=$((${SLURM_CPUS_ON_NODE:-1} * ${SLURM_JOB_NUM_NODES:-1} / ${SLURM_NTASKS:-1}))
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-$((SHARE > 0 ? SHARE : 1))}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export PYTHONUNBUFFERED=1
 if [[ -n ${NCCL_SOCKET_IFNAME:-} ]]; then
@@ -147,7 +150,6 @@ job_goes_on() {
 # continue what an earlier start of it has left.
 run_ranks() {
   local code failures=0 restarts=${SLURM_RESTART_COUNT:-0}
-  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun does not take it from sbatch by itself
   mkdir -p "$JOB_LOGS"
   local logs=() node
   for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do logs+=("$JOB_LOGS/node-$node.log"); done

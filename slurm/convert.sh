@@ -4,7 +4,7 @@
 #   sbatch slurm/convert.sh to-megatron --hf DIR --out DIR --verify
 #   sbatch slurm/convert.sh to-hf --megatron runs/x/checkpoints/step_000300 --config-from DIR --out DIR
 #
-# The arguments are those of tools/convert_hf.py; the same command again goes on where it was killed.
+# The arguments are those of tools/convert_hf.py; the same command again starts anew where it was killed.
 # All other settings: slurm/common.sh.
 #
 #SBATCH --job-name=opsft-convert

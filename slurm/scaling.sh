@@ -50,13 +50,13 @@ fi
 for variable in "${!SLURM_@}"; do
   [[ $variable == SLURM_CONF ]] || unset "$variable"
 done
-export CONFIG SCRIPT_DIR
+export SCRIPT_DIR
 # Nothing but steps, as far as that can be said: no checkpoint before the end, one response of an evaluation.
 ONLY_STEPS=(run.steps="$STEPS" run.eval_every=0 run.export_every=0 checkpoint.every=0 eval.num_problems=1
   eval.samples_per_problem=1 eval.more=[] eval.export_best=false eval.patience=0)
 for count in $NODES; do
   job=$(sbatch --parsable --nodes="$count" --job-name="opsft-scaling-$count" "${OPTIONS[@]}" \
-    "$SCRIPT_DIR/train_7b.sh" "${ONLY_STEPS[@]}" "$@" run.dir="$OUT/nodes_$count")
+    "$SCRIPT_DIR/train.sh" "$CONFIG" "${ONLY_STEPS[@]}" "$@" run.dir="$OUT/nodes_$count")
   echo "$count nodes: job $job"
 done
 echo "when they are done: ${VENV:-.venv}/bin/megatron-opsft report $OUT"

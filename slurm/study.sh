@@ -12,7 +12,6 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=12
 #SBATCH --mem=0
 #SBATCH --exclusive
 #SBATCH --time=24:00:00

@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# On-policy SFT of R1-Distill-Qwen-1.5B on one node of 8 H100, one rank for each GPU. From the project's root:
+# On-policy SFT of R1-Distill-Qwen-1.5B on nodes of 8 H100, one rank for each GPU. From the project's root:
 #
-#   sbatch slurm/train_1p5b.sh                                           the paper's settings
-#   sbatch --partition=gpu --account=me slurm/train_1p5b.sh run.dir=runs/b optimizer.lr=1e-6
-#   CONFIG='sweep/*.yaml' sbatch --array=0-3 slurm/train_1p5b.sh         one configuration a task
+#   sbatch slurm/train_1p5b.sh                              the paper's settings
+#   sbatch --nodes=2 --partition=gpu slurm/train_1p5b.sh run.dir=runs/b optimizer.lr=1e-6
 #
-# CONFIG: configuration file, or several names and patterns for an array (each with a run.dir of its own).
-# All other settings (virtual environment or container, caches, network): slurm/common.sh.
-# The same command again goes on where the run in run.dir stopped.
+# What `megatron-opsft plan` expects, at $3 for an hour of a GPU:
+#
+#   1 node:    20.3 s a step,  3.5 hours,    $85 for the run
+#   2 nodes:   18.8 s a step,  3.3 hours,   $158 for the run
+#   4 nodes:   18.0 s a step,  3.2 hours,   $303 for the run
+#
+# Another configuration, an array of several, and all settings: slurm/train.sh.
 #
 #SBATCH --job-name=opsft-1p5b
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=12
 #SBATCH --mem=0
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
@@ -24,7 +26,5 @@
 set -euo pipefail
 
 CONFIG=${CONFIG:-examples/configs/r1_distill_1p5b_paper.yaml}
-# shellcheck source=slurm/common.sh
-source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/common.sh"
-choose_config
-run_ranks "$PYTHON" -m megatron_opsft train "$CONFIG" "$@" --resume=auto
+# shellcheck source=slurm/train.sh
+source "${SCRIPT_DIR:-${PROJECT_DIR:-$SLURM_SUBMIT_DIR}/slurm}/train.sh" "$CONFIG" "$@"

@@ -12,7 +12,7 @@ import pytest
 from forked_cli import ForkedCli
 from world import IMPORTED_ONCE
 
-from megatron_opsft.runtime.loading import loading_libraries
+from megatron_opsft.runtime.libraries import loading_libraries
 
 gc.disable()  # until all tests are imported: nothing of that goes away
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-of-tests-")  # as long as the tests run

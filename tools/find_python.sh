@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by install scripts. find_python NAME - print the first interpreter that runs: NAME, or pyenv's of that version
 # (pyenv's own python3.12 on the path runs only where it is the chosen version).
 find_python() {

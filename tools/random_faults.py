@@ -30,7 +30,9 @@ from typing import Any
 
 import psutil
 
-from megatron_opsft.report.differences import compare_runs
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+
+from run_differences import compare_runs  # noqa: E402
 
 PRELUDE = Path(__file__).parent / "fault_prelude"
 LAYOUTS = {

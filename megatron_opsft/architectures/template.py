@@ -73,7 +73,6 @@ class Architecture:
     default_kv_heads_to_heads: a config without num_key_value_heads means multi-head attention.
     fixed_fields: config fields that may be absent, but must have this value if present and not
     null; before those of `config_from_hf.FIXED_FIELDS`.
-    megatron_options: settings of Megatron's `TransformerConfig` that differ from Llama's.
     null_fields: config fields that must be there and null: the class takes another value for an
     absent one.
     """
@@ -88,4 +87,3 @@ class Architecture:
     fixed_fields: tuple[tuple[str, object], ...] = ()
     null_fields: tuple[str, ...] = ()
     expert_rows: tuple[Template, ...] = ()
-    megatron_options: tuple[tuple[str, object], ...] = ()

@@ -29,19 +29,19 @@ class DataConfig(Section):
     )
     problem_field: str | None = Field(
         None,
-        description="Field of the problem: text, or a list of chat messages; a dotted name reaches into objects. By default the first of problem, question, prompt.",
+        description="Field of the problem (text or chat messages; may be dotted); by default the first of problem, question, prompt.",
     )
     answer_field: str | None = Field(
         None,
-        description="Field of the gold answer, which may be dotted, such as reward_model.ground_truth; by default the first of answer, final_answer, solution.",
+        description="Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution.",
     )
     duplicates: Literal["keep", "first", "drop"] = Field(
         "keep",
-        description="Rows with the same problem. first: all but the first are bad rows; drop: problems whose rows have different answers too.",
+        description="Rows with the same problem. first: keep the first; drop: also drop problems with different answers.",
     )
     pass_rate: tuple[float, float] | None = Field(
         None,
-        description="Train only on problems of which an evaluation solved a share between these two, such as [0.1, 0.9], both included; the others are bad rows.",
+        description="Train only on problems of which an evaluation solved a share in this range, such as [0.1, 0.9].",
     )
     pass_rate_from: Annotated[Path | None, HomeExpanded] = Field(
         None, description="Directory of that evaluation, which must be of the same problems."
@@ -54,15 +54,15 @@ class DataConfig(Section):
     max_prompt_tokens: int = Field(
         1024,
         ge=1,
-        description="Problems with a longer prompt are bad rows: listed and left out. Where it is not set, less if the model has no room for it beside the longest response.",
+        description="Problems with a longer prompt are listed and left out. The default shrinks if the model has no room for it beside the longest response.",
     )
     template: TemplateName = Field(
         "r1",
-        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file that makes the user's message of `problem` and `row` (docs/data.md). All through the model's chat template.",
+        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template.",
     )
     system_prompt: str = Field(
         "",
-        description="What the model is told before each problem; rows that are chat messages with a system message keep theirs.",
+        description="System message before each problem; rows that have one keep theirs.",
     )
 
     @property
@@ -102,7 +102,7 @@ class VerifyConfig(Section):
     )
     judge_field: str | None = Field(
         None,
-        description="Field of a row, which may be dotted, that names the row's own judge: a shipped one, or that of verify.judge; rows without it have verify.judge.",
+        description="Field of a row that names the row's own judge; rows without it use verify.judge.",
     )
     workers: Annotated[int, FREE] = Field(
         0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
@@ -110,7 +110,7 @@ class VerifyConfig(Section):
     timeout_seconds: float = Field(
         10.0,
         gt=0,
-        description="Wall-clock limit for one answer; a worker beyond it is killed and replaced.",
+        description="Wall-clock limit for one answer.",
     )
 
     @property

@@ -19,7 +19,7 @@ class RolloutConfig(Section):
     kv_cache_bytes: int | None = Field(
         None,
         ge=1,
-        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves, on a CPU what batch_size needs.",
+        description="KV cache of each vLLM rank; by default what gpu_memory_fraction leaves.",
     )
     group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
     temperature: float = Field(
@@ -34,7 +34,7 @@ class RolloutConfig(Section):
     batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
     speculative: dict[str, Any] | None = Field(
         None,
-        description="vLLM alone: its speculative_config, handed over as it is, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4} (docs/rollouts.md). Responses keep their distribution, but their seeds then depend on earlier drafts: a resumed or repeated run may sample other responses.",
+        description="vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md).",
     )
 
     @model_validator(mode="after")
@@ -51,15 +51,15 @@ class RolloutConfig(Section):
 class SyncConfig(Section):
     verify: Literal["off", "checksum", "full"] = Field(
         "full",
-        description="Proof after every push of weights: checksums of every engine parameter; full: log-probs of some responses as well.",
+        description="Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses.",
     )
     bucket_mb: int = Field(
         256,
         ge=1,
-        description="Size of the buckets that weights travel in, in MiB; two are under way at a time.",
+        description="Size of the buckets that weights travel in, in MiB.",
     )
     logprob_alarm: float | None = Field(
         None,
         gt=0,
-        description="Mean difference of engine and trainer log-probs that raises an alarm; by default 0.001 in float32, 0.05 in bfloat16.",
+        description="Mean difference of engine and trainer log-probs that warns; by default 0.001 in float32, 0.05 in bfloat16.",
     )

@@ -31,14 +31,14 @@ class RunConfig(Section):
     show_samples: Annotated[int, FREE] = Field(
         1,
         ge=0,
-        description="How many responses of an evaluation to show on the console, in TensorBoard and W&B, to the same problems each time.",
+        description="Responses of each evaluation to show on the console, in TensorBoard and W&B.",
     )
     save_rollouts: Annotated[bool, FREE] = Field(
         True, description="Keep every response of every step in rollouts/."
     )
     save_logprobs: Annotated[bool, FREE] = Field(
         False,
-        description="With them the log-probability of each token when it was sampled, by a pass of the trainer over all responses; the report colours tokens by it.",
+        description="Keep the log-probability of each sampled token, too, which costs a pass of the trainer; the report colours tokens by it.",
     )
     tensorboard: Annotated[bool, FREE] = Field(True, description="Write TensorBoard events.")
     wandb: Annotated[Literal["off", "offline", "online"], FREE] = Field(
@@ -50,21 +50,21 @@ class RunConfig(Section):
     max_minutes: Annotated[float, FREE] = Field(
         0,
         ge=0,
-        description="Minutes after which the run writes a checkpoint and leaves with exit code 75; 0: no limit.",
+        description="Minutes after which the run writes a checkpoint and exits with 75; 0: no limit.",
     )
     hang_minutes: Annotated[float, FREE] = Field(
         60,
         ge=0,
-        description="A rank that stays in one phase (rollout, train, ...) for longer than this ends the run with exit code 69; set it above what the longest phase takes. Collectives time out a minute later; 0: no limit.",
+        description="A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit.",
     )
     silence_seconds: Annotated[float, FREE] = Field(
         60,
         gt=0,
-        description="A rank whose process gives no sign of life for longer than this ends the run too; one that dies is noticed within 2 s by the others of its machine.",
+        description="A rank that gives no sign of life for longer ends the run too.",
     )
     deterministic: bool = Field(
         False,
-        description="On GPUs the same numbers in every repetition on the same GPUs, bit for bit: deterministic attention, embedding and matrix products, and vLLM's batch-invariant kernels. Slower (docs/gpu.md); a CPU needs none of it.",
+        description="On GPUs the same numbers in every repetition, bit for bit; slower (docs/gpu.md). CPUs need none of it.",
     )
 
     @property
@@ -82,7 +82,7 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1, description="How many of the newest to keep.")
     asynchronous: bool = Field(
         True,
-        description="Write in the background, from a copy in CPU memory; the last one is waited for.",
+        description="Write in the background, from a copy in CPU memory.",
     )
 
 
@@ -112,27 +112,27 @@ def _named_sets(value: object) -> object:
 class EvalConfig(Section):
     data: Annotated[str | None, HomeExpanded] = Field(
         None,
-        description="Held-out problems; by default the test split of data.train, or no evaluation where it has none.",
+        description="Held-out problems; by default the test split of data.train, if any.",
     )
     split: str | None = Field(
         None, description="Split of a Hugging Face data set; by default its `test`."
     )
     subset: str | None = Field(
         None,
-        description="Configuration name of a Hugging Face data set; by default data.subset where eval.data is not set.",
+        description="Configuration name of a Hugging Face data set; by default data.subset.",
     )
     problem_field: str | None = Field(
         None,
-        description="Field of the problem text; by default data.problem_field where eval.data is not set, else as there.",
+        description="Field of the problem; by default data.problem_field.",
     )
     answer_field: str | None = Field(
         None,
-        description="Field of the gold answer; by default data.answer_field where eval.data is not set, else as there.",
+        description="Field of the gold answer; by default data.answer_field.",
     )
     holdout: int = Field(
         0,
         ge=0,
-        description="How many problems to take out of data.train, drawn with run.seed, and to evaluate on; not with eval.data.",
+        description="Problems to take out of data.train and evaluate on; not with eval.data.",
     )
     num_problems: int = Field(
         256, ge=1, description="How many of them, the first ones of a fixed shuffle."
@@ -147,21 +147,21 @@ class EvalConfig(Section):
     max_response_tokens: int | None = Field(
         None,
         ge=1,
-        description="Longest response in evaluation. By default what the model's positions leave beside data.max_prompt_tokens, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens: a limit that cuts answers off makes accuracy and length before training too low.",
+        description="Longest response in evaluation; by default what the model's positions allow, at most 4,096 (hf) or 32,768 (vllm), at least rollout.max_response_tokens.",
     )
     more: Annotated[tuple[EvalSet, ...], BeforeValidator(_named_sets)] = Field(
         (),
-        description="More sets, a mapping: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}. They are evaluated with eval's and decide nothing.",
+        description="More sets to evaluate: NAME to a source, or to {data, split, subset, problem_field, answer_field, num_problems, samples_per_problem}.",
     )
     best_within: float = Field(
         0.01,
         ge=0,
         le=1,
-        description="The best evaluation has the fewest mean response tokens of those whose accuracy is at most this much below the base model's.",
+        description="The best evaluation is the shortest whose accuracy is at most this much below the base model's.",
     )
     export_best: Annotated[bool, FREE] = Field(
         False,
-        description="Keep the model of the best evaluation so far, if it is better than the base model, in best/.",
+        description="Keep the model of the best evaluation in best/, if it is better than the base model.",
     )
     patience: Annotated[int, FREE] = Field(
         0,

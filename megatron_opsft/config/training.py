@@ -10,7 +10,7 @@ from megatron_opsft.config_section import FREE, HomeExpanded, Section
 class ModelConfig(Section):
     path: Annotated[str, HomeExpanded] = Field(
         ...,
-        description="A Hugging Face directory or hub name, a run (its `hf/`), a checkpoint of a run or a converted one, or `tiny_reasoner` (shipped).",
+        description="A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner` (shipped).",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "bfloat16",
@@ -18,7 +18,7 @@ class ModelConfig(Section):
     )
     load: Annotated[Literal["auto", "disk", "engine"], FREE] = Field(
         "auto",
-        description="disk: every rank reads its shards from the files. engine: vLLM alone reads the files, and the shards are filled from its parameters; from disk where it holds them packed or in an unknown layout. auto: engine where it can, else disk.",
+        description="disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards are filled from its parameters. auto: engine where possible, else disk.",
     )
 
 
@@ -66,7 +66,7 @@ class ParallelConfig(Section):
     )
     overlap_param_gather: bool = Field(
         True,
-        description="Gather updated weights from the data-parallel ranks while the rollout engine wakes up for them; only with overlap_grad_reduce.",
+        description="Gather updated weights while the rollout engine wakes up; needs overlap_grad_reduce.",
     )
 
     @property
@@ -91,18 +91,18 @@ class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(
         16384,
         ge=1,
-        description="Packing budget of a rank; a pack holds parallel.cp times as many. A longer sequence gets a micro-batch of its own.",
+        description="Packing budget of a rank, times parallel.cp; a longer sequence gets its own micro-batch.",
     )
     cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
         "auto",
-        description="te: TransformerEngine's, on all logits of the response tokens; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that is there and fits.",
+        description="te: TransformerEngine's; fused_linear: from hidden states, a chunk of logits at a time; auto: the fastest that fits.",
     )
     recompute: Annotated[Literal["none", "selective", "full"], FREE] = Field(
         "none",
-        description="Activations computed again in the backward pass. selective: each layer's feed-forward part, which holds most of them; full: whole layers.",
+        description="Activations computed again in the backward pass: of feed-forward parts (selective), or of whole layers (full).",
     )
     offload_layers: int = Field(
         0,
         ge=0,
-        description="How many layers keep their activations in CPU memory until the backward pass; needs TransformerEngine, parallel.pp=1 and no recomputation.",
+        description="Layers that keep activations in CPU memory; needs TransformerEngine, parallel.pp=1 and no recomputation.",
     )

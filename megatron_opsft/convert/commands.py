@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
-import re
-from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from megatron_opsft.command_line import Command, group
-from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.errors import ANSWER_IS_NO
+from megatron_opsft.runtime.console import printable
 
 _CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 
@@ -21,21 +19,26 @@ class _Conversion(Command):
     dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
         None, description="Cast to it; by default as in the source."
     )
-    shard_size: str = Field("5GB", description="Largest file, such as 5GB or 500MB.")
+    shard_size: ByteSize = Field(
+        "5GB",
+        gt=0,
+        lt=2**63,
+        validate_default=True,
+        description="Largest file, such as 5GB or 500MB.",
+    )
     overwrite: bool = Field(False, description="Replace the model or conversion at --out.")
     verify: bool = Field(
-        False, description="Read everything back and compare hashes, tensor by tensor."
+        False, description="Read everything back and compare it, tensor by tensor."
     )
     as_json: bool = Field(False, alias="json", description="Print one line of figures as JSON.")
     workers: int = Field(1, ge=1, description="Threads that copy.")
 
     def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
         """Convert, and say how it went. source: as the user names it."""
-        from megatron_opsft.convert.paths import check_paths, find_source
+        from megatron_opsft.convert.paths import find_source
 
-        directory = find_source(source, to)
-        check_paths(directory, self.out, overwrite=self.overwrite)
-        from megatron_opsft.convert.progress import in_words
+        directory = find_source(source, to, self.out, overwrite=self.overwrite)
+        from megatron_opsft.convert.paths import in_words
         from megatron_opsft.convert.run import convert_model
 
         figures = convert_model(
@@ -44,15 +47,13 @@ class _Conversion(Command):
             to,
             config_from=config_from,
             dtype=self.dtype,
-            max_shard_bytes=parse_size(self.shard_size),
+            max_shard_bytes=self.shard_size,
             overwrite=self.overwrite,
             verify=self.verify,
             workers=self.workers,
         )
         if self.as_json:
             print(json.dumps(dataclasses.asdict(figures)))
-        elif figures.already_complete:
-            print(f"{self.out} is already the result of this conversion")
         else:
             checked = ", verified" if self.verify else ""
             print(
@@ -115,9 +116,10 @@ class Check(Command):
     def run(self) -> int | None:
         """Print what differs."""
         from megatron_opsft.convert.compare import differing_tensors
+        from megatron_opsft.convert.source import open_source
 
         sources = [
-            _open(_directory_of(name), self.config_from) for name in (self.first, self.second)
+            open_source(_directory_of(name), self.config_from) for name in (self.first, self.second)
         ]
         if lines := differing_tensors(sources[0], sources[1], workers=self.workers):
             print(printable("\n".join(lines)))
@@ -144,19 +146,3 @@ def _directory_of(name: str) -> Path:
 
     path = Path(name)
     return path if is_dist_checkpoint(path) else resolve_model(name, option="convert check")
-
-
-def _open(directory: Path, config_from: Path | None):  # type: ignore[no-untyped-def]
-    from megatron_opsft.convert.source import open_source
-
-    return open_source(directory, config_from)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of `5GB`, `500MB` or a plain number, at most 2**63 - 1. Errors: `UserError`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    size = Fraction(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " ") if match else 0
-    if not 1 <= size < 2**63:
-        shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise UserError(f"--shard-size={shown} is no size of a file; write for example 5GB")
-    return int(size)

@@ -1,11 +1,13 @@
 """The files of a Megatron checkpoint of format torch_dist: archives one behind the other."""
 
+import hashlib
 import io
 import json
 import pickle
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO, cast
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -24,9 +26,11 @@ from megatron_opsft.storage.known_files import (
     COMMON_NAME,
     FORMAT_NAME,
     METADATA_NAME,
+    RECORD_NAME,
     TORCH_DIST_FORMAT,
 )
-from megatron_opsft.storage.regions import Region, data_offset, load_without_data, opened
+from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.torch_archive import archived_tensor
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
     entry_of,
@@ -52,32 +56,26 @@ class Archive:
         return len(self.before) + self.data_bytes + len(self.behind)
 
 
-def megatron_layout(
-    table: WeightTable, dtype: torch.dtype, max_file_bytes: int, scratch: Path
-) -> FileLayout:
-    """A Megatron checkpoint of format torch_dist.
-
-    table: with TransformerEngine's names; scratch: an existing directory for temporary files.
-    """
-    layout = _DistLayout(dtype, max_file_bytes, scratch)
+def megatron_layout(table: WeightTable, dtype: torch.dtype, max_file_bytes: int) -> FileLayout:
+    """A Megatron checkpoint of format torch_dist; table: with TransformerEngine's names."""
+    layout = _DistLayout(dtype, max_file_bytes)
     sizes = lead_sizes(table)
     for rule in table.exported:
         layout.add_tensor(rule, entry_of(rule.mcore_name), sizes)
     for key in extra_state_keys(table):
         layout.add_object(key)
-    return layout.finish()
+    return layout.finish(table.shape.vocab_size)
 
 
 class _DistLayout:
     """Lays archives one behind the other into files, and keeps Megatron's metadata of them."""
 
-    def __init__(self, dtype: torch.dtype, max_file_bytes: int, scratch: Path) -> None:
-        self._dtype, self._max_file_bytes, self._scratch = dtype, max_file_bytes, scratch
+    def __init__(self, dtype: torch.dtype, max_file_bytes: int) -> None:
+        self._dtype, self._max_file_bytes = dtype, max_file_bytes
         self._files: list[list[tuple[int, bytes]]] = [[]]
         self._ends = [0]
         self._targets: list[Target] = []
         self._metadata = Metadata(state_dict_metadata={}, planner_data=None, storage_data={})
-        self._archives: dict[tuple[int, ...], Archive] = {}
         self._empty = _saved([None])
 
     def _reserve(
@@ -102,9 +100,7 @@ class _DistLayout:
     def add_tensor(self, rule: Rule, entry: Entry, lead: dict[str, tuple[int, ...]]) -> None:
         """One layer (or expert) of a tensor: a chunk with one index on each prepended axis."""
         shape = (*(1 for _ in entry.lead), *rule.mcore_shape)
-        if shape not in self._archives:
-            self._archives[shape] = _archive_of(shape, self._dtype, self._scratch)
-        archive = self._archives[shape]
+        archive = _archive_of(shape, self._dtype)
         # Whole pages are what disks read and write fastest; small tensors would waste most of one.
         alignment = ALIGNMENT if archive.data_bytes >= ALIGNMENT else _SMALL_ALIGNMENT
         file, start = self._reserve(archive.num_bytes, len(archive.before), alignment)
@@ -134,15 +130,21 @@ class _DistLayout:
         self._metadata.state_dict_metadata[key] = BytesStorageMetadata()
         self._store(MetadataIndex(key), file, start, len(self._empty))
 
-    def finish(self) -> FileLayout:
+    def finish(self, vocab_size: int) -> FileLayout:
         files = tuple(
             PlannedFile(_file_name(index), end, tuple(constants))
             for index, (end, constants) in enumerate(zip(self._ends, self._files, strict=True))
         )
+        metadata = pickle.dumps(self._metadata)
+        record = {
+            "vocab_size": vocab_size,  # the padding hides it
+            "sha256": {METADATA_NAME: hashlib.sha256(metadata).hexdigest()},
+        }
         small = {
             COMMON_NAME: _saved({}),
             FORMAT_NAME: json.dumps(TORCH_DIST_FORMAT).encode(),
-            METADATA_NAME: pickle.dumps(self._metadata),
+            METADATA_NAME: metadata,
+            RECORD_NAME: (json.dumps(record, indent=1) + "\n").encode(),
         }
         return FileLayout(files, tuple(self._targets), small)
 
@@ -157,24 +159,18 @@ def _saved(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _archive_of(shape: tuple[int, ...], dtype: torch.dtype, scratch: Path) -> Archive:
+@cache
+def _archive_of(shape: tuple[int, ...], dtype: torch.dtype) -> Archive:
     """What torch.save puts around a contiguous tensor; the same for all of this shape and dtype.
 
-    A file with a hole in place of the data is written to `scratch` and removed again.
+    It writes a temporary file with a hole in place of the data.
     """
-    path = scratch / "archive"  # its name is part of the archive
-    tensor = torch.empty(shape, dtype=dtype)  # never touched, so it takes no memory
-    try:
+    with tempfile.TemporaryDirectory(prefix="megatron-opsft-") as scratch:
+        path = Path(scratch) / "archive"  # its name is part of the archive
         with torch.serialization.skip_data():
-            torch.save(tensor, path)
-        with opened(path) as file:
-            stored = load_without_data(cast(IO[bytes], file), str(path))
-            assert isinstance(stored, torch.Tensor)
-            start = data_offset(stored, cast(IO[bytes], file), str(path))
-            file.seek(0)
-            before = file.read(start)
-            file.seek(start + tensor.nbytes)
-            behind = file.read()
-    finally:
-        path.unlink(missing_ok=True)
-    return Archive(before=before, behind=behind, data_bytes=tensor.nbytes)
+            torch.save(torch.empty(shape, dtype=dtype), path)  # never touched: it takes no memory
+        data = archived_tensor(path, 0, path.stat().st_size, str(path))
+        with open(path, "rb") as file:
+            before = file.read(data.offset)
+            file.seek(data.offset + data.num_bytes)
+            return Archive(before=before, behind=file.read(), data_bytes=data.num_bytes)

@@ -1,30 +1,17 @@
 """A model on disk in either format: its weights under HF names, and the small files around them."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
-from megatron_opsft.storage.hf_writer import side_files
-from megatron_opsft.storage.known_files import METADATA_NAME, is_dist_checkpoint
+from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
+from megatron_opsft.storage.known_files import is_dist_checkpoint
 from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.storage.opened import open_weights
+from megatron_opsft.storage.opened import StoredWeights, open_weights
 from megatron_opsft.weights.rules import WeightTable
-
-
-class Tensors(Protocol):
-    """What `HfTensors` and `MegatronTensors` have in common."""
-
-    def dtype(self, name: str) -> torch.dtype: ...
-    def files(self) -> tuple[Path, ...]: ...
-    def header(self) -> bytes: ...
-    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +21,8 @@ class Source:
     directory: Path
     config_dir: Path
     table: WeightTable
-    tensors: Tensors
+    tensors: StoredWeights
     is_megatron: bool
-
-    def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-        """`tensor[start:stop]`, read from disk and cast into `out`. Errors: `UserError`."""
-        self.tensors.copy_rows(name, start, stop, out)
 
     def paths(self) -> tuple[Path, ...]:
         """Everything that is read: directories, and the weight files, which links may lead to."""
@@ -58,23 +41,6 @@ class Source:
         if first not in SAFETENSORS_DTYPES.values():
             raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
         return first
-
-    def identity(self) -> str:
-        """A digest that changes when the source does.
-
-        It has the headers (names, shapes, dtypes, offsets), of each file the path, inode, size and
-        time, and whatever comes along with the weights.
-        """
-        digest = hashlib.sha256(self.tensors.header())
-        extra = [self.directory / METADATA_NAME] if self.is_megatron else []
-        for path in [*self.tensors.files(), *extra]:
-            stat = path.stat()
-            # Not the device: network file systems get another one whenever they are mounted.
-            values = (path.resolve(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            digest.update(f"{values}\n".encode())
-        for name, content in sorted(side_files(self.config_dir, None).items()):
-            digest.update(f"{name} {len(content)}\n".encode() + content)
-        return digest.hexdigest()
 
 
 def open_source(directory: Path, config_dir: Path | None = None) -> Source:

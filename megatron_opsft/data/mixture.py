@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megatron_opsft.config import DataConfig
-from megatron_opsft.data.problems import ProblemSet, load_problems, make_set
-from megatron_opsft.data.sampler import MixtureSampler, ProblemSampler
+from megatron_opsft.data.problems import ProblemSet, load_problems
+from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 
 
@@ -23,47 +23,39 @@ def load_training(data: DataConfig, *, with_fields: bool) -> ProblemSet:
         )
         for part in data.parts
     ]
-    return sets[0] if isinstance(data.train, str) else _joined(sets)
+    return sets[0] if len(sets) == 1 else _joined(sets)
 
 
 def _joined(sets: Sequence[ProblemSet]) -> ProblemSet:
     """One behind the other. An id that an earlier set has gets the number of its part."""
-    problems, rows, parts = [], [], []
-    taken: set[str] = set()
+    problems = {}
     for number, part in enumerate(sets):
-        for problem, row in zip(part.problems, part.rows, strict=True):
+        for problem in part.problems:
             unique = problem.id
-            while unique in taken:
+            while unique in problems:
                 unique = f"{unique}@{number + 1}"
-            taken.add(unique)
-            problems.append(replace(problem, id=unique))
-            rows.append(row)
-            parts.append(number)
-    return make_set(
-        " + ".join(part.name for part in sets),
-        problems,
-        rows,
-        [bad for part in sets for bad in part.bad_rows],
+            problems[unique] = replace(problem, id=unique)
+    return ProblemSet(
+        name=" + ".join(part.name for part in sets),
+        problems=tuple(problems.values()),
+        rows=tuple(row for part in sets for row in part.rows),
+        bad_rows=tuple(bad for part in sets for bad in part.bad_rows),
         sources=tuple(part.name for part in sets),
-        parts=tuple(parts),
+        parts=tuple(number for number, part in enumerate(sets) for _ in part.rows),
     )
 
 
-def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSampler | MixtureSampler:
-    """Which of `problems` each step has. Errors: `UserError` for a part of which nothing is
+def order_of(problems: ProblemSet, data: DataConfig, seed: int) -> ProblemSampler:
+    """Which of `problems` each step has. Errors: `UserError` for a source of which nothing is
     left.
     """
-    if not problems.parts:
-        return ProblemSampler(
-            num_problems=len(problems.problems), batch_size=data.prompts_per_step, seed=seed
-        )
     members: list[list[int]] = [[] for _ in problems.sources]
     for index, part in enumerate(problems.parts):
         members[part].append(index)
     for source, indices in zip(problems.sources, members, strict=True):
         if not indices:
             raise UserError(f"data.train: no problem of {source} is left; take it out of the list")
-    return MixtureSampler(
+    return ProblemSampler(
         members=tuple(map(tuple, members)),
         weights=tuple(part.weight for part in data.parts),
         batch_size=data.prompts_per_step,

@@ -3,24 +3,33 @@
 from collections import Counter
 
 from megatron_opsft.config import Config
-from megatron_opsft.data.duplicates import count_duplicates, describe_duplicates
-from megatron_opsft.data.problems import ProblemSet, describe_bad_rows
+from megatron_opsft.data.choices import find_duplicates
+from megatron_opsft.data.problems import ProblemSet
 
 
 def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
     """One entry a fact, none where all is as it should be."""
     said = [describe_bad_rows(problems)]
-    said.append(describe_duplicates(count_duplicates(problems), config.data.duplicates))
-    for name, num, wanted in _draws(config, problems):
+    if config.data.duplicates == "keep" and (found := find_duplicates(problems)):
+        said.append(
+            f"{sum(len(same.indices) - 1 for same in found)} rows repeat a problem of an earlier "
+            f"row, {sum(same.contradicts for same in found)} problems have rows with different "
+            "answers; data.duplicates=first keeps the first row, drop leaves out the contradicting "
+            "ones as well"
+        )
+    counts, weights = Counter(problems.parts), [part.weight for part in config.data.parts]
+    for number, source in enumerate(problems.sources):
+        num, per_step = counts[number], config.data.prompts_per_step
+        wanted = round(per_step * weights[number] / sum(weights), 1)
         if wanted > num:
             said.append(
-                f"data.prompts_per_step={wanted:g} is more than the {num} problems of {name}: "
+                f"data.prompts_per_step={wanted:g} is more than the {num} problems of {source}: "
                 "every step has some of them twice or more"
             )
         elif wanted * config.run.steps > num:
             said.append(
                 f"{config.run.steps} steps of {wanted:g} problems go through the {num} problems of "
-                f"{name} {wanted * config.run.steps / num:.1f} times"
+                f"{source} {wanted * config.run.steps / num:.1f} times"
             )
     if held_out is None:
         said.append(
@@ -32,14 +41,14 @@ def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | N
     return [line for line in said if line]
 
 
-def _draws(config: Config, problems: ProblemSet) -> list[tuple[str, int, float]]:
-    """Of each source its name, its problems, and how many of them a step draws on average."""
-    wanted = config.data.prompts_per_step
-    if not problems.parts:
-        return [(problems.name, len(problems.problems), wanted)]
-    weights = [part.weight for part in config.data.parts]
-    counts = Counter(problems.parts)
-    return [
-        (source, counts[number], round(wanted * weights[number] / sum(weights), 1))
-        for number, source in enumerate(problems.sources)
-    ]
+def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
+    """How many rows were left out, the first of them, how many more; "" if none."""
+    bad_rows = sorted(problem_set.bad_rows, key=lambda bad: bad.row)
+    if not bad_rows:
+        return ""
+    num_rows = len(problem_set.problems) + len(bad_rows)
+    lines = [f"{problem_set.name}: {len(bad_rows)} of {num_rows} rows left out"]
+    lines += [f"  {bad.source}:{bad.row}: {bad.reason}" for bad in bad_rows[:limit]]
+    if len(bad_rows) > limit:
+        lines.append(f"  ... and {len(bad_rows) - limit} more")
+    return "\n".join(lines)

@@ -6,16 +6,14 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 """
 
 import json
-import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from megatron_opsft.errors import PromptError, UserError, first_line
@@ -34,8 +32,7 @@ MODEL_OPTION = "model.path"  # what errors call the model of a run
 # day: the date that those of Llama 3.x name where there is no clock.
 _TODAY = datetime(2024, 7, 26)
 _EXAMPLE = Problem(id="", text="1", answer="")
-_PROBE = 'Wait, 12 + 345 = 357.  So "x" is \\boxed{\\frac{1}{2}}.\n\n\tGrüße, 你好!'
-_log = logging.getLogger(__name__)
+_OLDER_FILES = (("tokenizer.model",), ("vocab.json", "merges.txt"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,26 +114,28 @@ def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
 
 
 def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model directory (or hub name), checked against its `tokenizer.json`.
+    """The tokenizer of a model directory: what its `tokenizer.json` says, or without one what
+    transformers makes of its older files.
 
-    For some model types AutoTokenizer builds another class than the files describe and drops
-    tokens or splits text otherwise; the files win. option: what errors call the model. Raises
-    UserError for missing files or a missing chat template.
+    For some model types AutoTokenizer builds another class than tokenizer.json describes, and drops
+    tokens or splits text otherwise. option: what errors call the model. Errors: `UserError` for
+    missing or damaged files, and for a missing chat template.
     """
     directory = Path(path)
-    if directory.is_dir() and not _has_tokenizer_files(directory):
+    is_described = (directory / "tokenizer.json").is_file()
+    if not is_described and not any(
+        all((directory / name).is_file() for name in names) for names in _OLDER_FILES
+    ):
         raise UserError(
             f"{option}: {path} has no tokenizer.json; copy the tokenizer files "
             "(tokenizer.json, tokenizer_config.json, chat_template.jinja) of the model into it"
         )
+    kind = PreTrainedTokenizerFast if is_described else AutoTokenizer
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        tokenizer = kind.from_pretrained(str(path))
+    except Exception as error:  # the library of tokenizer.json raises bare Exception
+        reason = first_line(error)
         raise UserError(f"{option}: cannot load a tokenizer from {path}: {reason}") from error
-    file = directory / "tokenizer.json"
-    if file.is_file():
-        tokenizer = _as_described(tokenizer, file, option)
     if not tokenizer.chat_template:
         raise UserError(
             f"{option}: the tokenizer of {path} has no chat template; add chat_template.jinja "
@@ -159,7 +158,9 @@ def end_token_ids(
     for name in ("generation_config.json", "config.json"):
         file = Path(model_dir) / name
         if file.is_file():
-            found.update(_eos_ids(json.loads(file.read_text())))
+            value = json.loads(file.read_text()).get("eos_token_id")
+            values = value if isinstance(value, list) else [value]
+            found.update(each for each in values if isinstance(each, int))
     if not found:
         raise UserError(
             f"{option}: {model_dir} names no end token; set eos_token_id in generation_config.json"
@@ -196,60 +197,3 @@ def check_vocabulary(
                 "tokenizer: the files are of two models, or eos_token_id in config.json or "
                 "generation_config.json is wrong"
             )
-
-
-def _eos_ids(config: dict[str, Any]) -> Iterator[int]:
-    value = config.get("eos_token_id")
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list):
-        yield from (item for item in value if isinstance(item, int))
-
-
-def _has_tokenizer_files(directory: Path) -> bool:
-    if (directory / "tokenizer.json").is_file() or (directory / "tokenizer.model").is_file():
-        return True
-    return all((directory / name).is_file() for name in ("vocab.json", "merges.txt"))
-
-
-def _as_described(
-    tokenizer: PreTrainedTokenizerBase, file: Path, option: str
-) -> PreTrainedTokenizerBase:
-    """`tokenizer` where it agrees with tokenizer.json, else one that takes the file literally."""
-    try:
-        described = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{option}: {file} cannot be read: {error}") from error
-    difference = _find_difference(tokenizer, described)
-    count = described.get_vocab_size(with_added_tokens=True)
-    if not difference and len(tokenizer) <= count:
-        return tokenizer
-    literal = PreTrainedTokenizerFast.from_pretrained(str(file.parent))
-    if not difference:  # only with tokens of its own, such as for padding
-        return literal if len(literal) < len(tokenizer) else tokenizer
-    if _find_difference(literal, described):
-        raise UserError(
-            f"{option}: the tokenizer loaded from {file.parent} does not match {file.name}: "
-            f"{difference}; set tokenizer_class to PreTrainedTokenizerFast in tokenizer_config.json"
-        )
-    _log.warning(
-        "%s: AutoTokenizer's %s does not match it (%s); using PreTrainedTokenizerFast",
-        file,
-        type(tokenizer).__name__,
-        difference,
-    )
-    return literal
-
-
-def _find_difference(tokenizer: PreTrainedTokenizerBase, described: Tokenizer) -> str:
-    """What the loaded tokenizer does otherwise than tokenizer.json says; "" if nothing is found."""
-    loaded, expected = tokenizer.get_vocab(), described.get_vocab(with_added_tokens=True)
-    lost = [token for token, token_id in expected.items() if loaded.get(token) != token_id]
-    if lost:
-        return f"{len(lost)} tokens lost or moved, such as {lost[0]!r}"
-    added = "".join(token.content for token in described.get_added_tokens_decoder().values())
-    for text in (_PROBE, added):
-        ids = described.encode(text, add_special_tokens=False).ids
-        if tokenizer.encode(text, add_special_tokens=False) != ids:
-            return f"other token ids for {text[:40]!r}"
-    return ""

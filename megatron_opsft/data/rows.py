@@ -1,14 +1,12 @@
 """A row of a source -> a problem, or the reason why it cannot be one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from megatron_opsft.data.answers import read_answer
-from megatron_opsft.data.fields import ABSENT, find_field, names_of
-from megatron_opsft.data.messages import read_messages
 from megatron_opsft.data.prompt_file import PromptFile
 from megatron_opsft.data.sources import Row
 from megatron_opsft.errors import RowError, UserError
@@ -17,6 +15,8 @@ from megatron_opsft.records import Message, Problem
 PROBLEM_FIELDS = ("problem", "question", "prompt")
 ANSWER_FIELDS = ("answer", "final_answer", "solution")
 ID_FIELDS = ("id", "unique_id")
+ABSENT = object()  # of a field that a row does not have; null is a value
+_ROLES = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RowReader:
         answer = find_field(row.fields, self.answer_field)
         _check_unicode({name: row.fields.get(name) for name in ID_FIELDS})
         _check_unicode({self.answer_field: answer})
-        *before, last = self._read_messages(find_field(row.fields, self.problem_field))
+        *before, last = self._messages(find_field(row.fields, self.problem_field))
         _check_unicode({self.problem_field: "".join(m.content for m in (*before, last))})
         text = last.content
         gold = read_answer(None if answer is ABSENT else answer, self.answer_field)
@@ -56,13 +56,13 @@ class RowReader:
             fields=_other_columns(row, self.problem_field) if self.with_fields else {},
         )
 
-    def _read_messages(self, value: object) -> tuple[Message, ...]:
+    def _messages(self, value: object) -> tuple[Message, ...]:
         """Text is one message."""
         name = self.problem_field
         if value is ABSENT or value is None:
             raise RowError(f"no {name}")
         if isinstance(value, list):
-            return read_messages(value, name)
+            return _read_messages(value, name)
         if not isinstance(value, str):
             raise RowError(f"{name} is of type {type(value).__name__}, not text")
         if not value.strip():
@@ -82,6 +82,27 @@ class RowReader:
         return problem_id
 
 
+def find_field(fields: Mapping[str, Any], name: str) -> Any:
+    """The value of a field, or `ABSENT`. A dotted name reaches into objects, as
+    `reward_model.ground_truth` does into `{"reward_model": {"ground_truth": "42"}}`; a field of
+    that very name comes first.
+    """
+    if name in fields:
+        return fields[name]
+    first, dot, rest = name.partition(".")
+    inner = fields.get(first)
+    return find_field(inner, rest) if dot and isinstance(inner, Mapping) else ABSENT
+
+
+def _names_of(fields: Mapping[str, Any]) -> Iterator[str]:
+    """How the fields can be called; those of an object by their dotted names, in its place."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from (f"{name}.{inner}" for inner in _names_of(value))
+        else:
+            yield name
+
+
 def choose_field(
     source: str, rows: Sequence[Row], wanted: str | None, candidates: tuple[str, ...], key: str
 ) -> str:
@@ -94,12 +115,40 @@ def choose_field(
     }
     best = max(names, key=lambda name: counts[name])
     if any(row.error is None for row in rows) and not counts[best]:
-        present = sorted({name for row in rows for name in names_of(row.fields)})
+        present = sorted({name for row in rows for name in _names_of(row.fields)})
         raise UserError(
             f"{key}: {source} has no field {' or '.join(names)}; it has {', '.join(present)}: "
             f"set {key} to one of them"
         )
     return best
+
+
+def _read_messages(value: list[object], field: str) -> tuple[Message, ...]:
+    """At least one; the last is the user's, and only the first can be the system's.
+
+    field: what errors call them. Errors: `RowError`.
+    """
+    messages = [_read_message(item, f"{field}[{number}]") for number, item in enumerate(value)]
+    if not messages:
+        raise RowError(f"{field} is an empty list of messages")
+    if messages[-1].role != "user":
+        raise RowError(f"{field} ends with a message of role {messages[-1].role}, not user")
+    if any(message.role == "system" for message in messages[1:]):
+        raise RowError(f"{field} has a system message that is not the first")
+    return tuple(messages)
+
+
+def _read_message(item: object, where: str) -> Message:
+    if not isinstance(item, Mapping):
+        raise RowError(f"{where} is of type {type(item).__name__}, not a message")
+    role, content = item.get("role"), item.get("content")
+    if role not in _ROLES:
+        raise RowError(f"{where} has role {role!r}; there are {', '.join(_ROLES)}")
+    if not isinstance(content, str):
+        raise RowError(f"the content of {where} is of type {type(content).__name__}, not text")
+    if not content.strip():
+        raise RowError(f"the content of {where} is empty")
+    return Message(role=role, content=content)
 
 
 def _other_columns(row: Row, problem_field: str) -> dict[str, Any]:

@@ -1,51 +1,24 @@
 """Which problems a step trains on: a function of (seed, step) alone, the same on every rank."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
 
-from megatron_opsft.errors import UserError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemSampler:
-    """Epoch after epoch in a new order; a batch continues into the next epoch where one ends.
-
-    Stateless: resuming needs the step number only. With fewer problems than `batch_size` a batch
-    repeats some.
-    """
-
-    num_problems: int
-    batch_size: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.num_problems < 1:
-            raise UserError("data: there are no problems to draw from")
-        if self.batch_size < 1:
-            raise UserError(f"data.prompts_per_step: {self.batch_size} is too few; use at least 1")
-
-    def indices(self, step: int) -> list[int]:
-        """The `batch_size` problem indices of a step, counted from 0, in order."""
-        first = step * self.batch_size
-        return [
-            _drawn(f"{self.seed}", position, self.num_problems)
-            for position in range(first, first + self.batch_size)
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureSampler:
     """Several sources in turn, each by its weight and epoch after epoch in an order of its own.
 
-    members: the problem indices of each source, at least one. Stateless: among the first n draws
-    of a run are n times a source's share of the weights, give or take fewer draws than there are
-    sources, whatever the batch size.
+    members: the problem indices of each source, at least one. Stateless: resuming needs the step
+    number only. Among the first n draws of a run are n times a source's share of the weights, give
+    or take fewer draws than there are sources, whatever the batch size. A batch continues into the
+    next epoch where one ends, and repeats problems where there are fewer than `batch_size`.
     """
 
-    members: tuple[tuple[int, ...], ...]
+    members: tuple[Sequence[int], ...]
     weights: tuple[float, ...]
     batch_size: int
     seed: int
@@ -67,15 +40,11 @@ class MixtureSampler:
             share = weights[number] / sum(weights[number:])
             before = floor(position * share)
             if floor((position + 1) * share) > before:
-                return members[_drawn(f"{self.seed}:{number}", before, len(members))]
+                name = f"{self.seed}:{number}" if len(self.members) > 1 else f"{self.seed}"
+                epoch, offset = divmod(before, len(members))
+                return members[_permutation(name, epoch, len(members))[offset]]
             position -= before
         raise AssertionError("the last source has the whole share")
-
-
-def _drawn(name: str, position: int, num_problems: int) -> int:
-    """The `position`-th index of the epochs that go by a name."""
-    epoch, offset = divmod(position, num_problems)
-    return _permutation(name, epoch, num_problems)[offset]
 
 
 @lru_cache(maxsize=32)

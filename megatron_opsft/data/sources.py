@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.git_lfs import check_fetched
-from megatron_opsft.runtime.hub import describe_offline, is_offline, prepare_hub
+from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 
@@ -104,7 +103,7 @@ def _read_parquet(path: Path) -> list[Row]:
     # ValueError, OverflowError: text that is not UTF-8, a date outside of Python's.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise UserError(
-            f"data: {path} is no readable Parquet file ({_first_line(error)})"
+            f"data: {path} is no readable Parquet file ({first_line(error)})"
         ) from error
 
 
@@ -116,7 +115,7 @@ def _open_saved(path: Path, split: str, section: str) -> Any:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"data: {path} is no data set saved by save_to_disk ({_first_line(error)}); "
+            f"data: {path} is no data set saved by save_to_disk ({first_line(error)}); "
             f"name a {', '.join(FILE_ENDINGS)} file in it instead"
         ) from error
     if not isinstance(loaded, datasets.DatasetDict):
@@ -152,14 +151,9 @@ def _hub_error(source: str, subset: str | None, section: str, error: Exception) 
         )
     return UserError(
         f"data: {name} is no file here, and as a Hugging Face data set it could not be loaded: "
-        f"{_first_line(error)} (check the name, {section}split and {section}subset, and the "
+        f"{first_line(error)} (check the name, {section}split and {section}subset, and the "
         "network; or give a file)"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _number(rows: Any) -> list[Row]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from megatron_opsft.errors import UserError
@@ -37,10 +38,14 @@ class StoredResponse(Sample):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredResponses(Sequence[StoredResponse]):
-    """A file of them, in its order; manifest: what it was made of."""
+    """A file of them, in its order; manifest: what it was made of. num_prompt_tokens,
+    num_response_tokens: of each row.
+    """
 
     manifest: Mapping[str, Any]
     table: pa.Table
+    num_prompt_tokens: Sequence[int]
+    num_response_tokens: Sequence[int]
 
     def __len__(self) -> int:
         return self.table.num_rows
@@ -63,14 +68,6 @@ class StoredResponses(Sequence[StoredResponse]):
     def advantage(self, number: int) -> float:
         """Of row `number`, without reading its tokens."""
         return float(self.table["advantage"][number].as_py())
-
-    def num_prompt_tokens(self, number: int) -> int:
-        """Of row `number`, without reading its tokens."""
-        return len(self.table["prompt_ids"][number])
-
-    def num_response_tokens(self, number: int) -> int:
-        """Of row `number`, without reading its tokens."""
-        return len(self.table["response_ids"][number])
 
 
 def write_stored_responses(
@@ -105,15 +102,20 @@ def read_stored_responses(path: Path) -> StoredResponses:
         raise UserError(f"data.responses={path} cannot be read ({reason}); {how}") from None
     if not table.num_rows:
         raise UserError(f"data.responses={path} holds no response; {how}")
-    found = StoredResponses(manifest=manifest, table=table)
-    for number in range(len(found)):
-        scores = table["log_probs"][number]
-        tokens = found.num_response_tokens(number)
-        if not (tokens and found.num_prompt_tokens(number)):
-            raise UserError(f"data.responses={path}, row {number + 1}: no prompt or no response")
-        if scores.is_valid and len(scores) != tokens:
+    prompts, responses, scores = (
+        pc.list_value_length(table[name]).to_pylist()
+        for name in ("prompt_ids", "response_ids", "log_probs")
+    )
+    for row, (prompt, response, scored) in enumerate(
+        zip(prompts, responses, scores, strict=True), start=1
+    ):
+        if not (prompt and response):
+            raise UserError(f"data.responses={path}, row {row}: no prompt or no response")
+        if scored not in (None, response):
             raise UserError(
-                f"data.responses={path}, row {number + 1}: {len(scores)} log-probs of {tokens} "
-                "response tokens"
+                f"data.responses={path}, row {row}: {scored} log-probs of {response} response "
+                "tokens"
             )
-    return found
+    return StoredResponses(
+        manifest=manifest, table=table, num_prompt_tokens=prompts, num_response_tokens=responses
+    )

@@ -3,13 +3,11 @@
 import os
 from typing import ClassVar
 
-from pydantic import Field
-
 from megatron_opsft.command_line import Command
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.loading import loading_libraries
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Diagnose(DiagnoseSettings, Command):
@@ -24,7 +22,6 @@ class Diagnose(DiagnoseSettings, Command):
         "diagnose --original A --efficient B --out D --data mine=FILE",
         "diagnose --original A --efficient B --out D --responses EVAL",
     )
-    overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
 
     def run(self) -> None:
         """Diagnose."""
@@ -33,17 +30,8 @@ class Diagnose(DiagnoseSettings, Command):
                 f"diagnose is one process, and {num_ranks} were started; start it without torchrun "
                 "or srun: it takes all GPUs that it sees"
             )
-        from megatron_opsft.diagnose.directory import check_out
-        from megatron_opsft.diagnose.responses import check_source
-        from megatron_opsft.storage.model_paths import local_model
-
-        for option, name in (("--original", self.original), ("--efficient", self.efficient)):
-            local_model(name, option=option)
-        if self.responses is not None:
-            check_source(self.responses)
-        check_out(self.out, overwrite=False)
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose
 
-        print(printable(diagnose(self, overwrite=self.overwrite)), end="")
-        print(f"every token, summary and pictures: {self.out}")
+        print(printable(diagnose(self)), end="")
+        print(f"every token, summary and page: {self.out}")

@@ -1,59 +1,34 @@
-"""The directory of a diagnosis: continued by the same command, never mixed with anything else."""
+"""The directory of a diagnosis."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from megatron_opsft.errors import UserError
-from megatron_opsft.report.diagnosis import (
-    KIND,
-    MANIFEST,
-    SUMMARY,
-    TOKENS,
-    parse_response,
-    read_manifest,
-)
-from megatron_opsft.runtime.durable import remove, write_bytes, write_json
+from megatron_opsft.report.diagnosis import KIND, SUMMARY, TOKENS, parse_response
+from megatron_opsft.runtime.durable import remove, write_bytes
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 
 PAGE, REPORT = "tokens.html", "report.html"  # of `diagnose` and of `report`
-PICTURES = ("tokens.png", "positions.png", "kinds.png", "word_cloud.png")
-_WRITTEN = (SUMMARY, TOKENS, PAGE, *PICTURES)
 
 
-def check_out(directory: Path, *, overwrite: bool) -> None:
-    """Errors: `UserError` where a diagnosis cannot be. overwrite: delete the one that is there,
-    its own files alone.
+class DiagnosisDirectory(OwnedDirectory):
+    """tokens.jsonl and what is made of it.
+
+    If the original model samples, `responses` holds that evaluation, which comes before the
+    manifest.
     """
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"--out {directory} is a file; name a directory")
-    if not (directory / MANIFEST).exists():
-        if found := [name for name in _WRITTEN if (directory / name).exists()]:
-            raise UserError(
-                f"--out {directory} holds {found[0]} but no {MANIFEST} of a diagnosis; name "
-                "another directory"
-            )
-    elif read_manifest(directory).get("kind") != KIND:
-        raise UserError(
-            f"--out {directory} holds something else than a diagnosis; name another directory"
-        )
-    elif overwrite:
-        for name in (*_WRITTEN, "responses", MANIFEST, REPORT):
-            remove(directory / name)
 
+    kind = KIND
+    names = (SUMMARY, TOKENS, PAGE, REPORT)
 
-def open_directory(directory: Path, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Make it this diagnosis's, or continue that one. identity: whatever decides a line, JSON;
-    facts: for people. Errors: `UserError` naming what differs.
-    """
-    if (directory / MANIFEST).exists():
-        before = read_manifest(directory).get("identity", {})
-        for name, value in identity.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"--out {directory} holds a diagnosis with another {name}; set it back, name "
-                    "another directory, or give --overwrite"
-                )
-    write_json(directory / MANIFEST, {"kind": KIND, **facts, "identity": identity})
+    @property
+    def responses(self) -> Path:
+        """Where the original samples."""
+        return self.path / "responses"
+
+    def clear(self, needed: Sequence[Path] = ()) -> None:
+        """The evaluation too."""
+        remove(self.responses)
+        super().clear(needed)
 
 
 def keys_of_whole_lines(tokens: Path) -> set[tuple[str, int]]:

@@ -60,9 +60,9 @@ def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTr
 @torch.no_grad()
 def diverge(
     original: PreTrainedModel, efficient: PreTrainedModel, tokenizer: Any, sample: Sample
-) -> tuple[list[float], list[Alternative]]:
+) -> tuple[tuple[float, ...], tuple[Alternative, ...]]:
     """D_t = KL(p_original || p_efficient) of every token in nats, over the whole vocabulary; and
-    alternatives by position, where D_t is largest.
+    alternatives by position, where D_t is largest. Numbers have the digits of a float32.
 
     Logits are float32 whatever the models' dtype, and made a few positions at a time.
     """
@@ -76,19 +76,24 @@ def diverge(
     ]
     columns = zip(*parts, strict=True)
     kl_R, p_R, q_R, ids_RK, preferred_RK = (torch.cat(column).cpu() for column in columns)
-    alternatives = [
+    alternatives = tuple(
         Alternative(
             position=at,
-            p_original=p_R[at].item(),
-            p_efficient=q_R[at].item(),
+            p_original=_short(p_R[at]),
+            p_efficient=_short(q_R[at]),
             preferred=tuple(
-                (tokenizer.decode([token]), p.item())
+                (tokenizer.decode([token]), _short(p))
                 for token, p in zip(ids_RK[at].tolist(), preferred_RK[at], strict=True)
             ),
         )
         for at in _largest(kl_R)
-    ]
-    return kl_R.tolist(), alternatives
+    )
+    return tuple(map(_short, kl_R)), alternatives
+
+
+def _short(value: Tensor) -> float:
+    """As many digits as a float32 has."""
+    return float(f"{value.item():.7g}")
 
 
 def _hidden_states(model: PreTrainedModel, sample: Sample) -> Tensor:

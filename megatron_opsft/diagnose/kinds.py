@@ -12,7 +12,7 @@ TRANSITIONS = frozenset(
 )
 PRONOUNS = frozenset(("i", "me", "my", "mine", "myself", "we", "us", "our", "ours", "ourselves"))
 _WORD = re.compile(r"[^\W\d_]+")
-_TAG = re.compile(r"<[^<>\s]+>|</s>")
+_TAG = re.compile(r"<[^<>\s]+>")
 KINDS = (
     "transition word",
     "pronoun",
@@ -38,16 +38,12 @@ def kinds_of(tokens: Sequence[str]) -> list[str]:
 
 def _kind(token: str, start: int, word_at: dict[int, str]) -> str:
     bare = token.strip()
-    if bare == "</think>":
-        return "end of thinking"
     if _TAG.fullmatch(bare):
-        return "end of response"
-    letter = _WORD.search(token)
-    if letter is not None:
+        return "end of thinking" if bare == "</think>" else "end of response"
+    if letter := _WORD.search(token):
         word = word_at[start + letter.start()].lower()
-        if word in TRANSITIONS:
-            return "transition word"
-        return "pronoun" if word in PRONOUNS else "word"
+        is_pronoun = word in PRONOUNS
+        return "transition word" if word in TRANSITIONS else "pronoun" if is_pronoun else "word"
     if "\n" in token:
         return "line break"
     if any(sign.isdigit() for sign in bare):

@@ -1,24 +1,25 @@
 """The original model's responses, from the samples of an evaluation."""
 
-import hashlib
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.evaluate.inputs import read_inputs
 from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.evaluate.settings import EvalSettings
+from megatron_opsft.evaluate.settings import EvalSettings, load_settings
 from megatron_opsft.records import FinishReason, Problem, Sample
 from megatron_opsft.runtime.device import Device
 
 log = logging.getLogger("megatron_opsft")
+_SAMPLING = {"benchmarks", "data", "samples", "limit", "max_tokens", "dtype", "device", "seed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,46 +30,20 @@ class Response:
     sample: Sample
     outcome: str
 
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.sample.problem_id, self.sample.sample_index
 
-
-def check_source(directory: Path) -> None:
-    """Errors: `UserError` unless it holds an evaluation."""
-    if not (directory / MANIFEST).is_file() or not (directory / "samples").is_dir():
-        raise UserError(
-            f"--responses {directory}: not an evaluation (samples/ and {MANIFEST}); name one, or "
-            "leave it out: the original then samples"
-        )
-    read_manifest(directory)
-
-
-def sha256_of(responses: Sequence[Response]) -> str:
-    """Hash of the tokens of all, in their order."""
-    digest = hashlib.sha256()
-    for each in responses:
-        digest.update(
-            json.dumps([*each.key, each.sample.prompt_ids, each.sample.response_ids]).encode()
-        )
-    return digest.hexdigest()
-
-
-def sampled_responses(
-    directory: Path,
-    original: EvalModel,
-    data: Mapping[str, str],
-    *,
-    samples: int,
-    limit: int,
-    device: Device,
-) -> list[Response]:
-    """The first samples of the first problems of each benchmark, those with a token.
+def find_responses(asked: DiagnoseSettings, original: EvalModel, device: Device) -> list[Response]:
+    """The first samples of the first problems of each benchmark, those with a token; the original
+    samples them first, where no evaluation is given.
 
     An evaluation stores texts, so they are tokenised again; the log says how many are then of
-    another length. data: where its problems lie now, where that is elsewhere. Errors: `UserError`.
+    another length. Errors: `UserError`.
     """
-    inputs = read_inputs(_settings_of(directory, original, data, limit), device)
+    directory = asked.responses or asked.out / "responses"
+    if asked.responses is None:
+        sampling = asked.model_dump(include=_SAMPLING)
+        evaluate(load_settings(None, (), {"model": asked.original, "out": directory} | sampling))
+    settings = _settings_of(directory, original, asked.data, asked.limit)
+    inputs = read_inputs(settings, device)
     hashes = read_manifest(directory)["identity"]["data"]
     found, num_other = [], 0
     for benchmark in inputs.benchmarks:
@@ -78,21 +53,22 @@ def sampled_responses(
                 f"--responses {directory}: its {benchmark.name} is from other data than "
                 f"{benchmark.data.name}; give the file with --data {benchmark.name}=FILE"
             )
-        problems = {problem.id: problem for problem in benchmark.problems}
-        order = {name: place for place, name in enumerate(problems)}
-        chosen = [s for s in stored if s.problem_id in problems and s.sample_index < samples]
-        for each in sorted(chosen, key=lambda s: (order[s.problem_id], s.sample_index)):
-            key, ids = benchmark.key(each.problem_id), _tokenised(each, original)
-            num_other += len(ids) != each.num_tokens
-            sample = Sample(
-                problem_id=key,
-                sample_index=each.sample_index,
-                prompt_ids=inputs.prompts[key],
-                response_ids=ids,
-            )
-            problem = problems[each.problem_id]
-            if ids:
-                found.append(Response(problem=problem, sample=sample, outcome=each.outcome.value))
+        of_problem = {(each.problem_id, each.sample_index): each for each in stored}
+        for problem in benchmark.problems:
+            for index in range(asked.samples):
+                if (each := of_problem.get((problem.id, index))) is None:
+                    continue
+                key, ids = benchmark.key(problem.id), _tokenised(each, original)
+                num_other += len(ids) != each.num_tokens
+                sample = Sample(
+                    problem_id=key,
+                    sample_index=index,
+                    prompt_ids=inputs.prompts[key],
+                    response_ids=ids,
+                )
+                if ids:
+                    outcome = each.outcome.value
+                    found.append(Response(problem=problem, sample=sample, outcome=outcome))
     if not found:
         raise UserError(
             f"--responses {directory}: no response of these problems is there; raise --samples or "
@@ -110,20 +86,27 @@ def sampled_responses(
 def _settings_of(
     directory: Path, original: EvalModel, data: Mapping[str, str], limit: int
 ) -> EvalSettings:
-    """Those of the evaluation, for the original model. Errors: `UserError`."""
+    """Those of the evaluation, for the original model. data: where its problems lie now. Errors:
+    `UserError`.
+    """
+    if EvaluationDirectory(directory).read_manifest() is None:
+        raise UserError(
+            f"--responses {directory}: not an evaluation (no manifest.json); name one, or leave "
+            "it out: the original then samples"
+        )
     manifest = read_manifest(directory)
     try:
         given = manifest["settings"]
         settings = EvalSettings.model_validate(
-            {
-                **given,
-                **{"model": str(original.directory), "name": None, "baseline": None},
-                **{"engine": "hf", "tp": 1, "limit": min(limit, given["limit"] or limit)},
-                **{"data": given["data"] | dict(data), "out": directory},
-            }
+            given
+            | {"model": str(original.directory), "name": None, "baseline": None, "out": directory}
+            | {"engine": "hf", "tp": 1, "limit": min(limit, given["limit"] or limit)}
+            | {"data": given["data"] | dict(data)}
         )
     except (KeyError, TypeError, ValidationError) as error:
-        raise UserError(f"{directory / MANIFEST}: its settings cannot be read: {error}") from None
+        raise UserError(
+            f"{directory}/manifest.json: its settings cannot be read: {error}"
+        ) from None
     if manifest["identity"].get("tokenizer_sha256") != original.tokenizer_sha256():
         raise UserError(
             f"--responses {directory}: sampled by {manifest.get('model_path')}, which has another "

@@ -28,6 +28,7 @@ class DiagnoseSettings(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Of both models.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where.")
     seed: int = Field(0, ge=0, description="Of the responses that are sampled.")
+    overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

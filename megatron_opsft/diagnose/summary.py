@@ -1,6 +1,5 @@
 """summary.json of a diagnosis: D_t by kind of token and by position, and where it is large."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from megatron_opsft.diagnose.kinds import KINDS, kinds_of
-from megatron_opsft.report.diagnosis import Alternative, DiagnosedResponse
+from megatron_opsft.report.diagnosis import DiagnosedResponse
 
 HIGH_QUANTILE = 0.95  # of all tokens, those above it have a large D_t
 NUM_LARGEST, NUM_WORDS = 50, 200
@@ -22,19 +21,18 @@ def summarize(
     responses: Sequence[DiagnosedResponse], *, original: str, efficient: str
 ) -> dict[str, Any]:
     """See docs/evaluation.md. original, efficient: labels."""
-    lengths = [len(each.tokens) for each in responses]
     kl = np.concatenate([each.kl for each in responses])
     high_kl = float(np.quantile(kl, HIGH_QUANTILE))
     high = (kl >= high_kl) & (kl > 0)
     total = float(kl.sum())
-    kinds = _means([kind for each in responses for kind in kinds_of(each.tokens)], kl, high)
-    relative = _means(np.concatenate([np.arange(n) * _RELATIVE_BINS // n for n in lengths]), kl)
+    kinds = np.array([kind for each in responses for kind in kinds_of(each.tokens)])
+    by_kind = _sums(kinds, kl)
+    lengths = [len(each.tokens) for each in responses]
     positions = np.concatenate([np.arange(n) for n in lengths])
-    absolute = _means(np.searchsorted(_EDGES, positions, side="right") - 1, kl)
-    at_high = zip((token for each in responses for token in each.tokens), high, strict=True)
-    found = [_word(token) for token, is_high in at_high if is_high]
-    words = _means(np.array(found, dtype=object), kl[high])
-    by_kl = sorted(words, key=lambda row: (-row["kl"], row["key"]))
+    relative = np.concatenate([np.arange(n) * _RELATIVE_BINS // n for n in lengths])
+    absolute = np.searchsorted(_EDGES, positions, side="right") - 1
+    words = [_word(token) for each in responses for token in each.tokens]
+    by_word = _sums(np.array(words, dtype=object)[high], kl[high])
     return {
         "original": original,
         "efficient": efficient,
@@ -47,52 +45,45 @@ def summarize(
         "num_high": int(high.sum()),
         "kinds": [
             {
-                "kind": row["key"],
-                "tokens": row["tokens"],
-                "mean_kl": row["mean_kl"],
-                "share": row["kl"] / total if total else 0.0,
-                "num_high": row["num_high"],
+                "kind": kind,
+                "tokens": by_kind[kind][0],
+                "mean_kl": by_kind[kind][1] / by_kind[kind][0],
+                "share": by_kind[kind][1] / total if total else 0.0,
+                "num_high": int((high & (kinds == kind)).sum()),
             }
-            for row in sorted(kinds, key=lambda row: KINDS.index(row["key"]))
+            for kind in KINDS
+            if kind in by_kind
         ],
-        "by_relative_position": [
-            _bin(row, row["key"] / _RELATIVE_BINS, (row["key"] + 1) / _RELATIVE_BINS)
-            for row in relative
-        ],
-        "by_position": [_bin(row, _EDGES[row["key"]], _EDGES[row["key"] + 1]) for row in absolute],
+        "by_relative_position": _bins(relative, kl, np.arange(_RELATIVE_BINS + 1) / _RELATIVE_BINS),
+        "by_position": _bins(absolute, kl, np.array(_EDGES)),
         "words": [
-            {"text": row["key"], "count": row["tokens"], "kl": row["kl"]}
-            for row in by_kl[:NUM_WORDS]
-        ],
+            {"text": word, "count": count, "kl": of_word}
+            for word, (count, of_word) in sorted(by_word.items(), key=lambda w: (-w[1][1], w[0]))
+        ][:NUM_WORDS],
         "largest": _largest(responses),
     }
 
 
-def _means(
-    keys: Sequence[Any] | np.ndarray, kl: np.ndarray, high: np.ndarray | None = None
-) -> list[dict[str, Any]]:
-    """By key, in its order: tokens, sum and mean of their D_t, how many have a large one."""
-    names, index = np.unique(np.asarray(keys), return_inverse=True)
-    tokens, sums = np.bincount(index), np.bincount(index, kl)
-    num_high = np.bincount(index, high)
-    columns = (names, tokens, sums, sums / tokens, num_high.astype(int))
-    found = zip(*(column.tolist() for column in columns), strict=True)
+def _sums(keys: np.ndarray, kl: np.ndarray) -> dict[Any, tuple[int, float]]:
+    """By key, in its order: how many tokens have it, and the sum of their D_t."""
+    names, index = np.unique(keys, return_inverse=True)
+    found = zip(np.bincount(index).tolist(), np.bincount(index, kl).tolist(), strict=True)
+    return dict(zip(names.tolist(), found, strict=True))
+
+
+def _bins(index: np.ndarray, kl: np.ndarray, edges: np.ndarray) -> list[dict[str, Any]]:
+    """index: the bin of each token. edges: where each begins, and where the last ends."""
+    starts = edges.tolist()
     return [
-        dict(zip(("key", "tokens", "kl", "mean_kl", "num_high"), row, strict=True)) for row in found
+        {"start": starts[n], "stop": starts[n + 1], "tokens": tokens, "mean_kl": of_bin / tokens}
+        for n, (tokens, of_bin) in _sums(index, kl).items()
     ]
-
-
-def _bin(row: dict[str, Any], start: float, stop: float) -> dict[str, Any]:
-    return {"start": start, "stop": stop, "tokens": row["tokens"], "mean_kl": row["mean_kl"]}
 
 
 def _largest(responses: Sequence[DiagnosedResponse]) -> list[dict[str, Any]]:
     """The tokens of largest D_t, with what the efficient model prefers there."""
-
-    def kl_of(found: tuple[DiagnosedResponse, Alternative]) -> float:
-        return found[0].kl[found[1].position]
-
     every = ((each, other) for each in responses for other in each.alternatives)
+    falling = sorted(every, key=lambda found: -found[0].kl[found[1].position])
     return [
         {
             "problem_id": each.problem_id,
@@ -102,7 +93,7 @@ def _largest(responses: Sequence[DiagnosedResponse]) -> list[dict[str, Any]]:
             "kl": each.kl[other.position],
             **asdict(other),
         }
-        for each, other in heapq.nlargest(NUM_LARGEST, every, key=kl_of)
+        for each, other in falling[:NUM_LARGEST]
     ]
 
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from megatron_opsft.evaluate.metrics import Counts, Floats
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 
 NUM_RESAMPLES, SEED, LEVEL = 2000, 0, 0.95
 FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level

@@ -9,8 +9,8 @@ from megatron_opsft.command_line import Command, group
 from megatron_opsft.config.reference import reference_table
 from megatron_opsft.config_section import Section
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
-from megatron_opsft.runtime.loading import loading_libraries
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.libraries import loading_libraries
 
 
 class Evaluate(Command):

@@ -12,18 +12,20 @@ from pathlib import Path
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
-from megatron_opsft.evaluate.directory import MANIFEST, NOT_SET, flatten, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.results import Results, read_results
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.page.write import sections_of, write_page
+from megatron_opsft.report.page.tables import sections_of
+from megatron_opsft.report.page.write import write_page
 from megatron_opsft.report.table import (
     OVERALL,
+    Estimate,
     TableRow,
     markdown_table,
     text_table,
     title_of,
 )
 from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 
 _RATIO = "compression_ratio"
 _LEGEND = (
@@ -143,9 +145,9 @@ def with_baselines(directories: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for directory in directories:
         places = [directory / "baseline"]
-        if (directory / MANIFEST).is_file():
-            given = read_manifest(directory).get("settings", {}).get("baseline")
-            places.insert(0, Path(given or places[0]).expanduser())
+        manifest = EvaluationDirectory(directory).read_manifest() or {}
+        if given := manifest.get("settings", {}).get("baseline"):
+            places.insert(0, Path(given).expanduser())
         if read_results(directory).baseline is None:
             places = []
         places = [place for place in places if (place / "results.json").is_file()][:1]

@@ -14,7 +14,7 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.versions import installed_versions
+from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.verify.judge_source import describe_judge
 from megatron_opsft.verify.verifier import check_row_judges
 

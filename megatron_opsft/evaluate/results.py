@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from megatron_opsft.data.pass_rates import PassRate
+from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import LEVEL, NUM_RESAMPLES, SEED, draw_counts, estimate
@@ -25,7 +25,7 @@ from megatron_opsft.evaluate.metrics import (
     measure_at,
 )
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 from megatron_opsft.runtime.durable import write_text
 
 _Draws = dict[str, Floats]  # metric -> [1 + R]

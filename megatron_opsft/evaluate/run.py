@@ -17,15 +17,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark
 from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.deer import Deer
-from megatron_opsft.evaluate.directory import (
-    locked,
-    note_start,
-    open_directory,
-    read_manifest,
-    write_manifest,
-)
+from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, read_models
-from megatron_opsft.evaluate.progress_line import ProgressLine, Tally
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     Results,
@@ -36,7 +29,7 @@ from megatron_opsft.evaluate.results import (
 from megatron_opsft.evaluate.samples import SampleFiles
 from megatron_opsft.evaluate.scoring import Scorer
 from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import WorkQueue, missing_requests
+from megatron_opsft.evaluate.work import Tally, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.open_engine import build_engine
@@ -44,6 +37,7 @@ from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.diagnosis import Limits
 from megatron_opsft.runtime.job import Job, join_job, leave_job
 from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.progress import Progress
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.verify.verifier import Verifier, share_of_cores
 
@@ -70,7 +64,7 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
                     *(max_tokens, MAX_TOKENS),
                 )
             for inputs in models:
-                held.enter_context(locked(inputs.out))
+                held.enter_context(EvaluationDirectory(inputs.out).locked())
             if settings.earlier_baseline is not None:
                 _check_baseline(settings.earlier_baseline, models[0].benchmarks)
             _open_directories(models, overwrite=overwrite)
@@ -120,9 +114,9 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
 def _open_directories(models: Sequence[Inputs], *, overwrite: bool) -> None:
     manifests = [inputs.manifest() for inputs in models]
     for inputs, manifest in zip(models, manifests, strict=True):
-        open_directory(inputs.out, manifest["identity"], overwrite=overwrite)
+        EvaluationDirectory(inputs.out).open(manifest["identity"], overwrite=overwrite)
     for inputs, manifest in zip(models, manifests, strict=True):
-        write_manifest(inputs.out, manifest)
+        EvaluationDirectory(inputs.out).remember(manifest)
 
 
 def _sample(
@@ -145,13 +139,16 @@ def _sample(
     queue = WorkQueue(name, missing, job, engine.share)
     tally = Tally(job, name)
     start = time.monotonic()
-    with ProgressLine(
-        inputs.model.name,
-        tally,
-        shown=job.is_main,
-        total=len(done) + len(missing),
-        done=len(done),
-        correct=num_correct,
+
+    def read() -> tuple[int, str]:
+        new, correct, tokens = tally.read()
+        share = (num_correct + correct) / max(len(done) + new, 1)
+        rate = tokens / (time.monotonic() - start)
+        return len(done) + new, f"samples, accuracy {100 * share:.1f} %, {rate:,.0f} tokens/s"
+
+    total = len(done) + len(missing)
+    with Progress(
+        inputs.model.name, total, done=len(done), read=read, shown=job.is_main
     ) as progress:
         with Scorer(verifier, inputs.benchmarks, files, tally) as scorer:
             for finished in _finished(inputs, engine, queue):
@@ -161,8 +158,7 @@ def _sample(
         if job.is_main:
             seconds = time.monotonic() - start
             num_samples, _, num_tokens = tally.read()
-            note_start(
-                inputs.out,
+            EvaluationDirectory(inputs.out).note_start(
                 {
                     "num_samples": num_samples,
                     "num_tokens": num_tokens,

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from megatron_opsft.evaluate.benchmarks import Benchmark
-from megatron_opsft.evaluate.progress_line import Tally
 from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
+from megatron_opsft.evaluate.work import Tally
 from megatron_opsft.records import Outcome, Rollout
 from megatron_opsft.verify.verifier import Verifier
 

@@ -20,7 +20,7 @@ from megatron_opsft.config_section import (
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import MANIFEST, read_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
@@ -201,9 +201,6 @@ def check_settings(settings: EvalSettings) -> None:
         local_model(settings.baseline, option="--baseline")
     for source in settings.data.values():
         check_source(source)
-    if settings.out.is_file():
-        raise UserError(f"--out {settings.out} is a file; name a directory")
-    if (settings.out / MANIFEST).is_file():
-        read_manifest(settings.out)
+    EvaluationDirectory(settings.out).check()
     open_prompt_file(settings.template, option="template")
     check_judge(settings.verify)

@@ -41,6 +41,26 @@ def missing_requests(
     ]
 
 
+class Tally:
+    """What all ranks stored since this start, counted in the job's store."""
+
+    def __init__(self, job: Job, name: str) -> None:
+        """name: of this part of the job."""
+        self._job, self._name = job, name
+
+    def add(self, *, samples: int, correct: int = 0, tokens: int) -> None:
+        """Count these; samples last, so that none is counted without its tokens."""
+        for what, number in (("correct", correct), ("tokens", tokens), ("done", samples)):
+            self._job.add(f"{self._name}/{what}", number)
+
+    def read(self) -> tuple[int, int, int]:
+        """Samples, correct ones among them, and tokens; all only grow."""
+        samples, correct, tokens = (
+            self._job.add(f"{self._name}/{what}", 0) for what in ("done", "correct", "tokens")
+        )
+        return samples, correct, tokens
+
+
 class WorkQueue:
     """One queue for all engines of a job: an engine with room takes the next requests.
 

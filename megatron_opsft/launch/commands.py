@@ -8,15 +8,14 @@ from typing import ClassVar
 from pydantic import Field
 
 from megatron_opsft.command_line import Command, RunCommand, StartCommand, group
-from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.config_section import Section
-from megatron_opsft.errors import UserError
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
-from megatron_opsft.runtime.world_size import check_world
 
 log = logging.getLogger("megatron_opsft")
 
@@ -40,7 +39,7 @@ class Local(StartCommand):
     def run(self) -> int:
         """Train; the exit code of the last start."""
         config = self.load()
-        _check_world_size(self.ranks, config.parallel, "--ranks")
+        check_world(self.ranks, config.parallel, "--ranks")
         check_run(
             config,
             resume=self.resume is not None,
@@ -86,7 +85,7 @@ class Rounds(RunCommand):
         from megatron_opsft.launch import rounds
 
         config = self.load()
-        _check_world_size(self.ranks, config.parallel, "--ranks")
+        check_world(self.ranks, config.parallel, "--ranks")
         rounds.check_rounds(config)
         from megatron_opsft.launch.torchrun import Torchrun
 
@@ -127,7 +126,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 class Slurm(Resources, Command):
-    """Submit slurm/train_7b.sh for these configurations, with these resources.
+    """Submit slurm/train.sh for these configurations, with these resources.
 
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """
@@ -150,19 +149,10 @@ class Slurm(Resources, Command):
         loaded = {path: load_config(path, self.keys) for path in paths}
         for path, config in loaded.items():
             world_size = self.nodes * self.ranks_per_node
-            _check_world_size(world_size, config.parallel, f"{path} with --nodes")
+            check_world(world_size, config.parallel, f"{path}: world size")
         run_dirs = {path: config.run.dir for path, config in loaded.items()}
         job = batch_job(run_dirs, self.keys, self)
         print(job.command_line() if self.dry_run else submit(job))
-
-
-def _check_world_size(world_size: int, parallel: ParallelConfig, option: str) -> None:
-    if world_size % parallel.replica_size:
-        raise UserError(
-            f"{option}: {world_size} ranks are not a multiple of {parallel.replica}; "
-            "change one of them"
-        )
-    check_world(world_size, parallel)
 
 
 PROGRAM = group(

@@ -4,7 +4,6 @@ The script alone knows how a job runs; here are its variables and sbatch's optio
 """
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -19,10 +18,7 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 SCRIPTS = Path(__file__).parent / "scripts"  # the project's slurm/ folder; installed, a copy of it
-SCRIPT = "train_7b.sh"
-_SIGNAL_SECONDS = 900  # before its end the script has a job asked for a checkpoint
-# minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
-_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+SCRIPT = "train.sh"
 
 
 class Resources(Section):
@@ -65,11 +61,8 @@ def batch_job(
 ) -> BatchJob:
     """run_dirs: configuration file -> its run.dir; several make an array, one task each.
 
-    Errors: `UserError` where two runs would write to one directory, a path has blanks, or the time
-    limit leaves no room for a checkpoint.
+    Errors: `UserError` where two runs would write to one directory, or a path has blanks.
     """
-    if resources.time and not any("--signal" in option for option in resources.sbatch):
-        _check_limit(resources.time)
     configs = [str(path.absolute()) for path in run_dirs]
     if any(character in path for path in configs for character in " \t\n*?["):
         raise UserError(f"{configs[0]}: blanks or *?[ in the path of a job's config; rename it")
@@ -80,7 +73,6 @@ def batch_job(
     variables = {
         "PROJECT_DIR": str(Path.cwd()),
         "SCRIPT_DIR": str(SCRIPTS.resolve()),
-        "CONFIG": " ".join(configs),
     }
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix
@@ -97,31 +89,8 @@ def batch_job(
     if len(configs) > 1:
         options.append(f"--array=0-{len(configs) - 1}")
     script = str(SCRIPTS.resolve() / SCRIPT)
-    command = ("sbatch", *options, *resources.sbatch, script, *overrides)
+    command = ("sbatch", *options, *resources.sbatch, script, " ".join(configs), *overrides)
     return BatchJob(variables=variables, command=command)
-
-
-def limit_seconds(text: str) -> int | None:
-    """A time limit as sbatch reads it; None for what it would refuse or take as none."""
-    match = _LIMIT.fullmatch(text.strip())
-    if match is None:
-        return None
-    days, *rest = match.groups()
-    first, second, third = (int(part or 0) for part in rest)
-    if days is not None:
-        return int(days) * 86400 + first * 3600 + second * 60 + third
-    if rest[2] is not None:
-        return first * 3600 + second * 60 + third
-    return first * 60 + second
-
-
-def _check_limit(text: str) -> None:
-    seconds = limit_seconds(text)
-    if seconds is not None and 0 < seconds <= _SIGNAL_SECONDS:
-        raise UserError(
-            f"--time {text}: {_SIGNAL_SECONDS} s before its end a job is asked for a checkpoint, "
-            "which would be at once; give it more time, or ask later: --sbatch=--signal=USR1@60"
-        )
 
 
 def submit(job: BatchJob) -> str:

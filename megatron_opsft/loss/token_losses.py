@@ -16,7 +16,7 @@ from megatron_opsft.methods.objective import (
     TokenClip,
 )
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.context import sum_over_context
+from megatron_opsft.runtime.distributed import sum_over_context
 
 _ALL = slice(None)
 

@@ -1,44 +1,66 @@
 """Fixed data that are some of the sampled responses, unchanged: CRST, off-policy SFT, O1-Pruner."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from statistics import fmean
 
 from megatron_opsft.data.stored_responses import StoredResponse
-from megatron_opsft.make_data.draw import Draw, scores_of, stored_of
+from megatron_opsft.make_data.samples import samples_of, scores_of
 from megatron_opsft.methods.advantages import z_score
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
 from megatron_opsft.methods.facts import ReferenceStatistics
 from megatron_opsft.records import Response
+from megatron_opsft.session import Session
+from megatron_opsft.step.judged_problems import JudgedProblems
 
 
-def shortest_correct(responses: Sequence[Response], texts: Sequence[str]) -> int | None:
-    """CRST's: the correct, finished response of fewest tokens, the first of equal ones; None if
-    there is none. Of equal texts only the first counts.
+def rows_of(s: Session, judged: JudgedProblems, chosen: Sequence[Response]) -> list[StoredResponse]:
+    """The chosen responses as they are, the same on every rank."""
+    return [
+        StoredResponse(
+            problem_id=sample.problem_id,
+            prompt_ids=sample.prompt_ids,
+            response_ids=sample.response_ids,
+        )
+        for sample in samples_of(s, judged, chosen)
+    ]
+
+
+def shortest(responses: Sequence[Response], limit: int) -> list[Response]:
+    """CRST's of each problem: the correct, finished response of fewest tokens, the first of equal
+    ones; none of a problem without one.
     """
-    firsts = {text: index for index, text in reversed(list(enumerate(texts)))}
-    usable = [i for i in firsts.values() if responses[i].correct and responses[i].finished]
-    return min(usable, key=lambda i: (responses[i].num_tokens, i), default=None)
+    by_problem = groupby(select(responses, limit), key=attrgetter("problem_index"))
+    return [min(found, key=attrgetter("num_tokens")) for _, found in by_problem]
 
 
-def crst_choice(facts: Sequence[Response], texts: Mapping[tuple[int, int], str]) -> list[Response]:
-    """Of one problem: the shortest correct response, or none. texts: by rank and index."""
-    index = shortest_correct(facts, [texts[each.rank, each.rollout_index] for each in facts])
-    return [] if index is None else [facts[index]]
-
-
-def crst_rows(draw: Draw) -> list[StoredResponse]:
-    """The same on every rank."""
-    texts = draw.texts()
-    chosen = [f for _, facts in draw.by_problem for f in crst_choice(facts, texts)]
-    return [stored_of(sample) for sample in draw.samples(chosen)]
-
-
-def off_policy_rows(draw: Draw, limit: int) -> list[StoredResponse]:
-    """All correct responses within the limit, the same on every rank."""
-    return [stored_of(sample) for sample in draw.samples(select(draw.judged.responses, limit))]
+def o1_rows(
+    s: Session, judged: JudgedProblems, settings: O1Pruner, temperature: float
+) -> list[StoredResponse]:
+    """With rewards for advantages, and log-probs as the training's objective takes them; the same
+    on every rank. temperature: of the log-probs.
+    """
+    chosen = [
+        pair
+        for index, facts in groupby(judged.responses, key=attrgetter("problem_index"))
+        for pair in o1_choice(judged.problems[index].id, [*facts], settings, s.config.run.seed)
+    ]
+    samples = samples_of(s, judged, [facts for facts, _ in chosen])
+    scores = scores_of(s, samples, temperature=temperature)
+    return [
+        StoredResponse(
+            problem_id=sample.problem_id,
+            prompt_ids=sample.prompt_ids,
+            response_ids=sample.response_ids,
+            advantage=reward,
+            log_probs=log_probs,
+        )
+        for sample, (_, reward), log_probs in zip(samples, chosen, scores, strict=True)
+    ]
 
 
 def o1_choice(
@@ -57,27 +79,7 @@ def o1_choice(
     return [(facts[index], rewards[index]) for index in sorted(kept)]
 
 
-def o1_rows(draw: Draw, settings: O1Pruner, temperature: float) -> list[StoredResponse]:
-    """With rewards for advantages, and log-probs as the training's objective takes them; the same
-    on every rank. temperature: of the log-probs.
-    """
-    seed = draw.session.config.run.seed
-    chosen = [
-        pair
-        for problem, facts in draw.by_problem
-        for pair in o1_choice(problem.id, facts, settings, seed)
-    ]
-    samples = draw.samples([facts for facts, _ in chosen])
-    scores = scores_of(draw.session, samples, temperature=temperature)
-    return [
-        replace(stored_of(sample, reward), log_probs=log_probs)
-        for sample, (_, reward), log_probs in zip(samples, chosen, scores, strict=True)
-    ]
-
-
 def with_z_scores(rows: Sequence[StoredResponse]) -> list[StoredResponse]:
     """The advantages of the whole data set as z-scores; population deviation."""
-    if not rows:
-        return []
     (advantages,) = z_score([[row.advantage for row in rows]])
     return [replace(row, advantage=a) for row, a in zip(rows, advantages, strict=True)]

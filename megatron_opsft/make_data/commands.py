@@ -1,6 +1,5 @@
 """`megatron-opsft data`: the command, as users call it."""
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
@@ -52,14 +51,10 @@ def check_data(config: Config, out: Path) -> None:
             f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
             f"rollout.max_response_tokens={config.rollout.max_response_tokens}; lower it"
         )
-    if isinstance(method, TokenSkip) and method.scorer != SELF and not _has_llmlingua():
+    if isinstance(method, TokenSkip) and method.scorer != SELF and find_spec("llmlingua") is None:
         raise UserError(
             f"method.scorer={method.scorer} needs the llmlingua package: pip install "
             "'.[tokenskip]', or set method.scorer=self"
         )
     if out.exists():
         raise UserError(f"--out {out} is there already; remove it, or name another file")
-
-
-def _has_llmlingua() -> bool:
-    return "llmlingua" in sys.modules or find_spec("llmlingua") is not None

@@ -5,7 +5,7 @@ at the end.
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +14,41 @@ from megatron_opsft.config.identity import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.chosen import crst_rows, o1_rows, off_policy_rows, with_z_scores
-from megatron_opsft.make_data.draw import Draw, draw_responses
+from megatron_opsft.make_data.chosen import o1_rows, rows_of, shortest, with_z_scores
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
+from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
-from megatron_opsft.methods.settings import MethodSettings
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import append_line, whole_lines, write_bytes
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session, open_session
+from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
 log = logging.getLogger("megatron_opsft")
 
-_ENGINE_BATCHES = 4  # of a chunk, on every rank
+_ENGINE_BATCHES = 4  # of a chunk of problems, on every rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """How a method makes data. samples: responses to each problem; rows: what it makes of those to
-    a chunk of problems, the same on every rank; whole: what it makes of all rows; notes: what the
-    manifest says besides.
-    """
-
-    samples: int
-    rows: Callable[[Draw], list[StoredResponse]]
-    whole: Callable[[Sequence[StoredResponse]], list[StoredResponse]] = list
-    notes: dict[str, Any] | None = None
-
-
-def recipe_of(method: MethodSettings, temperature: float, session: Session) -> Recipe:
-    """temperature: of the sampling."""
-    limit = session.settings.max_response_tokens
-    match method:
+def _rows_by(config: Config, s: Session) -> Callable[[JudgedProblems], list[StoredResponse]]:
+    """What the method makes of the responses to a chunk of problems, the same on every rank."""
+    limit = s.settings.max_response_tokens
+    match method := config.method:
         case Crst():
-            return Recipe(samples=method.samples, rows=crst_rows)
+            return lambda judged: rows_of(s, judged, shortest(judged.responses, limit))
         case OffPolicySft():
-            return Recipe(samples=method.samples, rows=lambda d: off_policy_rows(d, limit))
+            return lambda judged: rows_of(s, judged, select(judged.responses, limit))
         case O1Pruner():
-            of_loss = method.objective(temperature).temperature
-            return Recipe(
-                samples=method.samples,
-                rows=lambda d: o1_rows(d, method, of_loss),
-                whole=with_z_scores if method.z_score else list,
-                notes={"log_prob_temperature": of_loss},
-            )
+            temperature = method.objective(config.rollout.temperature).temperature
+            return lambda judged: o1_rows(s, judged, method, temperature)
         case StepEntropy():
-            marks = marks_of(session.sampler.encoder.tokenizer, method.separator)
-            return Recipe(samples=1, rows=lambda d: step_entropy_rows(d, method, marks))
+            marks = marks_of(s.sampler.encoder.tokenizer, method.separator)
+            return lambda judged: step_entropy_rows(s, judged, method, marks)
         case TokenSkip():
-            shorten = open_llmlingua(method.scorer, session.device.torch_device)
-            return Recipe(samples=1, rows=lambda d: tokenskip_rows(d, method, shorten))
+            shorten = open_llmlingua(method.scorer, s.device.torch_device)
+            return lambda judged: tokenskip_rows(s, judged, method, shorten)
     raise AssertionError(f"no data are made for {method.name}")
 
 
@@ -80,36 +63,48 @@ def make_data(config: Config, out: Path, limit: int | None = None) -> None:
     with open_session(_sampling_alone(config, out)) as opened:
         settings = replace(opened.settings, temperature=config.rollout.temperature)
         s = replace(opened, settings=settings)
-        recipe = recipe_of(config.method, config.rollout.temperature, s)
+        rows_by_method = _rows_by(config, s)
         s.sync.push(0, s.probes(0))
         all_problems = s.problems.problems
         problems = shuffled_subset(all_problems, limit or len(all_problems), config.run.seed)
-        size = chunk_size(config.rollout.batch_size, s.layout.world_size, recipe.samples)
+        num_samples = getattr(config.method, "samples", 1)
+        at_once = _ENGINE_BATCHES * config.rollout.batch_size * s.layout.world_size
+        size = max(1, at_once // num_samples)  # problems that keep every engine's batches full
         partial = out.with_name(f"{out.name}.partial.jsonl")
         done, rows = 0, list[StoredResponse]()
         if s.layout.is_main:
             done, rows = _continue(partial, _identity(config, s, limit))
-        done = broadcast_object(done)
-        for first in range(done, len(problems), size):
+        for first in range(broadcast_object(done), len(problems), size):
             chunk = problems[first : first + size]
-            drawn = draw_responses(s, chunk, recipe.samples, settings.max_response_tokens)
-            found = recipe.rows(drawn)
+            judged = judge_problems(
+                s,
+                chunk,
+                Stopwatch(s.device),
+                num_samples=num_samples,
+                limit=settings.max_response_tokens,
+                seed_step=1,
+            )
+            found = rows_by_method(judged)
             if s.layout.is_main:
                 of_chunk = {"num_problems": len(chunk), "rows": [asdict(row) for row in found]}
                 append_line(partial, json.dumps(of_chunk))
-                done += len(chunk)
                 rows += found
-                log.info("%d of %d problems, %d more responses", done, len(problems), len(found))
+                num_done = first + len(chunk)
+                log.info(
+                    "%d of %d problems, %d more responses", num_done, len(problems), len(found)
+                )
         if s.layout.is_main and rows:
-            write_stored_responses(
-                out, recipe.whole(rows), manifest_of(config, recipe, len(problems))
-            )
-            log.info("%d responses: %s", len(rows), out)
+            _write(config, rows, len(problems), out)
         any_rows = broadcast_object(bool(rows))
         if s.layout.is_main:
             partial.unlink()
         if not any_rows:
-            raise UserError(_why_none(config, len(problems)))
+            raise UserError(
+                f"method.name={config.method.name}: of the responses to {len(problems)} problems "
+                "none was correct within rollout.max_response_tokens="
+                f"{config.rollout.max_response_tokens}; raise it, or give more problems or "
+                "method.samples"
+            )
 
 
 def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[StoredResponse]]:
@@ -117,7 +112,7 @@ def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[Stored
     rows. It has a line for `identity` and one for each chunk of problems. Errors: `UserError` for a
     file of another identity.
     """
-    lines = whole_lines(partial) or [json.dumps(identity).encode()]
+    lines = [*whole_lines(partial)] or [json.dumps(identity).encode()]
     if json.loads(lines[0]) != json.loads(json.dumps(identity)):
         raise UserError(
             f"{partial} has responses of other settings, problems or weights; remove it, or name "
@@ -144,16 +139,11 @@ def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
     }
 
 
-def chunk_size(batch_size: int, world_size: int, num_samples: int) -> int:
-    """Problems that are sampled together: enough to keep every engine's batches full."""
-    return max(1, _ENGINE_BATCHES * batch_size * world_size // num_samples)
-
-
-def manifest_of(config: Config, recipe: Recipe, num_problems: int) -> dict[str, Any]:
-    """What the data were made of and how, for the file."""
-    rollout = config.rollout
-    return {
-        "method": config.method.model_dump(mode="json"),
+def _write(config: Config, rows: Sequence[StoredResponse], num_problems: int, out: Path) -> None:
+    """The rows, with what they were made of and how."""
+    method, rollout = config.method, config.rollout
+    manifest = {
+        "method": method.model_dump(mode="json"),
         "model": config.model.path,
         "problems": config.data.name,
         "num_problems": num_problems,
@@ -163,9 +153,13 @@ def manifest_of(config: Config, recipe: Recipe, num_problems: int) -> dict[str, 
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
         "max_response_tokens": rollout.max_response_tokens,
-        "samples": recipe.samples,
-        **(recipe.notes or {}),
+        "samples": getattr(method, "samples", 1),
     }
+    if isinstance(method, O1Pruner):
+        rows = with_z_scores(rows) if method.z_score else rows
+        manifest["log_prob_temperature"] = method.objective(rollout.temperature).temperature
+    write_stored_responses(out, rows, manifest)
+    log.info("%d responses: %s", len(rows), out)
 
 
 def _sampling_alone(config: Config, out: Path) -> Config:
@@ -179,12 +173,4 @@ def _sampling_alone(config: Config, out: Path) -> Config:
             "rollout": config.rollout.model_copy(update={"temperature": 1.0}),
             "run": config.run.model_copy(update={"dir": out.parent}),
         }
-    )
-
-
-def _why_none(config: Config, num_problems: int) -> str:
-    return (
-        f"method.name={config.method.name}: of the responses to {num_problems} problems none was "
-        f"correct within rollout.max_response_tokens={config.rollout.max_response_tokens}; raise "
-        "it, or give more problems or method.samples"
     )

@@ -3,7 +3,7 @@ writes behind what is left.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,11 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.draw import Draw, draw_responses, scores_of
-from megatron_opsft.make_data.thinking import find_thinking
+from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of
 from megatron_opsft.methods.batch import THINK_END, select
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
 from megatron_opsft.records import Sample
+from megatron_opsft.runtime.phase import Stopwatch
+from megatron_opsft.session import Session
+from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
 SKIP = "[SKIP]"
 _ANSWERS = 2  # what the seeds of the answers depend on; those of the thinking have 1
@@ -89,30 +91,32 @@ def own_parts(log_probs: Sequence[float]) -> list[float]:
     return [-math.exp(log_prob) * log_prob for log_prob in log_probs]
 
 
-def step_entropy_rows(draw: Draw, settings: StepEntropy, marks: Marks) -> list[StoredResponse]:
+def step_entropy_rows(
+    s: Session, judged: JudgedProblems, settings: StepEntropy, marks: Marks
+) -> list[StoredResponse]:
     """Those whose answer is right, the same on every rank."""
-    s, limit = draw.session, draw.session.settings.max_response_tokens
-    thoughts = _masked_thoughts(draw, settings, marks)
+    room = s.settings.max_response_tokens - settings.answer_tokens
     kept = {
-        name: (sample, thought)
-        for name, (sample, thought) in thoughts.items()
-        if len(thought) + settings.answer_tokens <= limit
+        sample.problem_id: (sample.prompt_ids, thought)
+        for sample, thought in _masked_thoughts(s, judged, settings, marks)
+        if len(thought) <= room
     }
     if not kept:
         return []
-    answers = draw_responses(
+    answers = judge_problems(
         s,
-        [problem for problem in draw.judged.problems if problem.id in kept],
-        1,
-        settings.answer_tokens,
+        [problem for problem in judged.problems if problem.id in kept],
+        Stopwatch(s.device),
+        num_samples=1,
+        limit=settings.answer_tokens,
         seed_step=_ANSWERS,
-        encode=lambda problem: kept[problem.id][0].prompt_ids + kept[problem.id][1],
+        encode=lambda problem: sum(kept[problem.id], ()),
     )
-    right = answers.samples(select(answers.judged.responses, settings.answer_tokens))
+    right = samples_of(s, answers, select(answers.responses, settings.answer_tokens))
     return [
         StoredResponse(
             problem_id=answer.problem_id,
-            prompt_ids=kept[answer.problem_id][0].prompt_ids,
+            prompt_ids=kept[answer.problem_id][0],
             response_ids=kept[answer.problem_id][1] + answer.response_ids,
         )
         for answer in right
@@ -120,26 +124,20 @@ def step_entropy_rows(draw: Draw, settings: StepEntropy, marks: Marks) -> list[S
 
 
 def _masked_thoughts(
-    draw: Draw, settings: StepEntropy, marks: Marks
-) -> dict[str, tuple[Sample, tuple[int, ...]]]:
-    """By problem id: the response, and its thinking with fewer steps, closed; of those that end
-    their thinking.
-    """
-    s = draw.session
+    s: Session, judged: JudgedProblems, settings: StepEntropy, marks: Marks
+) -> Iterator[tuple[Sample, tuple[int, ...]]]:
+    """Each response that ends its thinking, and that thinking with fewer steps, closed."""
     decode = s.sampler.encoder.tokenizer.decode
-    closed = []
-    for sample in draw.samples(draw.judged.responses):
-        thinking = find_thinking([decode([token]) for token in sample.response_ids])
-        if thinking is not None:
-            closed.append((sample, thinking))
+    closed = [
+        (sample, thinking)
+        for sample in samples_of(s, judged, judged.responses)
+        if (thinking := find_thinking([decode([token]) for token in sample.response_ids]))
+    ]
     by_entropy = settings.score == "sum"
     scored = scores_of(s, [sample for sample, _ in closed], entropy=by_entropy)
-    found = {}
     for (sample, part), values in zip(closed, scored, strict=True):
         ids = sample.response_ids
         scores = values[part] if by_entropy else own_parts(values[part])
         steps = steps_of(ids[part], marks.separators)
         skipped = skipped_steps(steps, scores, share=settings.share, score=settings.score)
-        inside = masked(ids[part], steps, skipped, marks)
-        found[sample.problem_id] = (sample, ids[: part.start] + inside + marks.close)
-    return found
+        yield sample, ids[: part.start] + masked(ids[part], steps, skipped, marks) + marks.close

@@ -7,11 +7,11 @@ chosen by the model's own self-information, the mean of -log p of their tokens.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import compress, pairwise
 from operator import itemgetter
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,13 @@ import torch
 from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError, UserError, first_line
-from megatron_opsft.make_data.draw import Draw, scores_of
-from megatron_opsft.make_data.thinking import find_thinking
+from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import SELF, TokenSkip
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.session import Session
+from megatron_opsft.step.judged_problems import JudgedProblems
 from megatron_opsft.storage.model_paths import resolve_model
 
 RATIOS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
@@ -93,59 +93,51 @@ def pruned(
     return tuple(token_ids[i] for word in compress(words, keeps) for i in word)
 
 
-def reasoning_of(texts: Sequence[str]) -> slice | None:
-    """Which tokens of a finished response may be pruned: what it thinks, or without thinking all of
-    it, if it has a box; None where there is neither.
+def split(
+    token_ids: Sequence[int], texts: Sequence[str], tokenize: Callable[[str], Sequence[int]]
+) -> tuple[slice, tuple[int, ...]] | None:
+    """Which tokens of a finished response may be pruned, and those that follow then: what it
+    thinks, and the rest; without thinking all of it, and the answer from its last box. None where
+    there is neither.
     """
     if (thinking := find_thinking(texts)) is not None:
-        return thinking
-    return slice(0, len(texts) - 1) if find_boxes("".join(texts)) else None
+        return thinking, tuple(token_ids[thinking.stop :])
+    if not (boxes := find_boxes("".join(texts))):
+        return None
+    answer = tokenize(f"\n\nThe final answer is: \\boxed{{{boxes[-1].content}}}")
+    return slice(0, len(texts) - 1), (*answer, token_ids[-1])
 
 
-def behind_reasoning(
-    token_ids: Sequence[int], texts: Sequence[str], tokenize: Callable[[str], Sequence[int]]
-) -> tuple[int, ...]:
-    """What follows the thinking, or without thinking the answer from the response's last box."""
-    if (thinking := find_thinking(texts)) is not None:
-        return tuple(token_ids[thinking.stop :])
-    answer = find_boxes("".join(texts))[-1].content
-    return (*tokenize(f"\n\nThe final answer is: \\boxed{{{answer}}}"), token_ids[-1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reasoning:
-    """A correct response; part: the tokens to shorten to the share `ratio`; texts: of each token;
-    prompt: ids with the ratio told.
+class _Reasoning(NamedTuple):
+    """A correct response. texts: of each token; part: the tokens to shorten to the share `ratio`;
+    behind: those that follow it then; prompt: ids with the ratio told.
     """
 
     sample: Sample
     texts: list[str]
     part: slice
+    behind: tuple[int, ...]
     ratio: float
     prompt: tuple[int, ...]
 
 
 def tokenskip_rows(
-    draw: Draw, settings: TokenSkip, shorten: Shorten | None
+    s: Session, judged: JudgedProblems, settings: TokenSkip, shorten: Shorten | None
 ) -> list[StoredResponse]:
     """The same on every rank; without those whose prompt has no room for the ratio."""
-    s, encoder = draw.session, draw.session.sampler.encoder
-    problems = {problem.id: problem for problem in draw.judged.problems}
+    encoder = s.sampler.encoder
+    tokenize = partial(encoder.tokenizer.encode, add_special_tokens=False)
+    problems = {problem.id: problem for problem in judged.problems}
+    right = select(judged.responses, s.settings.max_response_tokens)
     found = []
-    for sample in draw.samples(select(draw.judged.responses, s.settings.max_response_tokens)):
+    for sample in samples_of(s, judged, right):
         texts = [encoder.tokenizer.decode([token]) for token in sample.response_ids]
         ratio = settings.ratio or ratio_of(sample.problem_id, s.config.run.seed)
         told = f"{settings.delimiter}{ratio}{settings.delimiter}" if ratio < 1 else ""
         prompt = encoder.encode(problems[sample.problem_id], suffix=told)
-        part = reasoning_of(texts)
-        if part is not None and len(prompt) <= s.config.data.max_prompt_tokens:
-            found.append(
-                _Reasoning(sample=sample, texts=texts, part=part, ratio=ratio, prompt=prompt)
-            )
-
-    def tokenize(text: str) -> list[int]:
-        return encoder.tokenizer.encode(text, add_special_tokens=False)
-
+        parts = split(sample.response_ids, texts, tokenize)
+        if parts is not None and len(prompt) <= s.config.data.max_prompt_tokens:
+            found.append(_Reasoning(sample, texts, *parts, ratio, prompt))
     if shorten is None:
         kept = _by_self_information(s, found)
     else:
@@ -154,11 +146,7 @@ def tokenskip_rows(
         StoredResponse(
             problem_id=each.sample.problem_id,
             prompt_ids=each.prompt,
-            response_ids=(
-                *each.sample.response_ids[: each.part.start],
-                *ids,
-                *behind_reasoning(each.sample.response_ids, each.texts, tokenize),
-            ),
+            response_ids=(*each.sample.response_ids[: each.part.start], *ids, *each.behind),
         )
         for each, ids in zip(found, kept, strict=True)
     ]

@@ -20,12 +20,14 @@ def group_centered(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def group_normalized(rewards: Sequence[float], epsilon: float = 1e-6) -> list[float]:
-    """A = (r - mean) / (std + epsilon), GRPO's."""
+def group_normalized(
+    rewards: Sequence[float], epsilon: float = 1e-6, *, count_less: int = 1
+) -> list[float]:
+    """A = (r - mean) / (std + epsilon), GRPO's; std divides by the count less `count_less`."""
     centered = group_centered(rewards)
     if not any(centered):
         return centered
-    std = math.sqrt(math.fsum(a * a for a in centered) / (len(centered) - 1))
+    std = math.sqrt(math.fsum(a * a for a in centered) / (len(centered) - count_less))
     return [a / (std + epsilon) for a in centered]
 
 

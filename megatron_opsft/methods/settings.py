@@ -14,6 +14,7 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
 from megatron_opsft.methods.aggregation import Aggregation
+from megatron_opsft.methods.dapo import DapoSettings
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.objective import (
     LIKELIHOOD,
@@ -144,8 +145,12 @@ class MethodSettings(Section):
         """The rewards of a batch, one list a group."""
         return [self.group_rewards(group, state) for group in batch]
 
+    def shaped(self, batch: Sequence[Group], rewards: Values) -> Values:
+        """The rewards, with what a run adds to those of any method."""
+        return rewards
+
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
-        """Of each response, from the rewards of the batch."""
+        """Of each response, from the shaped rewards of the batch."""
         return rewards
 
     def first_state(self) -> MethodState:
@@ -191,12 +196,12 @@ class MethodSettings(Section):
         """How often problems are drawn again, at most, in place of groups that are not kept."""
         return 0
 
-    def keeps(self, group: Group) -> bool:
-        """Whether to train on a group."""
+    def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
+        """Whether to train on a group, by its own rewards, not shaped."""
         return True
 
 
-class PolicySettings(MethodSettings):
+class PolicySettings(DapoSettings, MethodSettings):
     """Methods with a policy gradient: clipped ratios, a divergence, several updates. Advantages are
     Dr. GRPO's: r - mean.
     """
@@ -248,8 +253,10 @@ class PolicySettings(MethodSettings):
         )
 
     def check(self, run: RunSize) -> None:
-        """Errors: as of `MethodSettings`, and where the problems cannot be shared out."""
+        """Errors: as of both bases, and where the problems cannot be shared out."""
         super().check(run)
+        longest = 0 if self.has_fixed_data else run.max_response_tokens
+        self.check_dapo(compares_group=self.compares_group, longest=longest)
         if run.prompts_per_step % self.updates_per_batch:
             raise UserError(
                 f"method.updates_per_batch={self.updates_per_batch} does not divide "

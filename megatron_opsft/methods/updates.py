@@ -97,9 +97,11 @@ class MethodRun:
     def fill(self, groups: Sequence[Group], wanted: int, refills: int) -> tuple[list[int], bool]:
         """(which groups to train on, at most as many as wanted; whether to draw problems again).
 
-        refills: how often they were already.
+        refills: how often they were already. Groups are judged by rewards that are not shaped.
         """
-        kept = [i for i, group in enumerate(groups) if self.settings.keeps(group)]
+        rewards = self.settings.rewards(groups, self.state)
+        pairs = enumerate(zip(groups, rewards, strict=True))
+        kept = [i for i, (group, found) in pairs if self.settings.keeps(group, found)]
         return kept[:wanted], len(kept) < wanted and refills < self.settings.most_refills
 
     def weigh(self, batch: Sequence[Group]) -> Weights:
@@ -107,7 +109,7 @@ class MethodRun:
 
         A response without advantage is trained on only for its divergence from the reference.
         """
-        rewards = self.settings.rewards(batch, self.state)
+        rewards = self.settings.shaped(batch, self.settings.rewards(batch, self.state))
         advantages = tuple(chain.from_iterable(self.settings.advantages(batch, rewards)))
         diverges = self.settings.objective(1.0).needs_reference
         return Weights(

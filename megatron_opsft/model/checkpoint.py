@@ -2,7 +2,7 @@
 
 A checkpoint is a directory `step_000042` with Megatron's files and `complete.json`. It is written
 under a temporary name and renamed when everything is on disk, so a directory with the final name is
-whole; `load` checks the files all the same, since disks and people damage files.
+whole; `load_newest` checks the files all the same, since disks and people damage files.
 """
 
 import logging
@@ -18,12 +18,12 @@ from megatron.core.optimizer import ChainedOptimizer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_manifest import damage_of, read_manifest, sealed
-from megatron_opsft.model.checkpoint_read import read_tensors
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
     gather_weights,
     objects_only,
     own_share,
+    read_tensors,
 )
 from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums
 from megatron_opsft.model.optimizer import load_settings, settings_of
@@ -187,14 +187,6 @@ class Checkpointer:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_bytes(directory / name, content)
 
-    def load(self, path: Path) -> dict[str, Any]:
-        """Restore the state; returns the manifest. Errors: `UserError` naming the damaged file."""
-        manifest = self._read_whole(path)
-        if isinstance(manifest, str):
-            raise UserError(f"{manifest}; restore it, or resume from another checkpoint")
-        self._restore(path)
-        return manifest
-
     def _restore(self, path: Path) -> None:
         reasons: list[str] = []
         try:
@@ -243,8 +235,8 @@ class Checkpointer:
         if dist.get_rank() != 0:
             return
         for path, why in damaged:
-            aside = free_name(path.with_name(f"damaged_{path.name}"))
-            path.rename(aside)
+            aside = path.with_name(f"damaged_{path.name}")
+            put_aside(path, aside)
             log.warning("%s; it is kept as %s, and the run continues from %s", why, aside, whole)
 
     def _read_whole(self, path: Path) -> dict[str, Any] | str:
@@ -265,13 +257,3 @@ def _delete(old: list[Path]) -> None:
             remove(path)
         except OSError as error:
             log.warning("an old checkpoint, %s, cannot be deleted: %s", path, error.strerror)
-
-
-def free_name(path: Path) -> Path:
-    """The path, or with a number if there is something already."""
-    number = 1
-    free = path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}_{number}")
-    return free

@@ -8,19 +8,29 @@ any TP x PP x DP, and every rank writes and reads its own alone: nothing is gath
 copied, since a rectangle is contiguous in the optimizer's memory.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies.torch import (
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
+from torch.distributed.checkpoint.planner import ReadItem
+
+from megatron_opsft.storage.dist_metadata import METADATA_NAME, damage_named, unpickle_metadata
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -43,7 +53,7 @@ def own_share(
     the weight is float32 itself, a moment by `optimizer.state.exp_avg.K`.
     is_loading: without the weights that follow from main weights.
     """
-    described = {id(value.data): value for value in nested_values(model_state) if _is_tensor(value)}
+    described = {id(value.data): value for value in nested_values(model_state) if is_tensor(value)}
     share: list[ShardedTensor] = []
     for weight, start, end, tensors in _owned_ranges(optimizer):
         own = {f"optimizer.state.{name}.": tensors[name] for name in MOMENTS}
@@ -53,7 +63,8 @@ def own_share(
             own["optimizer.state.fp32_param."] = tensors["main"]
             if not is_loading:
                 own[""] = weight.detach().view(-1)[start:end]
-        for piece, first in _pieces(described[id(weight)], weight):
+        for piece in pieces_of(described[id(weight)], weight):
+            first = cast(Tensor, piece.data).storage_offset() - weight.storage_offset()
             for prefix, values in own.items():
                 share += _rectangles(piece, first, values, start, prefix)
     return share
@@ -71,10 +82,21 @@ def gather_weights(optimizer: ChainedOptimizer) -> None:
 
 def objects_only(state: dict[str, Any]) -> dict[str, Any]:
     """The state without its tensors: the objects that Megatron's layers keep beside them."""
-    return {name: value for name, value in state.items() if not _is_tensor(value)}
+    return {name: value for name, value in state.items() if not is_tensor(value)}
 
 
-def _is_tensor(value: Any) -> bool:
+def pieces_of(described: Any, values: Tensor) -> list[ShardedTensor]:
+    """What a parameter is in the whole model, with the given values: its part, or several where it
+    is fused of several, each a view of them. described: of the parameter, in `describe_models`.
+    """
+    described = replace(described, data=values)
+    if isinstance(described, ShardedTensor):
+        return [described]
+    return list(nested_values(described.build()))
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value of `describe_models` is a parameter."""
     return isinstance(value, ShardedTensor | ShardedTensorFactory)
 
 
@@ -101,19 +123,6 @@ def _ranges_of(part: DistributedOptimizer) -> Iterator[tuple[Tensor, int, int, d
                     moments = {name: part.optimizer.state[main][name] for name in MOMENTS}
                     owned = ranges["param"]
                     yield weight, owned.start, owned.end, {"main": main.detach(), **moments}
-
-
-def _pieces(
-    described: ShardedTensor | ShardedTensorFactory, weight: Tensor
-) -> Iterator[tuple[ShardedTensor, int]]:
-    """What a parameter is in the whole model: its part, or several where it is fused of several;
-    each with the index of its first element in the flattened parameter.
-    """
-    if isinstance(described, ShardedTensor):
-        yield described, 0
-        return
-    for piece in nested_values(described.build()):
-        yield piece, piece.data.storage_offset() - weight.storage_offset()
 
 
 def _rectangles(
@@ -153,3 +162,27 @@ def flat_rectangles(low: int, high: int, width: int) -> list[tuple[int, int]]:
     head = min(high, -(-low // width) * width)
     tail = max(head, high // width * width)
     return [(a, b) for a, b in ((low, head), (head, tail), (tail, high)) if a < b]
+
+
+class _TensorPlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: object) -> None:
+        raise TypeError(f"{read_item.dest_index.fqn} is an object, not a tensor")
+
+
+def read_tensors(wanted: list[ShardedTensor], directory: Path) -> None:
+    """Fill the tensors' own memory, each rank alone, and run nothing that is in the files: what
+    Megatron's `load` unpickles may call anything. No collectives. Errors: `UserError` naming the
+    file.
+    """
+    metadata = unpickle_metadata(directory)
+    reader, planner = FileSystemReader(directory), _TensorPlanner()
+    of_file: dict[str, list[ReadItem]] = defaultdict(list)
+    by_key, _, _ = _replace_state_dict_keys_with_sharded_keys({"": wanted})
+    with damage_named(directory / METADATA_NAME):
+        planner.set_up_planner(mcore_to_pyt_state_dict(by_key, True), metadata)
+        reader.set_up_storage_reader(metadata, is_coordinator=False)
+        for item in planner.create_local_plan().items:
+            of_file[metadata.storage_data[item.storage_index].relative_path].append(item)
+    for name, items in of_file.items():
+        with damage_named(directory / name):
+            reader.read_data(LoadPlan(items), planner).wait()

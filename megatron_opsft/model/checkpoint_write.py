@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import zlib
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ class CheckpointWrite:
             dcp.save(
                 tensors,
                 storage_writer=_Writer(self._directory, common),
-                planner=SharePlanner(),
+                planner=_SharePlanner(flatten_state_dict=False),
                 process_group=self._group,
             )
             own = f"__{dist.get_rank(self._group)}_"
@@ -109,25 +108,8 @@ class CheckpointWrite:
         return dict(sorted(files.items()))
 
 
-class SharePlanner(MCoreSavePlanner):
+class _SharePlanner(MCoreSavePlanner):
     """Writes the share of each rank as it is."""
-
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False)
-
-    def create_local_plan(self) -> SavePlan:
-        """Weights and their moments share the places of their rectangles: less to unpickle."""
-        first: dict[Any, Any] = {}
-        plan = super().create_local_plan()
-        items = []
-        for item in plan.items:
-            if (data := item.tensor_data) is not None:
-                chunk = first.setdefault((data.chunk.offsets, data.chunk.sizes), data.chunk)
-                like = first.setdefault((data.properties.dtype, data.size), data)
-                item = replace(item, tensor_data=replace(like, chunk=chunk))
-            items.append(item)
-        self.plan = replace(plan, items=items)
-        return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """On rank 0. Counts elements only: torch would compare all shares in the same rows, most of

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from torch import Tensor
 
-from megatron_opsft.model.checkpoint_share import describe_models
+from megatron_opsft.model.checkpoint_share import describe_models, is_tensor, pieces_of
+from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.device import Device, has_room_for_good, synchronize
+from megatron_opsft.runtime.device import Device, has_room_for_good
 
 PREFIX = "reference."  # of its tensors' names in a checkpoint
 
@@ -51,16 +51,11 @@ class ReferenceModel:
 
     def with_log_probs(self, batches: Sequence[MicroBatch]) -> list[MicroBatch]:
         """The micro-batches with the reference's log-probs, on the ranks of the last stage, which
-        alone read them. See `score_batches`.
+        alone read them.
         """
         with self.in_place():
             log_probs = self._trainer.score_batches(batches)
-        if not log_probs:
-            return list(batches)
-        return [
-            dataclasses.replace(batch, reference_log_probs_R=found)
-            for batch, found in zip(batches, log_probs, strict=True)
-        ]
+        return with_log_probs(batches, log_probs, "reference_log_probs_R")
 
     def replace(self) -> None:
         """From now on the reference is the model as it is."""
@@ -73,14 +68,12 @@ class ReferenceModel:
         exchanges.
         """
         own = {id(live): frozen for live, frozen in zip(self._live(), self._frozen, strict=True)}
-        pieces: list[ShardedTensor] = []
-        for value in nested_values(describe_models(self._trainer.models)):
-            if isinstance(value, ShardedTensor):
-                pieces.append(dataclasses.replace(value, data=own[id(value.data)]))
-            elif isinstance(value, ShardedTensorFactory):
-                fused = dataclasses.replace(value, data=own[id(value.data)])
-                pieces += nested_values(fused.build())
-        return [dataclasses.replace(piece, key=PREFIX + piece.key) for piece in pieces]
+        return [
+            dataclasses.replace(piece, key=PREFIX + piece.key)
+            for value in nested_values(describe_models(self._trainer.models))
+            if is_tensor(value)
+            for piece in pieces_of(value, own[id(value.data)])
+        ]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -96,4 +89,4 @@ class ReferenceModel:
             kept = live.data.clone()
             live.data.copy_(frozen, non_blocking=True)
             frozen.copy_(kept, non_blocking=True)
-        synchronize(self._device)  # before anyone reads the CPU's memory
+        self._device.synchronize()  # before anyone reads the CPU's memory

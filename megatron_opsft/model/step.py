@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
@@ -18,9 +17,8 @@ from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import token_losses
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update
-from megatron_opsft.model.schedule import PassSchedule
-from megatron_opsft.model.score import score_batches, score_samples
-from megatron_opsft.records import MicroBatch, Sample, StepResult
+from megatron_opsft.model.passes import ModelPasses
+from megatron_opsft.records import MicroBatch, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
     any_over_world,
@@ -28,6 +26,10 @@ from megatron_opsft.runtime.distributed import (
     sum_over_world,
 )
 from megatron_opsft.runtime.phase import current_phase, describe_rank
+
+NOTHING_DONE = StepResult(
+    applied=False, loss=0.0, grad_norm=0.0, lr=0.0, trained_tokens=0, num_microbatches=0
+)
 
 
 def _sum_losses(
@@ -56,17 +58,7 @@ def _sum_losses(
     return loss_sum, num_tokens, sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulated:
-    """What `Trainer.accumulate` summed; fields as in `StepResult`, equal on every rank."""
-
-    loss: float
-    trained_tokens: int
-    clip_share: float | None
-    kl_mean: float | None
-
-
-class Trainer:
+class Trainer(ModelPasses):
     """The model's shards and their optimizer on this rank."""
 
     def __init__(
@@ -82,13 +74,15 @@ class Trainer:
         objective: Objective = LIKELIHOOD,
     ) -> None:
         """vocab_size: without padding; weight_decay: AdamW's, on matrices."""
-        self.chunks = chunks
+        super().__init__(
+            chunks,
+            config,
+            layout,
+            vocab_size=vocab_size,
+            cross_entropy=cross_entropy,
+            objective=objective,
+        )
         self.optimizer = optimizer
-        self.layout = layout
-        self._config = config
-        self._cross_entropy: Method = cross_entropy
-        self.objective = objective
-        self._schedule = PassSchedule(chunks, config, vocab_size=vocab_size)
         self._own_loss_is_finite = True
         self._weight_decay = weight_decay
         # Sums over micro-batches and ranks are final here; Megatron's own division by a token
@@ -97,13 +91,9 @@ class Trainer:
             finalize_model_grads(model, None, **kwargs)
         )
 
-    @property
-    def models(self) -> list[GPTModel]:
-        """The GPTModel chunks without their data-parallel wrapper."""
-        return self._schedule.models
-
-    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
-        """Main gradients of `factor` x the weighted sum of all ranks' token losses.
+    def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> StepResult:
+        """Main gradients of `factor` x the weighted sum of all ranks' token losses; the result of a
+        step that is not applied yet, equal on every rank.
 
         Every rank calls it with equally many micro-batches, at least one.
         """
@@ -111,10 +101,10 @@ class Trainer:
             chunk.train()
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
-        losses = self._schedule.run(
+        losses = self._run(
             partial(_sum_losses, self._cross_entropy, self.objective),
             batches,
-            temperature=self.objective.temperature,
+            self.objective.temperature,
             forward_only=False,
         )
         for chunk in self.chunks:
@@ -126,35 +116,14 @@ class Trainer:
                 mine[place] = sum(map(float, each))
         self._own_loss_is_finite = math.isfinite(mine[1])
         tokens, loss, clipped, divergence = sum_over_world(mine)
-        return Accumulated(
+        return replace(
+            NOTHING_DONE,
             loss=factor * loss,
             trained_tokens=int(tokens),
+            num_microbatches=len(batches),
             clip_share=clipped / tokens if self.objective.clips else None,
             kl_mean=divergence / tokens if self.objective.needs_reference else None,
         )
-
-    def score(
-        self, samples: Sequence[Sample], *, temperature: float = 1.0, entropy: bool = False
-    ) -> list[tuple[float, ...]]:
-        """See `score_samples`."""
-        return score_samples(
-            self._schedule,
-            self.layout,
-            samples,
-            align=self._config.tensor_model_parallel_size,
-            temperature=temperature,
-            entropy=entropy,
-        )
-
-    def score_batches(
-        self, batches: Sequence[MicroBatch], *, temperature: float | None = None
-    ) -> list[Tensor]:
-        """See `score.score_batches`; of the objective's policy, softmax(logits / temperature),
-        unless another temperature is given.
-        """
-        if temperature is None:
-            temperature = self.objective.temperature
-        return score_batches(self._schedule, batches, self._cross_entropy, temperature=temperature)
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.
@@ -163,14 +132,7 @@ class Trainer:
         Errors: `NonFiniteError` on every rank, before any weight changes.
         """
         if not batches:
-            return StepResult(
-                applied=False,
-                loss=0.0,
-                grad_norm=0.0,
-                lr=lr,
-                trained_tokens=0,
-                num_microbatches=0,
-            )
+            return replace(NOTHING_DONE, lr=lr)
         found = self.accumulate(batches, factor)
         set_learning_rate(self.optimizer, lr, self._weight_decay)
         self.optimizer.prepare_grads()
@@ -179,17 +141,8 @@ class Trainer:
         if not (math.isfinite(found.loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(self._describe_non_finite(found.loss, grad_norm))
         update(self.optimizer, norm)
-        self._schedule.start_gathering_weights()
-        return StepResult(
-            applied=True,
-            loss=found.loss,
-            grad_norm=grad_norm,
-            lr=lr,
-            trained_tokens=found.trained_tokens,
-            num_microbatches=len(batches),
-            clip_share=found.clip_share,
-            kl_mean=found.kl_mean,
-        )
+        self.start_gathering_weights()
+        return replace(found, applied=True, grad_norm=grad_norm, lr=lr)
 
     def _describe_non_finite(self, loss: float, grad_norm: float) -> str:
         """What is wrong and where it came from; called by every rank."""
@@ -197,7 +150,3 @@ class Trainer:
         message = f"{current_phase()}: {values}: the step was not applied"
         sources = gather_from_all([] if self._own_loss_is_finite else [describe_rank()])
         return f"{message}; not finite at {', '.join(sources)}" if sources else message
-
-    def finish_gathering_weights(self) -> None:
-        """See `PassSchedule.finish_gathering_weights`."""
-        self._schedule.finish_gathering_weights()

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.methods.objective import Objective
 from megatron_opsft.records import MicroBatch
-from megatron_opsft.runtime.context import join_over_context
-from megatron_opsft.runtime.distributed import Layout, sum_over_world
+from megatron_opsft.runtime.distributed import Layout, join_over_context, sum_over_world
 
 _FLOOR = 1e-8  # of a variance
 

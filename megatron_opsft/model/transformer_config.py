@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 
-from megatron_opsft.architectures import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape
 from megatron_opsft.config import ParallelConfig, TrainConfig
 from megatron_opsft.loss.loss_memory import CrossEntropy
@@ -39,7 +38,7 @@ def transformer_config(
     """
     params_dtype = DTYPES[dtype]
     with_te = uses_transformer_engine(device, dtype)
-    options: dict[str, Any] = dict(
+    return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_size,
@@ -88,7 +87,6 @@ def transformer_config(
         **_memory_settings(train, moe=shape.moe is not None),
         **(_expert_settings(shape.moe, grouped=with_te) if shape.moe else {}),
     )
-    return TransformerConfig(**options | dict(ARCHITECTURES[shape.architecture].megatron_options))
 
 
 def _memory_settings(train: TrainConfig, *, moe: bool) -> dict[str, Any]:
@@ -132,9 +130,9 @@ def _expert_settings(moe: MoeShape, *, grouped: bool) -> dict[str, Any]:
 def describe_parts(config: TransformerConfig, loss: CrossEntropy, device: Device) -> str:
     """Which fast parts this run takes, and why it goes without the others: one line for the log."""
     dtype = "bfloat16" if config.bf16 else "float32"
-    if uses_transformer_engine(device, dtype):
-        layers = "TransformerEngine"
-    else:
+    with_te = uses_transformer_engine(device, dtype)
+    layers = "TransformerEngine"
+    if not with_te:
         reason = (
             "no CUDA"
             if not device.is_cuda
@@ -143,14 +141,9 @@ def describe_parts(config: TransformerConfig, loss: CrossEntropy, device: Device
             else "float32 is for comparisons"
         )
         layers = f"plain torch ({reason})"
-    fused = [
-        name
-        for name, there in (
-            ("TransformerEngine's layers", uses_transformer_engine(device, dtype)),
-            ("Apex", config.gradient_accumulation_fusion),
-        )
-        if there
-    ]
+    fused = ["TransformerEngine's layers"] * with_te + [
+        "Apex"
+    ] * config.gradient_accumulation_fusion
     accumulation = f"fused by {' and '.join(fused)}" if fused else "not fused"
     return (
         f"{device.torch_device}, {dtype}; layers: {layers}; cross-entropy: {loss.method} "

@@ -22,7 +22,7 @@ from megatron_opsft.rollout.limits import (
     engine_traits,
     fit_lengths,
 )
-from megatron_opsft.runtime.world_size import check_world
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import padded_vocab_size, shard_shape

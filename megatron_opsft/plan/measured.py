@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from tabulate import tabulate
+
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
@@ -22,8 +24,11 @@ from megatron_opsft.plan.workload import (
     mean_before_the_cut,
     quantiles,
 )
-from megatron_opsft.report.canvas import figure_saved_as
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.page.plot import Series, plot
+from megatron_opsft.report.page.tables import Section, Table
+from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.runs import change_of
 from megatron_opsft.runtime.durable import write_text
 
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
@@ -162,13 +167,14 @@ def scaling_runs(paths: Sequence[Path]) -> list[Path]:
 
 def report_scaling(
     runs: Sequence[Path],
-    figure: Path,
+    page: Path,
     gpu: str | None,
     hardware: Path | None,
     say: Callable[[str], object],
 ) -> None:
-    """Print the table of those that can be read, and draw them. gpu: the device that is planned
-    for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan calibrate`.
+    """Print the table of those that can be read, and write their page. gpu: the device that is
+    planned for; None: cpu for runs on CPUs, otherwise h100. hardware: figures, as of `plan
+    calibrate`.
 
     Errors: `UserError` at the end where a run could not be read.
     """
@@ -180,9 +186,22 @@ def report_scaling(
             unread.append(error)
             say(f"{run}: not read: {error}")
     if rows:
-        say(scaling_table(rows))
-        draw_scaling(rows, figure)
-        say(f"figure: {figure}")
+        section = _section(rows)
+        assert section.table is not None
+        align = ["right"] * len(section.table.headings)
+        lines = tabulate(
+            section.table.rows, section.table.headings, disable_numparse=True, colalign=align
+        )
+        say(f"{section.table.caption}\n\n{lines}")
+        nodes = f"{rows[0].nodes} to {rows[-1].nodes} nodes"
+        seconds = [row.measured["step"] for row in (rows[0], rows[-1])]
+        figures = [
+            change_of(f"Seconds of a step, {nodes}", *seconds, is_share=False),
+            change_of(f"Efficiency, {nodes}", 1.0, efficiencies(rows)[-1][0], is_share=True),
+        ]
+        title = runs[0].resolve().parent.name
+        write_page(page, [], title=title, figures=figures, sections=[section])
+        say(f"page: {page}")
     if unread:
         raise UserError(f"{len(unread)} of {len(runs)} could not be read: {unread[0]}")
 
@@ -208,50 +227,52 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     return ScalingRow(nodes=nodes, gpus=gpus, device=name, measured=measured, planned=planned)
 
 
-def scaling_table(rows: Sequence[ScalingRow]) -> str:
-    """A line a run, the plan's figure in brackets."""
-    from tabulate import tabulate
-
-    lines = []
-    for row, efficiency in zip(rows, efficiencies(rows), strict=True):
-        measured, planned = row.measured, row.planned
-        lines.append(
-            {"nodes": row.nodes, "GPUs": row.gpus}
-            | {name: f"{measured[name]:.2f} ({planned[name]:.2f})" for name in _SECONDS}
-            | {"tokens/s/GPU": f"{measured['rate']:,.1f} ({planned['rate']:,.1f})"}
-            | {"efficiency": "{:.0%} ({:.0%})".format(*efficiency)}
-        )
-    devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    return (
-        f"median seconds of a step, measured (planned for {devices})\n\n"
-        f"{tabulate(lines, headers='keys', stralign='right', disable_numparse=True)}"
-    )
-
-
 def efficiencies(rows: Sequence[ScalingRow]) -> list[tuple[float, float]]:
     """(measured, planned) of each run: tokens a second and GPU against the first, of 1."""
     first = rows[0].measured["rate"], rows[0].planned["rate"]
     return [(row.measured["rate"] / first[0], row.planned["rate"] / first[1]) for row in rows]
 
 
-def draw_scaling(rows: Sequence[ScalingRow], out_path: Path) -> None:
-    """Seconds by phase and efficiency over nodes (.png, .svg, .pdf). Errors: `UserError` for
-    another suffix.
-    """
-    nodes = [row.nodes for row in rows]
-    seconds = {
-        name: ([row.measured[name] for row in rows], [row.planned[name] for row in rows])
-        for name in _SECONDS
-    }
+def _section(rows: Sequence[ScalingRow]) -> Section:
+    """A line a run, the plan's figure in brackets; seconds by phase and efficiency over nodes."""
     shares = efficiencies(rows)
-    percent = {"efficiency": ([100 * one for one, _ in shares], [100 * one for _, one in shares])}
-    panels = [("seconds of a step", seconds), ("efficiency (%)", percent)]
-    with figure_saved_as([out_path], (9.6, 4.2)) as figure:
-        for axes, (label, lines) in zip(figure.subplots(1, 2), panels, strict=True):
-            for name, (measured, planned) in lines.items():
-                (line,) = axes.plot(nodes, measured, "o-", label=name)
-                axes.plot(nodes, planned, "o--", color=line.get_color(), mfc="white")
-            axes.set(xlabel="nodes", ylabel=label, ylim=(0, None))
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(nodes, [str(count) for count in nodes])
-            axes.legend(frameon=False, title="solid: measured\ndashed: planned", fontsize="small")
+    devices = ", ".join(dict.fromkeys(row.device for row in rows))
+    table = Table(
+        caption=f"Median seconds of a step, measured (planned for {devices})",
+        headings=["nodes", "GPUs", *_SECONDS, "tokens/s/GPU", "efficiency"],
+        rows=[
+            [
+                str(row.nodes),
+                str(row.gpus),
+                *(f"{row.measured[name]:.2f} ({row.planned[name]:.2f})" for name in _SECONDS),
+                f"{row.measured['rate']:,.1f} ({row.planned['rate']:,.1f})",
+                "{:.0%} ({:.0%})".format(*share),
+            ]
+            for row, share in zip(rows, shares, strict=True)
+        ],
+    )
+    seconds: list[Series] = []
+    for place, name in enumerate(_SECONDS):
+        measured = [(row.nodes, row.measured[name]) for row in rows]
+        planned = [(row.nodes, row.planned[name]) for row in rows]
+        seconds.append(Series(label=name, place=place, points=measured))
+        seconds.append(Series(label="", place=place, points=planned, kind="held"))
+    measured, planned = (
+        [(row.nodes, share[which]) for row, share in zip(rows, shares, strict=True)]
+        for which in (0, 1)
+    )
+    share_of = [
+        Series(label="measured", place=0, points=measured),
+        Series(label="planned", place=0, points=planned, kind="held"),
+    ]
+    return Section(
+        title=table.caption,
+        text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
+        table=table,
+        plots=[
+            plot("Seconds of a step", seconds, x="nodes", from_zero=True, log_x=True),
+            plot(
+                "Efficiency", share_of, x="nodes", show="{:.0%}".format, from_zero=True, log_x=True
+            ),
+        ],
+    )

@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
@@ -14,21 +13,18 @@ from megatron_opsft.config.load import load_config
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
-from megatron_opsft.errors import UserError
+from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.model.checks import check_layout
-from megatron_opsft.preflight.entries import check_free, entries_of
-from megatron_opsft.preflight.lock import check_unlocked, locked
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.rollout.limits import (
     check_engine,
     check_engine_ranks,
     check_lengths,
     fit_lengths,
 )
-from megatron_opsft.runtime.git_lfs import check_fetched
-from megatron_opsft.runtime.launcher import is_launched
-from megatron_opsft.runtime.loading import collector_at_rest
+from megatron_opsft.runtime.hub import check_fetched
+from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.step_names import list_checkpoints
-from megatron_opsft.runtime.world_size import check_world
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 
@@ -36,31 +32,23 @@ from megatron_opsft.verify.verifier import check_judge
 @contextmanager
 def opened_run(
     config: Config, *, resume: bool, overwrite: bool, must_exist: bool = False
-) -> Iterator[bool]:
+) -> Iterator[None]:
     """Check the start of a run and have its directory. Called by every rank; rank 0 acts.
 
-    must_exist: whether a resumed run must be there. Gives whether anything is left to do. Errors:
-    `UserError`.
+    must_exist: whether a resumed run must be there. Errors: `UserError`; `NothingLeft` for a run of
+    one process that is finished. Several ranks agree on that when they have found each other.
     """
-    is_main = int(os.environ.get("RANK", "0")) == 0
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    is_over = False
-    if is_main:
-        check_run(
-            config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
-        )
-        is_over = resume and is_finished(config)
-    if resume and world_size > 1 and is_launched():  # another node may see older files
-        with collector_at_rest():
-            from megatron_opsft.runtime.job import told_by_main
-
-        patience = timedelta(minutes=config.run.hang_minutes)
-        is_over = told_by_main(str(is_over), patience) == str(True)
-    if is_over or not is_main:
-        yield not is_over
+    if int(os.environ.get("RANK", "0")):
+        yield
         return
-    with locked(config.run.dir):
-        yield True
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_run(
+        config, resume=resume, overwrite=overwrite, must_exist=must_exist, world_size=world_size
+    )
+    if resume and world_size == 1 and is_finished(config):
+        raise NothingLeft
+    with RunDir(config.run.dir).locked():
+        yield
 
 
 def check_run(
@@ -68,11 +56,12 @@ def check_run(
 ) -> None:
     """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
     directory = config.run.dir
-    check_unlocked(directory)
-    check_free(directory, resume=resume, overwrite=overwrite)
+    run_dir = RunDir(directory)
+    run_dir.check_unlocked()
+    run_dir.check_start(resume=resume, overwrite=overwrite)
     if resume and list_checkpoints(directory / "checkpoints"):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
-    elif must_exist and not entries_of(directory):
+    elif must_exist and not run_dir.entries():
         raise UserError(
             f"--resume: run.dir={directory} holds no run to continue; leave --resume out, or give "
             "--resume=auto, which starts a new one then"

@@ -1,83 +1,240 @@
-"""A run's table whether it is finished, under way or failed."""
+"""What a run's directory says of the run, finished or not; and its table for a terminal."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.before_after import QUANTITIES, before_and_after
-from megatron_opsft.report.curves import before_after_table, read_summary
 from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.page.plot import percent, tokens
+from megatron_opsft.runtime.step_names import in_step_order
+
+_FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "summary.json")
+Line = dict[str, Any]
 
 
-def report_runs(
-    run_dirs: Sequence[Path], figure: Path | None, say: Callable[[str], object]
-) -> dict[Path, UserError]:
-    """`report_run` of each; those that cannot be read are said and given back. Errors: `UserError`
-    of the only one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """name: that it is shown under. state: one line on how it ended, or how far it is. facts:
+    (name, value). settings: by dotted key. steps, evaluations: lines by step.
+    """
+
+    name: str
+    state: str
+    facts: Sequence[tuple[str, str]]
+    settings: Mapping[str, Any]
+    steps: Sequence[Line]
+    evaluations: Sequence[Line]
+
+    def points(self, key: str) -> list[tuple[int, float]]:
+        """(step, number) of a key of metrics or, for eval_..., of evaluations, where it has one."""
+        lines = self.evaluations if key.startswith("eval_") else self.steps
+        found = ((line["step"], line.get(key)) for line in lines)
+        return [(n, v) for n, v in found if isinstance(v, int | float) and math.isfinite(v)]
+
+    @property
+    def num_steps(self) -> int:
+        """Those that are done."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def more_sets(self) -> list[str]:
+        """Names of the sets of eval.more."""
+        keys = dict.fromkeys(key for line in self.evaluations for key in line)
+        return [found[1] for key in keys if (found := re.fullmatch(r"eval_(\w+)_accuracy", key))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A quantity before and after, as it is shown; is_better: of the change."""
+
+    title: str
+    before: str
+    after: str
+    change: str
+    is_better: bool
+
+
+def change_of(title: str, before: float, after: float, *, is_share: bool) -> Change:
+    """Of a share, such as accuracy, which is better where it is higher; or of tokens."""
+    if is_share:
+        show, change = percent, f"{100 * (after - before):+.1f} points"
+    else:
+        show, change = tokens, f"{100 * (after / before - 1):+.1f} %" if before else "-"
+    return Change(
+        title=title,
+        before=show(before),
+        after=show(after),
+        change=change,
+        is_better=after >= before if is_share else after <= before,
+    )
+
+
+def changes_of(run: Run) -> list[Change]:
+    """First and last evaluation, on each set; without two, first and last step's rollouts."""
+    sets = {"": "eval_"} | {f", {name}": f"eval_{name}_" for name in run.more_sets}
+    if len(run.evaluations) < 2:
+        sets = {" in training": ""}
+    quantities = ("Mean response tokens", "mean_response_tokens"), ("Accuracy", "accuracy")
+    return [
+        change_of(f"{title}{name}", points[0][1], points[-1][1], is_share=key == "accuracy")
+        for name, prefix in sets.items()
+        for title, key in quantities
+        if (points := run.points(f"{prefix}{key}"))
+    ]
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun there."""
+    return any((path / name).exists() for name in (*_FILES, "rollouts"))
+
+
+def read_run(run: Path, name: str) -> Run:
+    """Errors: `UserError` for a directory that holds no run, or damaged lines of metrics."""
+    if not holds_run(run):
+        raise UserError(f"{run}: no run there, and no evaluation")
+    steps, evaluations = (
+        read_json_lines(run / name, required=required)
+        for name, required in (
+            ("metrics.jsonl", ("num_accepted", "step_seconds")),
+            ("evals.jsonl", ("eval_accuracy", "eval_mean_response_tokens")),
+        )
+    )
+    settings = _settings(run / "config.yaml")
+    reached = steps[-1]["step"] if steps else 0
+    failed = [n for n, _ in in_step_order(run.glob("failed_step_*"), "failed_step_", ".json")]
+    state = f"not finished: {reached} of {settings.get('run.steps', '?')} steps"
+    if (run / "summary.json").is_file():
+        state = f"finished: {reached} steps"
+    elif failed and failed[-1] > reached:
+        state = f"failed: the loss of step {failed[-1]} was not finite"
+    return Run(
+        name=name,
+        state=state,
+        facts=_facts(run, steps),
+        settings=settings,
+        steps=steps,
+        evaluations=evaluations,
+    )
+
+
+def _facts(run: Path, steps: Sequence[Line]) -> list[tuple[str, str]]:
+    facts = [("directory", str(run))]
+    try:
+        manifest = json.loads((run / "manifest.json").read_bytes())
+        facts.append(("config", str(manifest["config_hash"])))
+        versions = manifest["versions"].items()
+        facts.append(("versions", ", ".join(f"{name} {v}" for name, v in versions if v)))
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        pass  # of a run that has only begun, or damaged
+    skipped = sum(line["num_accepted"] == 0 for line in steps)
+    if learned := describe_skipped(skipped, len(steps)):
+        facts.append(("note", learned))
+    return facts
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """config.yaml with dotted keys; empty where there is none, or it is damaged."""
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return _flat(tree) if isinstance(tree, dict) else {}
+
+
+def _flat(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = isinstance(value, dict) and value
+        flat |= _flat(value, f"{before}{key}.") if inner else {f"{before}{key}": value}
+    return flat
+
+
+def describe_skipped(skipped: int, steps: int) -> str:
+    """skipped: steps that accepted no response, of so many; "" where there is none."""
+    if not skipped:
+        return ""
+    if skipped < steps:
+        return f"{skipped} of {steps} steps accepted no response and learned nothing"
+    return (
+        f"NOTHING WAS LEARNED: none of {steps} steps accepted a response, and hf/ holds the "
+        "weights that the run began with"
+    )
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """summary.json of a finished run; empty of another. Errors: `UserError` for a damaged one."""
+    path = run / "summary.json"
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        summary = None
+    if not isinstance(summary, dict):
+        raise UserError(
+            f"{path}: not the summary of a run; restore it, or delete it and finish the run again "
+            "(--resume)"
+        )
+    return summary
+
+
+def report_runs(paths: Sequence[Path], say: Callable[[str], object]) -> dict[Path, UserError]:
+    """`describe_run` of each; those that cannot be read are said and given back. Errors:
+    `UserError` of the only one.
     """
     unread = {}
-    for run_dir in run_dirs:
+    for path in paths:
         try:
-            text = report_run(run_dir, figure)
+            text = describe_run(path)
         except UserError as error:
-            if len(run_dirs) == 1:
+            if len(paths) == 1:
                 raise
-            unread[run_dir] = error
+            unread[path] = error
             text = f"not read: {error}"
-        say(f"{run_dir}:\n{text}" if len(run_dirs) > 1 else text)
+        say(f"{path}:\n{text}" if len(paths) > 1 else text)
     return unread
 
 
-def report_run(run_dir: Path, figure: Path | None = None) -> str:
-    """`describe_run`, and where the curves were drawn; none of a run that has made no step yet.
+def describe_run(path: Path) -> str:
+    """Length and accuracy before and after, up to the last evaluation, and how far the run is.
 
-    figure: by default curves.png in the run's directory. Errors: `UserError`.
+    Errors: `UserError` for a directory that holds no run, or damaged lines.
     """
-    text = describe_run(run_dir)
-    files = [run_dir / name for name in ("metrics.jsonl", "evals.jsonl")]
-    if not any(file.is_file() and file.stat().st_size for file in files):
-        return text
-    from megatron_opsft.report.curves import plot_run
+    from tabulate import tabulate
 
-    out = figure or run_dir / "curves.png"
-    plot_run(run_dir, out)
-    return f"{text}\nfigure: {out}"
-
-
-def describe_run(run_dir: Path) -> str:
-    """The before/after table; of a run without summary.json up to its last evaluation, and how far
-    it is. Errors: `UserError` for a directory that holds no run.
-    """
-    if (run_dir / "summary.json").is_file():
-        return before_after_table(read_summary(run_dir))
-    summary = _so_far(run_dir)
-    lines = [before_after_table(summary), "not finished: continue with --resume"]
-    for failed in sorted(run_dir.glob("failed_step_*.json")):
-        lines.append(f"a step failed with a loss that was not finite; its batch: {failed}")
-    return "\n".join(lines)
-
-
-def _so_far(run_dir: Path) -> dict[str, Any]:
-    """What summary.json would say if the run ended here."""
-    steps = read_json_lines(run_dir / "metrics.jsonl", required=("num_accepted", "step_seconds"))
-    evaluations = read_json_lines(
-        run_dir / "evals.jsonl", required=[f"eval_{name}" for name in QUANTITIES]
+    run, summary = read_run(path, path.name), read_summary(path)
+    facts = dict(run.facts)
+    if not (run.steps or run.evaluations or summary or "config" in facts):
+        raise UserError(f"{path}: no run there")
+    table = tabulate(
+        [
+            (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)
+            for one in changes_of(run)
+        ],
+        ("held-out problems" * (len(run.evaluations) > 1), "before", "after", "change"),
+        disable_numparse=True,
+        colalign=("left", "right", "right", "right"),
     )
-    if not steps and not evaluations and not (run_dir / "manifest.json").is_file():
-        raise UserError(f"{run_dir}: no run there")
-    return {
-        **before_and_after(evaluations),
-        "steps": steps[-1]["step"] if steps else 0,
-        "seconds": sum(line["step_seconds"] for line in steps),
-        "skipped_steps": sum(line["num_accepted"] == 0 for line in steps),
-        "config_hash": _config_hash(run_dir / "manifest.json"),
-    }
-
-
-def _config_hash(manifest: Path) -> str:
-    try:
-        return str(json.loads(manifest.read_text(encoding="utf-8"))["config_hash"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return "unknown"
+    seconds = sum(line["step_seconds"] for line in run.steps)
+    lines = [
+        table,
+        f"{run.num_steps} steps in {seconds:.0f} s, config {facts.get('config', 'unknown')}",
+        facts.get("note", ""),
+    ]
+    best = summary.get("best", {"step": run.num_steps})
+    if best["step"] != run.num_steps:
+        told = f"{best['mean_response_tokens']:.1f} tokens, accuracy {percent(best['accuracy'])}"
+        lines.append(f"best evaluation: after step {best['step']}, {told}")
+    if not summary:
+        lines.append("not finished: continue with --resume")
+        lines += [
+            f"a step failed with a loss that was not finite; its batch: {failed}"
+            for failed in sorted(path.glob("failed_step_*.json"))
+        ]
+    return "\n".join(filter(None, lines))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from megatron_opsft.report.estimate import Estimate
+from pydantic import BaseModel, ConfigDict, model_validator
 
 OVERALL = "overall"  # beside the names of benchmarks
 _TITLES = {
@@ -19,6 +19,26 @@ _TITLES = {
     "aime25": "AIME25",
     OVERALL: "Overall",
 }
+
+
+class Estimate(BaseModel):
+    """A metric and its interval; None where a value was derived from others without samples."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Estimate":
+        if (self.low is None) != (self.high is None):
+            raise ValueError("low and high must both be there or both be missing")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+
 Metrics = Mapping[str, Estimate]
 
 
@@ -27,7 +47,7 @@ class TableRow:
     """blocks: block -> metric -> estimate; a metric that is absent prints as -. budgets: block ->
     (token budget, metrics) ascending, empty without a curve. deviations: block -> metric -> that of
     several seeds, printed in place of the interval. reference: the model whose tokens are 100 % of
-    CR, if there is one.
+    CR, if there is one. sizes: benchmark -> its problems and samples, as text.
     """
 
     label: str
@@ -35,6 +55,7 @@ class TableRow:
     budgets: Mapping[str, Sequence[tuple[int, Metrics]]] = field(default_factory=dict)
     deviations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reference: str | None = None
+    sizes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,13 @@
-"""What to say of a step's counts: why responses were rejected, and what would help; pure."""
+"""What a run says of its counts: why responses were rejected, and what would help."""
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_opsft.report.lines import read_json_lines
+
+log = logging.getLogger("megatron_opsft")
 
 Counts = Mapping[str, float | int]
 
@@ -14,6 +19,7 @@ REASONS = (
     ("verify_timeouts", "timed out"),
     ("verify_errors", "verifier failed"),
 )
+_TENTH, _HALF = "eval_correct_tokens_tenth", "eval_correct_tokens_half"  # of a line of evals.jsonl
 _RECENT_STEPS = 10
 _FEW = 0.05
 _HARD = 0.2  # a base model that solves less has little to learn from
@@ -27,22 +33,51 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorrectLengths:
-    """Tokens within which a tenth and a half of the base model's correct answers end."""
+class AcceptanceNotes:
+    """Warns of the first step that accepts nothing, and of ten steps that accept too little, once
+    in ten steps. Used by rank 0.
+    """
 
-    tenth: int
-    half: int
+    def __init__(self, run_dir: Path, limit: int) -> None:
+        """limit: rollout.max_response_tokens."""
+        self._evaluations = run_dir / "evals.jsonl"
+        self._limit = limit
+        self._has_explained = False
+        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS)
+        self._quiet = 0  # steps until the next warning may come
+
+    def note(self, metrics: Counts) -> None:
+        """After each step, with its line of metrics.jsonl."""
+        if not metrics["num_accepted"] and not self._has_explained:
+            self._has_explained = True
+            base: Counts = next(iter(read_json_lines(self._evaluations)), {})
+            log.warning("%s", explain_empty_step(metrics, self._limit, base))
+        self._recent.append((int(metrics["num_accepted"]), int(metrics["num_rollouts"])))
+        self._quiet = max(0, self._quiet - 1)
+        accepted, sampled = (sum(column) for column in zip(*self._recent, strict=True))
+        if len(self._recent) < _RECENT_STEPS or self._quiet or accepted >= _FEW * sampled:
+            return
+        self._quiet = _RECENT_STEPS
+        log.warning(
+            "only %d of %d responses (%.1f %%) were accepted in the last %d steps; the last one: "
+            "%s",
+            *(accepted, sampled, 100 * accepted / sampled, _RECENT_STEPS),
+            describe_rejected(metrics),
+        )
 
 
-def measure_correct(lengths: Sequence[int]) -> CorrectLengths | None:
-    """lengths: of correct responses, end token included; None where there is none."""
+def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
+    """Tokens within which a tenth and a half of the correct answers end, as evals.jsonl has them.
+
+    lengths: of correct responses, end token included; nothing where there is none.
+    """
     if not lengths:
-        return None
+        return {}
     ordered = sorted(lengths)
-    return CorrectLengths(
-        tenth=ordered[max(0, -(-len(ordered) // 10) - 1)], half=ordered[(len(ordered) - 1) // 2]
-    )
+    return {
+        _TENTH: ordered[max(0, -(-len(ordered) // 10) - 1)],
+        _HALF: ordered[(len(ordered) - 1) // 2],
+    }
 
 
 def describe_rejected(counts: Counts) -> str:
@@ -54,9 +89,9 @@ def describe_correct(evaluation: Counts) -> str:
     """How long the correct answers of an evaluation are, by which the limit is chosen; "" where
     none is.
     """
-    if "eval_correct_tokens_half" not in evaluation:
+    if _HALF not in evaluation:
         return ""
-    tenth, half = (evaluation[f"eval_correct_tokens_{part}"] for part in ("tenth", "half"))
+    tenth, half = evaluation[_TENTH], evaluation[_HALF]
     return f"; of the correct ones a tenth end within {tenth} tokens, half within {half}"
 
 
@@ -74,19 +109,14 @@ def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
     )
 
 
-def explain_empty_step(
-    counts: Counts,
-    limit: int,
-    correct: CorrectLengths | None,
-    base: Counts | None = None,
-) -> str:
+def explain_empty_step(counts: Counts, limit: int, base: Counts) -> str:
     """A step that accepted nothing: the reason in counts, and the remedy.
 
-    limit: rollout.max_response_tokens. correct, base: what the evaluation before the first step
-    found, and its line of evals.jsonl.
+    limit: rollout.max_response_tokens. base: the line of evals.jsonl before the first step; empty
+    where nothing is evaluated.
     """
     key, _ = max(REASONS, key=lambda reason: counts.get(reason[0], 0))
-    remedy = _lengths_remedy(limit, correct, base) if key == "num_unfinished" else _REMEDIES[key]
+    remedy = _lengths_remedy(limit, base) if key == "num_unfinished" else _REMEDIES[key]
     if base and (hard := _hardness(base)):
         remedy += f"; {hard}"
     return (
@@ -117,50 +147,29 @@ def _hardness(evaluation: Counts) -> str:
     )
 
 
-def _lengths_remedy(limit: int, correct: CorrectLengths | None, base: Counts | None) -> str:
-    key = "rollout.max_response_tokens"
-    if correct is None:
-        how = "eval.max_response_tokens"
-        if base is None:  # nothing is evaluated
-            how = f"evaluate, with eval.holdout or eval.data and a larger {how},"
-        else:
-            how = f"raise {how} further,"
+def _lengths_remedy(limit: int, base: Counts) -> str:
+    key, how = "rollout.max_response_tokens", "eval.max_response_tokens"
+    if _HALF not in base:
+        how = (
+            f"raise {how} further,"
+            if base
+            else f"evaluate, with eval.holdout or eval.data and a larger {how},"
+        )
         return (
             f"how much longer they would be is not known ({key}={limit}): raise it, and {how} to "
             "see the lengths of correct answers"
         )
-    if correct.tenth <= limit:
-        share, within = ("a tenth", correct.tenth)
-        further = f"; {key}={correct.half} would take half of them"
-        if correct.half <= limit:
-            share, within, further = "half", correct.half, ""
+    tenth, half = base[_TENTH], base[_HALF]
+    if tenth > limit:
         return (
-            f"{share} of the base model's correct answers end within {within} tokens, which "
-            f"{key}={limit} allows: more of data.prompts_per_step x rollout.group_size would find "
-            f"some{further}"
+            f"{key}={limit} is less than the base model needs: {key}={tenth} would have taken a "
+            f"tenth of its correct answers on held-out problems, {half} half of them"
         )
+    share, within, further = "a tenth", tenth, f"; {key}={half} would take half of them"
+    if half <= limit:
+        share, within, further = "half", half, ""
     return (
-        f"{key}={limit} is less than the base model needs: {key}={correct.tenth} would have taken "
-        f"a tenth of its correct answers on held-out problems, {correct.half} half of them"
+        f"{share} of the base model's correct answers end within {within} tokens, which "
+        f"{key}={limit} allows: more of data.prompts_per_step x rollout.group_size would find "
+        f"some{further}"
     )
-
-
-class RecentAcceptance:
-    """Share of responses accepted in the last steps, watched for too little to learn from."""
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS)
-        self._quiet = 0
-
-    def add(self, counts: Counts) -> str:
-        """What to say after this step: "", or a warning, at most once in so many steps."""
-        self._recent.append((int(counts["num_accepted"]), int(counts["num_rollouts"])))
-        self._quiet = max(0, self._quiet - 1)
-        accepted, sampled = (sum(column) for column in zip(*self._recent, strict=True))
-        if len(self._recent) < _RECENT_STEPS or self._quiet or accepted >= _FEW * sampled:
-            return ""
-        self._quiet = _RECENT_STEPS
-        return (
-            f"only {accepted} of {sampled} responses ({100 * accepted / sampled:.1f} %) were "
-            f"accepted in the last {_RECENT_STEPS} steps; the last one: {describe_rejected(counts)}"
-        )

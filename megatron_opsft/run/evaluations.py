@@ -6,16 +6,15 @@ from functools import partial
 from typing import Any
 
 from megatron_opsft.callbacks import Callback
+from megatron_opsft.evaluate.held_out import ShownResponse
+from megatron_opsft.preflight.run_directory import BEST, EXPORTS
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.run.acceptance import lengths_for_notes
-from megatron_opsft.run.advice import advise_on_base
-from megatron_opsft.run.best import best_evaluation, evaluations_since_best
-from megatron_opsft.run.directory import BEST, EXPORTS
+from megatron_opsft.run.advice import advise_on_base, measure_correct
 from megatron_opsft.run.exports import ModelExports
 from megatron_opsft.run.metrics import MetricsLog
+from megatron_opsft.run.summary import best_evaluation
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.phase import enter_phase, interruptible
+from megatron_opsft.runtime.phase import announce, enter_phase, interruptible
 from megatron_opsft.runtime.stop_signal import StopSignal
 from megatron_opsft.session import Session, log
 
@@ -59,13 +58,9 @@ class Evaluations:
                 self.evaluate(step)
         lines = self._lines()
         best = best_evaluation(lines, settings.best_within)
-        is_best, since = broadcast_object(
-            (
-                best is not None and best["step"] == step,
-                evaluations_since_best(lines, settings.best_within),
-            )
-        )
-        if settings.export_best and is_best and step:
+        best_step = broadcast_object(step if best is None else best["step"])
+        since = broadcast_object(sum(line["step"] > best_step for line in lines))
+        if settings.export_best and best_step == step and step:
             self._exports.write_step(BEST, step)
         self._exports.drop_superseded(step)
         self.is_plateau = bool(settings.patience) and since >= settings.patience
@@ -74,29 +69,29 @@ class Evaluations:
         """Held-out accuracy and length after `step` updates, into evals.jsonl."""
         assert self._s.held_out is not None
         enter_phase("evaluate")
-        announce(f"evaluating on {len(self._s.held_out.problems)} held-out problems")
-        sampler, verifier = self._s.sampler, self._s.verifier
         encode = partial(self._s.prompt_of, held_out=True)
-        shown = self._s.config.run.show_samples
-        result = self._s.held_out.evaluate(sampler, verifier, encode, num_shown=shown)
-        line = {
-            "step": step,
-            "eval_accuracy": result.accuracy,
-            "eval_mean_response_tokens": result.mean_response_tokens,
-            "eval_truncated_share": result.truncated_share,
-            "eval_samples": result.num_samples,
-            **lengths_for_notes(result.correct_lengths),
-        }
-        for name, held_out in self._s.more_held_out.items():
-            announce(f"evaluating on {len(held_out.problems)} problems of {name}")
-            more = held_out.evaluate(sampler, verifier, encode)
-            line[f"eval_{name}_accuracy"] = more.accuracy
-            line[f"eval_{name}_mean_response_tokens"] = more.mean_response_tokens
-            line[f"eval_{name}_truncated_share"] = more.truncated_share
-            line[f"eval_{name}_samples"] = more.num_samples
+        line: dict[str, Any] = {"step": step}
+        shown: tuple[ShownResponse, ...] = ()
+        for name, held_out in {"": self._s.held_out, **self._s.more_held_out}.items():
+            of_name = f"problems of {name}" if name else "held-out problems"
+            announce(f"evaluating on {len(held_out.problems)} {of_name}")
+            result = held_out.evaluate(
+                self._s.sampler,
+                self._s.verifier,
+                encode,
+                num_shown=0 if name else self._s.config.run.show_samples,
+            )
+            key = f"eval_{name}" if name else "eval"
+            line[f"{key}_accuracy"] = result.accuracy
+            line[f"{key}_mean_response_tokens"] = result.mean_response_tokens
+            line[f"{key}_truncated_share"] = result.truncated_share
+            line[f"{key}_samples"] = result.num_samples
+            if not name:
+                line |= measure_correct(result.correct_lengths)
+                shown = result.shown
         if self._log is not None:
             self._log.evaluation(line, self._s.more_held_out)
-            self._log.samples(step, result.shown)
+            self._log.samples(step, shown)
             if not step and (advice := advise_on_base(line)):
                 log.warning("%s", advice)
             for callback in self._callbacks:

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from megatron_opsft.run.directory import BEST
+from megatron_opsft.preflight.run_directory import BEST
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import remove
-from megatron_opsft.runtime.heartbeat import announce
-from megatron_opsft.runtime.phase import enter_phase
+from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.step_names import in_step_order, list_checkpoints, step_in, step_name
 from megatron_opsft.session import Session
 from megatron_opsft.storage.hf_writer import write_hf_model

@@ -17,12 +17,12 @@ from rich.console import Console
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
-from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.progress import LiveView
+from megatron_opsft.run.progress import RunProgress
+from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.durable import append_line, write_text
-from megatron_opsft.runtime.heartbeat import is_live_terminal
-from megatron_opsft.runtime.printable import printable
+from megatron_opsft.runtime.phase import is_live_terminal
 
 log = logging.getLogger("megatron_opsft")
 
@@ -45,10 +45,10 @@ class MetricsLog:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
         if config.wandb != "off":
             self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
-        self._progress: LiveView | None = None
+        self._progress: RunProgress | None = None
         if self._console.is_terminal and is_live_terminal():
-            self._progress = LiveView(self._console, steps=config.steps, done=first_step)
-            self._progress.start()
+            self._progress = RunProgress(self._console, steps=config.steps, done=first_step)
+            self._progress.__enter__()
 
     def step(self, metrics: Values) -> None:
         """One finished training step."""
@@ -106,7 +106,7 @@ class MetricsLog:
     def close(self) -> None:
         """Flush everything."""
         if self._progress is not None:
-            self._progress.stop()
+            self._progress.__exit__()
         for writer in list(self._writers):
             self._let(writer, writer.close)
 
@@ -168,20 +168,13 @@ class _Wandb:
     name = "Weights & Biases"
 
     def __init__(self, config: RunConfig, id_file: Path) -> None:
-        try:
-            import wandb
+        import wandb  # there, by preflight's check
 
-            init = wandb.init  # a folder ./wandb, such as W&B's own, imports as an empty package
-        except (ImportError, AttributeError):
-            raise UserError(
-                f"run.wandb={config.wandb} needs the wandb package: pip install wandb, or set "
-                "run.wandb=off"
-            ) from None
         if not id_file.is_file():
             id_file.parent.mkdir(parents=True, exist_ok=True)
             write_text(id_file, uuid4().hex)
         try:
-            self._run: Any = init(
+            self._run: Any = wandb.init(
                 project=config.wandb_project,
                 dir=str(config.dir),
                 mode=config.wandb,

@@ -2,87 +2,69 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from megatron_opsft.runtime.phase import Count, current_count, current_phase
+from megatron_opsft.runtime.progress import Progress, bars
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NUM_LENGTHS = 32  # steps whose mean lengths are shown
 _STEP_PERIOD = 1800.0  # seconds: the time left goes by the steps finished in so many
 
 
-class LiveView(Live):
-    """What is counted within a phase is counted on this rank: the others are about as far.
-
-    The bars are drawn by this display and never started themselves: a started one is drawn anew by
-    every task that it is given, and that while it is being drawn.
-    """
+class RunProgress(Progress):
+    """What is counted within a phase is counted on this rank: the others are about as far."""
 
     def __init__(self, console: Console, *, steps: int, done: int) -> None:
         self._seen: Count | None = None
-        self._last: Mapping[str, float | int] | None = None
+        self._last: Mapping[str, float | int] = {"step": done}
         self._lengths: deque[float] = deque(maxlen=_NUM_LENGTHS)
-        self._bars, self._inner = _bars(_STEP_PERIOD), _bars()
-        self._steps = self._bars.add_task("step", total=steps, completed=done, about="- s/step")
-        super().__init__(console=console, refresh_per_second=10, get_renderable=self._view)
+        self._inner = bars()
+        super().__init__(
+            "step", steps, done=done, read=self._steps, console=console, period=_STEP_PERIOD
+        )
 
     def finish_step(self, metrics: Mapping[str, float | int]) -> None:
         """Show a finished step: its line of metrics.jsonl."""
         self._last = metrics
         self._lengths.append(metrics["mean_response_tokens"])
-        about = f"{metrics['step_seconds']:.2f} s/step"
-        self._bars.update(self._steps, completed=metrics["step"], about=about)
+        self._show()
 
-    def _view(self) -> RenderableType:
+    def _steps(self) -> tuple[int, str]:
+        seconds = self._last.get("step_seconds")
+        return int(self._last["step"]), "-" if seconds is None else f"{seconds:.2f} s/step"
+
+    def _below(self) -> Sequence[RenderableType]:
         """Called several times a second."""
         self._follow_phase()
-        lines: list[RenderableType] = [self._bars, self._inner]
+        lines: list[RenderableType] = [self._inner]
         if not self._inner.task_ids:
             phase = current_phase()
             seconds = timedelta(seconds=int(time.monotonic() - phase.entered))
-            lines[1] = _line(f"{phase.name}  {seconds}")
-        if self._last is not None:
+            lines = [_line(f"{phase.name}  {seconds}")]
+        if self._lengths:
             lines.append(_line(_numbers(self._last)))
             blocks = "" if self.console.options.ascii_only else f"{sparkline(self._lengths)} "
             lines.append(_line(f"mean tokens  {blocks}{self._lengths[-1]:.1f}"))
-        return Group(*lines)
+        return lines
 
     def _follow_phase(self) -> None:
         """A bar for what is being counted; none where nothing is."""
         count = current_count()
         if count is not self._seen:
-            self._inner = _bars()
+            self._inner = bars()
             if count.total:
-                name = current_phase().name
-                self._inner.add_task(name, total=count.total, about=count.what)
+                self._inner.add_task(current_phase().name, total=count.total, count="", about="")
             self._seen = count
         for task in self._inner.task_ids:
             rate = "" if count.done else count.describe_rate(time.monotonic())
-            self._inner.update(task, completed=count.done, about=f"{count.what}{rate}")
-
-
-def _bars(period: float = 30.0) -> Progress:
-    """period: seconds of the past that the time left goes by."""
-    return Progress(
-        TextColumn("{task.description}"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[about]}, left"),
-        TimeRemainingColumn(),
-        speed_estimate_period=period,
-    )
+            done = f"{count.done}/{count.total}"
+            about = f"{count.what}{rate}"
+            self._inner.update(task, completed=count.done, count=done, about=about)
 
 
 def _line(text: str) -> Text:

@@ -12,23 +12,21 @@ from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import StepResult, SyncResult, TokenScores
-from megatron_opsft.report.learning import describe_skipped
-from megatron_opsft.run.acceptance import AcceptanceNotes
-from megatron_opsft.run.directory import RunDir
+from megatron_opsft.report.runs import describe_skipped
+from megatron_opsft.run.advice import AcceptanceNotes
 from megatron_opsft.run.evaluations import Evaluations
 from megatron_opsft.run.exports import ModelExports
-from megatron_opsft.run.manifest import check_same_run, manifest_of
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
-from megatron_opsft.run.summary import summarize
+from megatron_opsft.run.summary import manifest_of, summarize
+from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
 from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.memory import peak_memory_bytes
-from megatron_opsft.runtime.phase import Interrupted, enter_phase
+from megatron_opsft.runtime.phase import Interrupted, Stopwatch, enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints, step_name
 from megatron_opsft.runtime.stop_signal import StopSignal
-from megatron_opsft.runtime.stopwatch import Stopwatch
 from megatron_opsft.session import Session, log
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -263,9 +261,9 @@ def open_recorder(
     if session.layout.is_main:
         sources = [Path(part.path) for part in config.data.parts]
         run_dir.open(resume=resume, overwrite=overwrite, needed=[session.model_dir, *sources])
-    last_step = 0
+    last_step, about = 0, manifest_of(session)
     if resume and list_checkpoints(session.checkpointer.directory):
-        check_same_run(session, run_dir.path)
+        run_dir.check_same(about["identity"])
     if resume and (manifest := session.checkpointer.load_newest()):
         last_step = manifest["step"]
         session.method.restore(manifest.get("method_state", {"step": last_step + 1}))
@@ -276,9 +274,9 @@ def open_recorder(
         )
     if session.layout.is_main:
         run_dir.truncate(after_step=last_step)
+        run_dir.write_manifest(about)  # first: without it nothing in the directory is a run's
         write_text(run_dir.path / "config.yaml", to_yaml(config))
         run_dir.save_bad_rows(session.bad_rows)
-        write_json(run_dir.path / "manifest.json", manifest_of(session))
     recorder = RunRecorder(session, run_dir, last_step, callbacks)
     if resume:
         recorder.say_resumed()

@@ -6,7 +6,7 @@ bytes, on one node whatever the layout.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from threading import Thread
@@ -19,20 +19,8 @@ from megatron_opsft.runtime.durable import write_packed_lines
 from megatron_opsft.runtime.step_names import rollout_name
 from megatron_opsft.step.batch import JudgedBatch
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenResponse:
-    """What a line of `rollouts/` is made of."""
-
-    rollout: Rollout
-    verdict: Verdict
-    reward: float
-    advantage: float
-    scores: TokenScores | None = None
-
-
 _NO_SCORES: Mapping[int, TokenScores] = MappingProxyType({})
-Rows = Sequence[tuple[Problem, WrittenResponse]]
+Line = Mapping[str, Any]
 
 
 class RolloutLog:
@@ -58,9 +46,10 @@ class RolloutLog:
         mine = [
             (
                 number,
-                WrittenResponse(
-                    rollout=batch.rollouts[response.rollout_index],
-                    verdict=batch.verdicts[response.rollout_index],
+                rollout_line(
+                    batch.problems[response.problem_index],
+                    batch.rollouts[response.rollout_index],
+                    batch.verdicts[response.rollout_index],
                     reward=batch.weights.rewards[number],
                     advantage=batch.weights.advantages[number],
                     scores=scores.get(response.rollout_index),
@@ -69,19 +58,16 @@ class RolloutLog:
             for number, response in enumerate(batch.responses)
             if response.rank == self._rank
         ]
-        rows = [
-            (batch.problems[batch.responses[number].problem_index], row)
-            for number, row in sorted(deal({self._writer: mine}), key=itemgetter(0))
-        ]
-        if rows:
+        lines = [line for _, line in sorted(deal({self._writer: mine}), key=itemgetter(0))]
+        if lines:
             path = self._directory / rollout_name(step, self._in_name)
-            self._thread = Thread(target=self._write, args=(path, rows))
+            self._thread = Thread(target=self._write, args=(path, lines))
             self._thread.start()
 
-    def _write(self, path: Path, rows: Rows) -> None:
+    def _write(self, path: Path, lines: Sequence[Line]) -> None:
         try:
             self._directory.mkdir(exist_ok=True)  # somebody may have deleted it, to make room
-            write_rollouts(path, rows)
+            write_packed_lines(path, lines, level=1)
         except Exception as error:  # for the thread that waits
             self._failure = error
 
@@ -94,14 +80,16 @@ class RolloutLog:
             raise self._failure
 
 
-def write_rollouts(path: Path, rows: Rows) -> None:
-    """One response a line, whole or not at all; the same responses give the same bytes."""
-    path.parent.mkdir(exist_ok=True)
-    write_packed_lines(path, (_fields(*row) for row in rows), level=1)
-
-
-def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
-    rollout, verdict = row.rollout, row.verdict
+def rollout_line(
+    problem: Problem,
+    rollout: Rollout,
+    verdict: Verdict,
+    *,
+    reward: float,
+    advantage: float,
+    scores: TokenScores | None = None,
+) -> Line:
+    """A line of a file in `rollouts/`, as JSON."""
     fields = {
         "problem_id": rollout.problem_id,
         "sample_index": rollout.sample_index,
@@ -109,8 +97,8 @@ def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
         "gold": problem.answer,
         "outcome": verdict.outcome.value,
         "answer": verdict.answer,
-        "reward": row.reward,
-        "advantage": row.advantage,
+        "reward": reward,
+        "advantage": advantage,
         "finish_reason": rollout.finish_reason.value,
         "num_prompt_tokens": len(rollout.prompt_ids),
         "num_tokens": len(rollout.response_ids),
@@ -118,4 +106,4 @@ def _fields(problem: Problem, row: WrittenResponse) -> dict[str, Any]:
         "text": rollout.text,
         "response_ids": rollout.response_ids,
     }
-    return fields if row.scores is None else fields | asdict(row.scores)
+    return fields if scores is None else fields | asdict(scores)

@@ -1,13 +1,58 @@
-"""summary.json: what a run did, from its metrics and evaluations."""
+"""What a run is made of, manifest.json; which of its evaluations is the best; and what it did,
+summary.json.
+"""
 
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.identity import config_hash
-from megatron_opsft.report.before_after import before_and_after
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.run.best import best_evaluation
+from megatron_opsft.runtime.libraries import installed_versions
+from megatron_opsft.session import Session
+
+Line = Mapping[str, Any]  # of evals.jsonl
+
+
+def manifest_of(session: Session) -> dict[str, Any]:
+    """`identity` is what a resumed run must keep besides the keys of its configuration."""
+    return {
+        "versions": installed_versions(),
+        "config_hash": config_hash(session.config),
+        "data": session.problems.name,
+        "identity": {
+            "data_sha256": session.problems.sha256,
+            "example_prompt": session.sampler.encoder.example,
+        },
+        "num_problems": len(session.problems.problems),
+        "num_bad_rows": len(session.problems.bad_rows),
+        "model": str(session.config.model.path),
+        "world_size": session.layout.world_size,
+    }
+
+
+def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
+    """The fewest mean response tokens of those whose accuracy is at least the first's less
+    `within`; of equal ones the more accurate, then the earlier. None without a line.
+
+    lines: in the order of their steps; the first is the base model's.
+    """
+    if not lines:
+        return None
+    least = lines[0]["eval_accuracy"] - within
+    return min(
+        (line for line in lines if line["eval_accuracy"] >= least),
+        key=lambda line: (
+            line["eval_mean_response_tokens"],
+            -line["eval_accuracy"],
+            line["step"],
+        ),
+    )
+
+
+_MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
 def summarize(
@@ -16,15 +61,14 @@ def summarize(
     """Accuracy and length before, after and at best, steps and seconds. patience: eval.patience,
     if that ended the run. Errors: as of `read_json_lines`.
     """
-    measured = ("accuracy", "mean_response_tokens", "samples")
     evaluations = read_json_lines(
-        directory / "evals.jsonl", required=[f"eval_{key}" for key in measured]
+        directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
     )
     steps = read_json_lines(directory / "metrics.jsonl", required=("num_accepted", "step_seconds"))
     summary = before_and_after(evaluations)
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None:
-        summary["best"] = {key: best[f"eval_{key}"] for key in measured} | {"step": best["step"]}
+        summary["best"] = {key: best[f"eval_{key}"] for key in _MEASURED} | {"step": best["step"]}
     if patience is not None:
         summary["patience"] = patience
     summary["steps"] = num_steps
@@ -32,3 +76,19 @@ def summarize(
     summary["seconds"] = sum(line["step_seconds"] for line in steps)
     summary["config_hash"] = config_hash(config)
     return summary
+
+
+def before_and_after(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """base and final: accuracy, mean response tokens and samples of the first and of the last
+    evaluation, None where there is none; more: the same of each set of eval.more, by name.
+    """
+    first, last = (evaluations[0], evaluations[-1]) if evaluations else ({}, {})
+
+    def ends(prefix: str) -> dict[str, Any]:
+        return {
+            name: {key: line.get(f"{prefix}_{key}") for key in _MEASURED}
+            for name, line in (("base", first), ("final", last))
+        }
+
+    names = [found[1] for key in first if (found := re.fullmatch(r"eval_(\w+)_accuracy", key))]
+    return ends("eval") | {"more": {name: ends(f"eval_{name}") for name in names}}

@@ -81,8 +81,8 @@ def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | N
 def describe_silence(peer: Peer, limits: Limits) -> str:
     """The message about a rank that is not heard."""
     return (
-        f"{peer.name} has given no sign of life for {limits.silence_seconds:.0f} s "
-        f"; it was in {peer.where}"
+        f"{peer.name} has given no sign of life for {limits.silence_seconds:.0f} s; it was in "
+        f"{peer.where}"
     )
 
 

@@ -5,11 +5,12 @@ import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.runtime.device import Device
@@ -21,7 +22,7 @@ from megatron_opsft.runtime.exchange import (
     to_bytes,
 )
 from megatron_opsft.runtime.job import join_job, leave_job
-from megatron_opsft.runtime.world_size import check_world
+from megatron_opsft.runtime.launcher import check_world
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -183,7 +184,7 @@ def sum_over_world(values: Sequence[float]) -> list[float]:
     return total.tolist()
 
 
-def sum_integers_over_world(values: torch.Tensor) -> torch.Tensor:
+def sum_integers_over_world(values: Tensor) -> Tensor:
     """Elementwise int64 sums modulo 2^64 over all ranks. Collective over the world."""
     total = values.cpu().clone()
     dist.all_reduce(total)
@@ -197,25 +198,25 @@ def max_over_world(values: Sequence[float]) -> list[float]:
     return largest.tolist()
 
 
-def sum_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def sum_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The tensor itself, now the elementwise sum over the group's ranks. Collective over it."""
     dist.all_reduce(tensor, group=group)
     return tensor
 
 
-def max_over(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def max_over(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The tensor itself, now the elementwise maximum over the group's ranks. Collective over it."""
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
 
-def broadcast_over(tensor: torch.Tensor, source: int, group: dist.ProcessGroup) -> torch.Tensor:
+def broadcast_over(tensor: Tensor, source: int, group: dist.ProcessGroup) -> Tensor:
     """The tensor itself, now that of the group's rank `source`. Collective over the group."""
     dist.broadcast(tensor, group=group, group_src=source)
     return tensor
 
 
-def broadcast_in_replica(tensor: torch.Tensor) -> torch.Tensor:
+def broadcast_in_replica(tensor: Tensor) -> Tensor:
     """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
     is overwritten. Collective over the ranks of a data-parallel replica.
     """
@@ -258,3 +259,38 @@ def deal(items_for: Mapping[int, Sequence[T]]) -> list[T]:
     parts = {rank: from_bytes(part) for rank, part in route_bytes(away).items()}
     parts[me] = list(items_for.get(me, ()))
     return [item for rank in sorted(parts) for item in parts[rank]]
+
+
+class _SumOverContext(torch.autograd.Function):
+    """Every rank's result depends on every rank's part, so its gradients are summed as well."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.clone()
+        dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return _SumOverContext.forward(ctx, gradients[0])
+
+
+def sum_over_context(part: Tensor) -> Tensor:
+    """Elementwise sum over the group's ranks, a tensor of its own; differentiable, and collective
+    in the backward pass too.
+    """
+    total: Tensor = _SumOverContext.apply(part)
+    return total
+
+
+def join_over_context(
+    values_R: Tensor, response_indices_R: Tensor | None, num_tokens: int
+) -> Tensor:
+    """Of all response tokens of a pack, [num_tokens], what the group's ranks have at their
+    places; `values_R` itself where there is no group. Bit for bit: all others add zero.
+    """
+    if response_indices_R is None:
+        return values_R
+    whole = values_R.new_zeros(num_tokens)
+    whole[response_indices_R] = values_R
+    return sum_over_context(whole)

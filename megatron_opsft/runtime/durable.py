@@ -3,6 +3,7 @@
 import errno
 import gzip
 import json
+import logging
 import os
 import shutil
 import zlib
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
+
+log = logging.getLogger("megatron_opsft")
 
 
 class FullDiskError(UserError):
@@ -82,17 +85,23 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file that `append_line` or `write_packed_lines` wrote, without their breaks;
-    none without a file. A last one that has no break, as a failing machine leaves it, is not among
-    them. Errors: `UserError` for a file that cannot be read.
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, .jsonl or .jsonl.gz, one by one and without their breaks; none without a
+    file. A last one that has no break, as a kill leaves it, is left out with a warning.
+
+    Errors: `UserError` where the file cannot be read, or not to its end.
     """
+    if not path.exists():
+        return
     try:
-        data = path.read_bytes() if path.exists() else b""
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
+                else:
+                    log.warning("%s: the last line is torn, as by a kill; it is left out", path)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; restore or delete it") from error
-    return data.split(b"\n")[:-1]
 
 
 def write_packed_lines(path: Path, rows: Iterable[Mapping[str, Any]], *, level: int) -> None:

@@ -1,19 +1,26 @@
-"""The Hugging Face hub, where it is asked for anything: found out of reach at once, not after
-minutes of retries.
+"""Where models and data come from: the Hugging Face hub, found out of reach at once and not after
+minutes of retries, and clones without Git LFS, which leave a few lines that name the real file.
 """
 
 import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
+
+from megatron_opsft.errors import UserError
 
 _PATIENCE_SECONDS = 10.0
 _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
 # They read the variable when they are imported.
 _READERS = ("huggingface_hub.constants", "datasets.config")
+_LFS_FIRST_BYTES = b"version https://git-lfs.github.com/spec/"
+_LFS_MAX_BYTES = 1024
 _log = logging.getLogger("megatron_opsft")
 
 
@@ -51,3 +58,21 @@ def prepare_hub() -> bool:
 def describe_offline() -> str:
     """Why the hub is not asked."""
     return "the hub cannot be reached" if prepare_hub() else f"{_OFFLINE}=1 is set"
+
+
+def check_fetched(files: Iterable[Path]) -> None:
+    """Errors: `UserError` for a file that is Git LFS's pointer to the real one."""
+    for path in files:
+        if _is_pointer(path):
+            raise UserError(
+                f"{path} is only Git LFS's pointer to the file: run `git lfs pull` in {path.parent}"
+            )
+
+
+def _is_pointer(path: Path) -> bool:
+    """What cannot be read is left to whoever needs it."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES:
+            with path.open("rb") as file:
+                return file.read(len(_LFS_FIRST_BYTES)) == _LFS_FIRST_BYTES
+    return False

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -70,36 +69,6 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
 
-_early: list[tuple[Any, int, int]] = []  # the store of a job that has no process group yet
-_calls = count()
-
-
-def told_by_main(value: str, patience: timedelta) -> str:
-    """What rank 0 has as `value`, on every rank, before there is a process group.
-
-    Every rank of a launcher's job calls it, and returns when all have been told. Errors: as of
-    `join_job`.
-    """
-    _early.append(_rendezvous(patience))
-    store, rank, world_size = _early[-1]
-    store = dist.PrefixStore(f"told/{next(_calls)}", store)
-    job = Job(rank=rank, world_size=world_size, id="", store=store)
-    if job.is_main:
-        job.put("value", value)
-    told = job.get("value")
-    job.meet("told")  # rank 0 may have the store, and end
-    return told
-
-
-def _rendezvous(patience: timedelta) -> tuple[Any, int, int]:
-    """The launcher's store, rank and world size; once, where rank 0 has the store."""
-    if _early:
-        return _early.pop()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    allow_open_files(rank, world_size)
-    return _meet_ranks(rank, world_size, patience), rank, world_size
-
-
 def join_job(device: Device, timeout: timedelta, patience: timedelta | None = None) -> Job:
     """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
 
@@ -110,7 +79,9 @@ def join_job(device: Device, timeout: timedelta, patience: timedelta | None = No
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
-        store, rank, world_size = _rendezvous(patience or timeout)
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        allow_open_files(rank, world_size)
+        store = _meet_ranks(rank, world_size, patience or timeout)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
     dist.init_process_group(

@@ -1,4 +1,5 @@
-"""A rank's place in its job, as launchers put it into the environment.
+"""A rank's place in its job, as launchers put it into the environment, and whether that many ranks
+can hold the model.
 
 The usual variables are torchrun's: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT. Imports no torch.
@@ -7,6 +8,7 @@ MASTER_PORT. Imports no torch.
 import os
 from collections.abc import Mapping
 
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 
 RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -50,3 +52,24 @@ def is_launched() -> bool:
             "(torchrun sets them)"
         )
     return True
+
+
+def check_world(world_size: int, parallel: ParallelConfig, option: str = "world size") -> None:
+    """Errors: `UserError` for a layout that this number of ranks cannot hold.
+
+    option: what the error calls the number.
+    """
+    if world_size % parallel.replica_size:
+        raise UserError(
+            f"{option} {world_size} is not a multiple of {parallel.replica}; start "
+            f"{parallel.replica_size} (or a multiple) ranks with torchrun --nproc-per-node"
+        )
+    if parallel.ep == 1:
+        return
+    experts = parallel.expert_tp * parallel.ep * parallel.pp
+    if world_size % experts:
+        raise UserError(
+            f"{option} {world_size} is not a multiple of the {experts} ranks that hold all "
+            f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
+            "lower parallel.ep or start more ranks"
+        )

@@ -14,11 +14,11 @@ from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
-from megatron_opsft.model.score import with_old_log_probs
+from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 from megatron_opsft.records import MicroBatch, Response, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems, judge_problems
 
@@ -155,7 +155,10 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     needs_old = len(updates) > 1 or objective.reward_beta > 0
     if needs_old and s.stored is None:  # fixed data bring their own, where they matter
         with watch.phase("old_logprob"):
-            packs = [with_old_log_probs(pack, s.trainer.score_batches(pack)) for pack in packs]
+            packs = [
+                with_log_probs(pack, s.trainer.score_batches(pack), "old_log_probs_R")
+                for pack in packs
+            ]
     if s.reference is not None:
         with watch.phase("reference"):
             packs = [s.reference.with_log_probs(pack) for pack in packs]

@@ -12,7 +12,8 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
     order.
     """
     order = ProblemSampler(
-        num_problems=len(stored),
+        members=(range(len(stored)),),
+        weights=(1.0,),
         batch_size=s.config.data.prompts_per_step * s.config.rollout.group_size,
         seed=s.config.run.seed,
     )
@@ -21,8 +22,8 @@ def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
         Response(
             problem_index=index,
             sample_index=0,
-            num_prompt_tokens=stored.num_prompt_tokens(row),
-            num_tokens=stored.num_response_tokens(row),
+            num_prompt_tokens=stored.num_prompt_tokens[row],
+            num_tokens=stored.num_response_tokens[row],
             outcome=Outcome.CORRECT,
             finished=True,
             unclosed_think=False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from megatron_opsft.batching.exchange import share_facts
 from megatron_opsft.records import Problem, Response, Rollout, Verdict
-from megatron_opsft.runtime.stopwatch import Stopwatch
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
 
 

@@ -18,19 +18,21 @@ _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
-class Staging:
-    """Memory that is used again and again: fresh pages cost more than the copying."""
+class Staging(threading.local):
+    """Memory that each thread uses again and again: fresh pages cost more than the copying."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, ALIGNMENT)
 
     def place_for(self, offset: int, num_bytes: int) -> memoryview:
-        """Memory that lies to a page as `offset` does in a file; valid until the next call."""
+        """Memory that lies to a page as `offset` does in a file; valid until the thread's next
+        call.
+        """
         phase = offset % ALIGNMENT
         return self._pages(phase + num_bytes)[phase : phase + num_bytes]
 
     def read(self, path: Path, offset: int, num_bytes: int) -> memoryview:
-        """Bytes of a file; valid until the next call. Errors: `OSError`, `EOFError`."""
+        """Bytes of a file; valid until the thread's next call. Errors: `OSError`, `EOFError`."""
         phase = offset % ALIGNMENT
         pages = self._pages(phase + num_bytes)
         try:
@@ -47,21 +49,6 @@ class Staging:
         if rounded > len(self._memory):
             self._memory = mmap.mmap(-1, rounded)
         return memoryview(self._memory)[:rounded]
-
-
-class StagingOfThread(threading.local):
-    """`mine` is another `Staging` in every thread."""
-
-    def __init__(self) -> None:
-        self.mine = Staging()
-
-
-_staging = StagingOfThread()
-
-
-def read_own(path: Path, offset: int, num_bytes: int) -> memoryview:
-    """`Staging.read` into memory of this thread; valid until the thread's next call."""
-    return _staging.mine.read(path, offset, num_bytes)
 
 
 class DirectFile:

@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.storage.known_files import METADATA_NAME, RECORD_NAME
-from megatron_opsft.storage.regions import FileSlice, Region, data_offset, load_without_data, opened
+from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.torch_archive import archived_tensor
 
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (
@@ -50,8 +51,10 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stored part of a tensor: its place in the tensor, and its bytes in a file."""
+    """A stored part of the tensor `key`: its place in the tensor, and its bytes in a file."""
 
+    key: str
+    dtype: torch.dtype
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     path: Path
@@ -63,7 +66,6 @@ class Chunk:
 class StoredTensor:
     """A tensor of the checkpoint; its chunks cover it exactly once."""
 
-    key: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     chunks: tuple[Chunk, ...]
@@ -81,13 +83,13 @@ def read_metadata(directory: Path) -> dict[str, StoredTensor]:
             (str(index.fqn), tuple(index.offset or ())): info
             for index, info in metadata.storage_data.items()
         }
-        tensors = [
-            _stored_tensor(directory, key, entry, storage)
+        tensors = {
+            key: _stored_tensor(directory, key, entry, storage)
             for key, entry in metadata.state_dict_metadata.items()
             if isinstance(entry, TensorStorageMetadata)
-        ]
-    _check_files(tensors)
-    return {tensor.key: tensor for tensor in tensors}
+        }
+    _check_files([chunk for tensor in tensors.values() for chunk in tensor.chunks])
+    return tensors
 
 
 def unpickle_metadata(directory: Path) -> Metadata:
@@ -140,7 +142,7 @@ def _check_digest(directory: Path, metadata: bytes) -> None:
 def _stored_tensor(
     directory: Path, key: str, entry: TensorStorageMetadata, storage: dict[Any, Any]
 ) -> StoredTensor:
-    shape = tuple(map(int, entry.size))
+    shape, dtype = tuple(map(int, entry.size)), entry.properties.dtype
     chunks = []
     for part in entry.chunks:
         offsets, sizes = tuple(map(int, part.offsets)), tuple(map(int, part.sizes))
@@ -153,9 +155,10 @@ def _stored_tensor(
         if min(offsets, default=0) < 0 or min(info.offset, info.length) < 0:
             raise UserError(f"{directory / METADATA_NAME}: tensor {key} has a negative offset")
         file = directory / info.relative_path
-        chunks.append(Chunk(offsets, sizes, file, int(info.offset), int(info.length)))
+        place = int(info.offset), int(info.length)
+        chunks.append(Chunk(key, dtype, offsets, sizes, file, *place))
     _check_cover(directory, key, shape, chunks)
-    return StoredTensor(key, shape, entry.properties.dtype, tuple(chunks))
+    return StoredTensor(shape, dtype, tuple(chunks))
 
 
 def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list[Chunk]) -> None:
@@ -174,12 +177,11 @@ def _check_cover(directory: Path, key: str, shape: tuple[int, ...], chunks: list
         )
 
 
-def _check_files(tensors: list[StoredTensor]) -> None:
+def _check_files(chunks: list[Chunk]) -> None:
     ends: dict[Path, tuple[int, str]] = {}
-    for tensor in tensors:
-        for chunk in tensor.chunks:
-            last = (chunk.file_offset + chunk.length, tensor.key)
-            ends[chunk.path] = max(ends.get(chunk.path, last), last)
+    for chunk in chunks:
+        last = (chunk.file_offset + chunk.length, chunk.key)
+        ends[chunk.path] = max(ends.get(chunk.path, last), last)
     for path, (end, key) in ends.items():
         if not path.is_file():
             raise UserError(f"{path} is missing; it holds tensor {key}")
@@ -187,35 +189,16 @@ def _check_files(tensors: list[StoredTensor]) -> None:
             raise UserError(f"{path} is cut short: it should hold tensor {key}")
 
 
-def _is_one_zip(archive: FileSlice, length: int) -> bool:
-    """Whether a zip file fills the slice. A reader alone would find one that is shifted, too."""
-    first = archive.read(4)
-    archive.seek(max(0, length - 22))
-    last = archive.read(4)
-    archive.seek(0)
-    return first == b"PK\x03\x04" and last == b"PK\x05\x06"
-
-
-def locate(tensor: StoredTensor, chunk: Chunk) -> Region:
+def locate(chunk: Chunk) -> Region:
     """The bytes of a chunk, behind the header of its archive.
 
     Errors: `UserError` when the archive is damaged or holds another shape or dtype.
     """
-    what = f"{chunk.path}: tensor {tensor.key} at {list(chunk.offsets)}"
-    with opened(chunk.path) as file:
-        archive = FileSlice(file, chunk.file_offset, chunk.length)
-        if not _is_one_zip(archive, chunk.length):
-            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
-        stored = load_without_data(cast(IO[bytes], archive), what)
-        if not isinstance(stored, torch.Tensor):
-            raise UserError(f"{what} is damaged: no tensor is stored there")
-        offset = data_offset(stored, cast(IO[bytes], archive), what)
-    if tuple(stored.shape) != chunk.sizes or stored.dtype is not tensor.dtype:
+    what = f"{chunk.path}: tensor {chunk.key} at {list(chunk.offsets)}"
+    region = archived_tensor(chunk.path, chunk.file_offset, chunk.length, what)
+    if region.shape != chunk.sizes or region.dtype is not chunk.dtype:
         raise UserError(
-            f"{what} holds {stored.dtype} {list(stored.shape)}, but {METADATA_NAME} says "
-            f"{tensor.dtype} {list(chunk.sizes)}"
+            f"{what} holds {region.dtype} {list(region.shape)}, but {METADATA_NAME} says "
+            f"{chunk.dtype} {list(chunk.sizes)}"
         )
-    region = Region(chunk.path, chunk.file_offset + offset, chunk.sizes, tensor.dtype)
-    if offset + region.num_bytes > chunk.length:
-        raise UserError(f"{what} is damaged: its bytes end behind the archive")
     return region

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_opsft.storage.hf_shards import SAFETENSORS_DTYPES
+from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.rectangles import Copy, whole
@@ -65,10 +65,8 @@ def hf_layout(
     """A Hugging Face directory: safetensors shards of at most `max_shard_bytes`, and their index.
 
     Tensors keep the given order; a larger one gets a file of its own. Names follow the hub's
-    convention. Errors: ValueError for a dtype that safetensors shards do not hold here.
+    convention. dtype: one of SAFETENSORS_DTYPES.
     """
-    if dtype not in SAFETENSORS_DTYPES.values():
-        raise ValueError(f"cannot write {dtype}")
     groups: list[list[str]] = [[]]
     filled = 0
     for name, shape in shapes.items():

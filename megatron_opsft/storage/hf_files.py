@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.hf_shards import read_regions
 from megatron_opsft.storage.known_files import WEIGHT_NAMES
 from megatron_opsft.storage.regions import Region
+from megatron_opsft.storage.torch_archive import archived_tensors
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
@@ -29,7 +30,7 @@ def weights_file(model_dir: Path) -> Path:
             return model_dir / name
     raise UserError(
         f"{model_dir} holds no weights: neither {' nor '.join(WEIGHT_NAMES)}; download or convert "
-        "the model again"
+        "the model again, or let transformers save it (save_pretrained)"
     )
 
 
@@ -51,10 +52,55 @@ def _named_weights(model_dir: Path) -> list[str]:
     return [named]
 
 
-class HfTensors:
-    """The tensors of a Hugging Face directory; only headers are read until a slice is wanted.
+SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-    safetensors, or torch archives (.bin), each as one file or as shards with their index.
+
+def read_regions(path: Path) -> dict[str, Region]:
+    """Name -> region of every tensor in a safetensors or .bin file; tensors are not read.
+
+    Errors: `UserError`, naming file and tensor, for a file that is missing, damaged or cut short,
+    or holds another dtype than float32, float16, bfloat16.
+    """
+    if not path.is_file():
+        raise UserError(f"shard {path} is missing; the index lists it")
+    if path.suffix != ".safetensors":
+        regions = archived_tensors(path, 0, path.stat().st_size, str(path))
+        for name, region in regions.items():
+            if region.dtype not in SAFETENSORS_DTYPES.values():
+                raise _unsupported(path, name, str(region.dtype))
+        return regions
+    try:
+        with safe_open(path, framework="pt"):  # checks the header, and does not tell offsets
+            pass
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} is damaged or cut short: {error}") from None
+    header.pop("__metadata__", None)
+    regions = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in SAFETENSORS_DTYPES:
+            raise _unsupported(path, name, entry["dtype"])
+        regions[name] = Region(
+            path=path,
+            offset=8 + length + entry["data_offsets"][0],
+            shape=tuple(entry["shape"]),
+            dtype=SAFETENSORS_DTYPES[entry["dtype"]],
+        )
+    return regions
+
+
+def _unsupported(path: Path, name: str, dtype: str) -> UserError:
+    return UserError(
+        f"{path}: tensor {name} has dtype {dtype}; supported: {', '.join(SAFETENSORS_DTYPES)} "
+        "(quantised checkpoints are not)"
+    )
+
+
+class HfTensors:
+    """The tensors of a Hugging Face directory, in one file or in shards with an index; only headers
+    are read until a slice is wanted.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -67,12 +113,6 @@ class HfTensors:
         else:
             self._regions = read_regions(weights)
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._regions)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.region(name).shape
-
     def dtype(self, name: str) -> torch.dtype:
         return self.region(name).dtype
 
@@ -82,14 +122,6 @@ class HfTensors:
     def files(self) -> tuple[Path, ...]:
         """The weight files, each once."""
         return tuple(dict.fromkeys(region.path for region in self._regions.values()))
-
-    def header(self) -> bytes:
-        """Names, files, offsets, shapes and dtypes of all tensors."""
-        rows = (
-            f"{name} {region.path.name} {region.offset} {list(region.shape)} {region.dtype}\n"
-            for name, region in self._regions.items()
-        )
-        return "".join(rows).encode()
 
     def region(self, name: str) -> Region:
         """Where a tensor lies; UserError for a name that is not there."""
@@ -147,9 +179,10 @@ def check_checkpoint(tensors: HfTensors, table: WeightTable) -> None:
     Reads headers only, except for such a repeated head; one rank is enough.
     """
     table.check_hf(tensors.shapes(), str(tensors.model_dir))
-    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.names()):
+    if not (table.shape.tied_embeddings and TIED_HEAD in tensors.shapes()):
         return
-    embedding = whole(EMBEDDING.hf_tensors[0][0], tensors.shape(EMBEDDING.hf_tensors[0][0]))
+    name = EMBEDDING.hf_tensors[0][0]
+    embedding = whole(name, tensors.shapes()[name])
     for start in range(0, embedding.row1, COMPARED_ROWS):
         stop = min(start + COMPARED_ROWS, embedding.row1)
         rows = replace(embedding, row0=start, row1=stop)

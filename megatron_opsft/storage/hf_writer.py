@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.storage.hf_files import NAMED_WEIGHTS
-from megatron_opsft.storage.partial import PartialDir, written_whole
+from megatron_opsft.storage.partial import PartialFiles, written_whole
 from megatron_opsft.storage.regions import Region, check_cast
 from megatron_opsft.storage.replacing import check_out
 
@@ -88,7 +88,7 @@ def write_hf_model(
             raise ValueError(f"tensors never written: {', '.join(sorted(remaining)[:8])}")
 
 
-def _write(partial: PartialDir, region: Region, name: str, tensor: Tensor) -> None:
+def _write(partial: PartialFiles, region: Region, name: str, tensor: Tensor) -> None:
     """Casts a tensor and puts it in its place."""
     if tuple(tensor.shape) != region.shape:
         raise ValueError(f"tensor {name} has shape {list(tensor.shape)}, not {list(region.shape)}")

@@ -13,7 +13,7 @@ TORCH_DIST_FORMAT = {
     "common_backend": "torch",
     "common_backend_version": 1,
 }
-RECORD_NAME = "conversion.json"  # of a converted checkpoint: how it was made, and SHA-256s
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
 # In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
 WEIGHT_NAMES = (
     SINGLE_NAME,

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.dist_metadata import (
-    METADATA_NAME,
-    Chunk,
-    locate,
-    read_metadata,
-    read_record,
-)
+from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata, read_record
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -46,14 +40,8 @@ class MegatronTensors:
         self._stored = read_metadata(self.model_dir)
         self._entries: dict[str, Entry] = {}
         self._chunks: dict[Entry, list[Chunk]] = {}
-        self._locate = lru_cache(maxsize=None)(self._locate_chunk)
+        self._locate = lru_cache(maxsize=None)(locate)
         self._match()
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._table.hf_shapes())
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return self._table.hf_shapes()
 
     def dtype(self, name: str) -> torch.dtype:
         return self._stored[self._entries[self._table.by_hf_name(name).mcore_name].key].dtype
@@ -62,10 +50,6 @@ class MegatronTensors:
         """The files of the weights, each once."""
         keys = dict.fromkeys(entry.key for entry in self._entries.values())
         return tuple(dict.fromkeys(c.path for key in keys for c in self._stored[key].chunks))
-
-    def header(self) -> bytes:
-        """Names, files, offsets, shapes and dtypes of all that is stored."""
-        return (self.model_dir / METADATA_NAME).read_bytes()
 
     def read(self, rect: Rect) -> Tensor:
         """A rectangle of an HF tensor; stored dtype, CPU."""
@@ -93,7 +77,6 @@ class MegatronTensors:
                 f"{self.model_dir}: config.json says vocab_size={vocab_size}, but the checkpoint "
                 f"was made with {record['vocab_size']}"
             )
-        used: set[str] = set()
         for rule in self._table.exported:
             candidates = (entry_of(rule.mcore_name), *other_entries(rule.mcore_name))
             entry = next((p for p in candidates if p.key in self._stored), None)
@@ -104,12 +87,11 @@ class MegatronTensors:
                 )
             self._check_shape(rule, entry)
             self._entries[rule.mcore_name] = entry
-            used.add(entry.key)
         leads = {entry.key: len(entry.lead) for entry in self._entries.values()}
         for key, num_leads in leads.items():
             self._index(key, num_leads)
         unexpected = [
-            key for key in self._stored if key not in used and not key.startswith(_NOT_WEIGHTS)
+            key for key in self._stored if key not in leads and not key.startswith(_NOT_WEIGHTS)
         ]
         if unexpected:
             raise UserError(
@@ -157,12 +139,9 @@ class MegatronTensors:
 
     def _region(self, chunk: Chunk, entry: Entry) -> Region:
         """The part of a chunk that belongs to one layer (and expert)."""
-        region = self._locate(entry.key, chunk)
+        region = self._locate(chunk)
         index = 0
         for position, offset, size in zip(entry.lead, chunk.offsets, chunk.sizes, strict=False):
             index = index * size + position - offset
         one = replace(region, shape=chunk.sizes[len(entry.lead) :])
         return replace(one, offset=one.offset + index * one.num_bytes)
-
-    def _locate_chunk(self, key: str, chunk: Chunk) -> Region:
-        return locate(self._stored[key], chunk)

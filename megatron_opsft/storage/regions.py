@@ -1,21 +1,18 @@
 """Tensors as they lie in files: contiguous bytes at an offset, mapped or read in pieces."""
 
-import io
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, BinaryIO
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.direct_io import read_own
+from megatron_opsft.storage.direct_io import Staging
 
+_staging = Staging()
 CHUNK_BYTES = 32 * 2**20  # what is read and copied at a time: bounds resident memory
 
 
@@ -75,7 +72,7 @@ class Region:
             if num_bytes == 0:
                 continue
             try:
-                data = read_own(self.path, offset, num_bytes)
+                data = _staging.read(self.path, offset, num_bytes)
             except (OSError, EOFError) as error:
                 raise UserError(f"{self.path} cannot be read: {error}") from None
             rows = _typed(data, self.dtype, offset).view(last - first, *self.shape[1:])
@@ -110,74 +107,3 @@ def row_chunks(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int
     step = max(1, CHUNK_BYTES // max(row_bytes, 1))
     for first in range(start, stop, step):
         yield first, min(first + step, stop)
-
-
-class FileSlice(io.RawIOBase):
-    """Bytes [start, start + length) of an open file, as a file of its own."""
-
-    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        super().__init__()
-        self._file, self._start, self._length, self._position = file, start, length, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = min(len(buffer), self._length - self._position)
-        if wanted <= 0:
-            return 0
-        self._file.seek(self._start + self._position)
-        read = self._file.readinto(memoryview(buffer)[:wanted])  # type: ignore[attr-defined]
-        self._position += read
-        return read
-
-
-def load_without_data(file: IO[bytes], what: str) -> object:
-    """What `torch.load` would return, with tensors that have no data.
-
-    Their storages know the offset of their bytes in `file` (`data_offset`). Only tensors and plain
-    containers are accepted. Errors: `UserError` naming `what`.
-    """
-    try:
-        with FakeTensorMode():
-            return torch.load(file, weights_only=True, map_location="cpu")
-    except Exception as error:  # a damaged archive can fail anywhere in torch's reader
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{what} is damaged or not a torch archive: {reason[:200]}") from None
-
-
-def data_offset(tensor: Tensor, file: IO[bytes], what: str) -> int:
-    """Where the bytes of a tensor of `load_without_data` begin in its file.
-
-    Errors: `UserError` for a tensor whose bytes are not one row-major run, or not where the archive
-    says.
-    """
-    storage = tensor.untyped_storage()
-    offset: int | None = getattr(storage, "_checkpoint_offset", None)
-    skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
-    if offset is None or not tensor.is_contiguous() or skipped + tensor.nbytes > storage.nbytes():
-        raise UserError(f"{what} is not stored in one piece; save it again with clone()")
-    # The next part of the zip must follow: readers take any length of a header for granted.
-    file.seek(offset + int(storage.nbytes()))
-    if file.read(2) != b"PK":
-        raise UserError(f"{what} is damaged: its bytes are not where the archive says")
-    return offset + skipped
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """An unbuffered file for reading. Errors: `UserError`."""
-    try:
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    with file:
-        yield file  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """What `--overwrite` may delete: a model, a conversion, an empty directory, and nothing else."""
 
+import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -35,7 +36,10 @@ def check_out(out_dir: Path, sources: Iterable[Path], *, overwrite: bool) -> Non
     if not overwrite:
         raise UserError(f"{out_dir} already exists; choose another, or give --overwrite")
     needed = [(Path(source), "what is read") for source in sources]
-    needed += [(Path.cwd(), "the working directory"), (_home(), "the home directory")]
+    needed += [
+        (Path.cwd(), "the working directory"),
+        (Path(os.path.expanduser("~")), "the home directory"),
+    ]
     place = out_dir.resolve()
     for path, what in needed:
         if path.resolve().is_relative_to(place):
@@ -63,11 +67,3 @@ def _no_model(directory: Path) -> str | None:
     if names and not is_converted and not is_hf:
         return "is neither a model nor a conversion"
     return None
-
-
-def _home() -> Path:
-    """The home directory; the root where there is none."""
-    try:
-        return Path.home()
-    except RuntimeError:
-        return Path("/")

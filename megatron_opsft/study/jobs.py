@@ -9,14 +9,13 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_opsft.config.load import load, load_config
+from megatron_opsft.config.load import load
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
-from megatron_opsft.runtime.durable import write_text
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.study.process import Commands
 from megatron_opsft.study.study_file import StudyRun
@@ -24,62 +23,27 @@ from megatron_opsft.study.study_file import StudyRun
 log = logging.getLogger("megatron_opsft")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFiles:
-    """Where a run of a study is kept."""
+class RunDirectory(OwnedDirectory):
+    """Where a run of a study is kept; its manifest is what the run was made with."""
 
-    directory: Path
-
-    @property
-    def definition(self) -> Path:
-        """What the run was made with."""
-        return self.directory / "definition.json"
-
-    @property
-    def train(self) -> Path:
-        """run.dir; of a method that samples nothing while it trains, that of its rounds."""
-        return self.directory / "train"
-
-    @property
-    def evaluation(self) -> Path:
-        """`eval --out`"""
-        return self.directory / "eval"
-
-    @property
-    def log(self) -> Path:
-        """What its commands said."""
-        return self.directory / "log.txt"
-
-    @property
-    def is_finished(self) -> bool:
-        """The evaluation is the last part, and writes its results last."""
-        return (self.evaluation / "results.json").is_file()
+    kind = "study's run"
+    names = ()
+    manifest = "definition.json"
+    fix = "set it back, delete that directory, or name another --out"
 
 
-def files_of(out: Path, run: StudyRun) -> RunFiles:
-    """Of a run of the study in `out`."""
-    return RunFiles(directory=out / "runs" / run.slug)
-
-
-def check_run(run: StudyRun, files: RunFiles) -> None:
-    """Errors: `UserError` for settings that are wrong, or other than those that `files` hold."""
+def check_run(run: StudyRun) -> None:
+    """Errors: `UserError` for settings that are wrong, or other than those it was made with."""
     try:
-        commands_of(run, files)
+        commands_of(run)
+        RunDirectory(run.directory).check_same(run.definition())
     except UserError as error:
         raise UserError(f"run {run.name!r}: {error}") from None
-    if files.definition.is_file():
-        made = json.loads(files.definition.read_text(encoding="utf-8"))
-        if made != json.loads(json.dumps(run.definition())):
-            raise UserError(
-                f"run {run.name!r}: {files.directory} was made with other settings; delete it, or "
-                "name another --out"
-            )
 
 
-def _rounds(run: StudyRun, files: RunFiles) -> Rounds | None:
+def _rounds(run: StudyRun) -> Rounds | None:
     """Of a method with fixed data. Errors: `UserError`."""
-    words = [*run.overrides, f"run.dir={files.train}"]
-    config = load_config(run.config, words)
+    config = run.load()
     if not config.method.has_fixed_data:
         if run.rounds > 1:
             check_rounds(config)
@@ -90,45 +54,37 @@ def _rounds(run: StudyRun, files: RunFiles) -> Rounds | None:
         )
     return Rounds(
         config=config,
-        words=[str(run.config), *words],
+        words=run.words,
         count=run.rounds,
         problems=run.data_problems,
         steps=config.run.steps // run.rounds,
     )
 
 
-def trainings_of(run: StudyRun, files: RunFiles) -> list[Path]:
+def trainings_of(run: StudyRun) -> list[Path]:
     """Directories of the trainings that follow each other in a run. Errors: `UserError`."""
     if not run.trains:
         return []
-    if rounds := _rounds(run, files):
+    if rounds := _rounds(run):
         return [rounds.run_dir(number) for number in range(1, rounds.count + 1)]
-    return [files.train]
+    return [run.directory / "train"]
 
 
-def _evaluation(run: StudyRun, files: RunFiles) -> list[str]:
-    """Words behind `eval`. Errors: `UserError`."""
-    model = str(trainings_of(run, files)[-1]) if run.trains else run.load().model.path
-    options = {"model": model, "name": run.label, "out": str(files.evaluation)}
-    words = [
-        f"{key}={json.dumps(value)}" for key, value in {**run.eval_settings, **options}.items()
-    ]
-    load(EvalSettings, None, words)
-    return words
-
-
-def commands_of(run: StudyRun, files: RunFiles) -> list[list[str]]:
-    """What is left of a run, as words behind `megatron-opsft`."""
+def commands_of(run: StudyRun) -> list[list[str]]:
+    """What is left of a run, as words behind `megatron-opsft`. Errors: `UserError`."""
     commands: list[list[str]] = []
-    if run.trains and (rounds := _rounds(run, files)):
+    if run.trains and (rounds := _rounds(run)):
         commands = list(rounds.left())
     elif run.trains:
-        words = [str(run.config), *run.overrides, f"run.dir={files.train}"]
-        commands = [["train", *words, "--resume=auto"]]
-    return [*commands, ["eval", *_evaluation(run, files)]]
+        commands = [["train", *run.words, "--resume=auto"]]
+    model = str(trainings_of(run)[-1]) if run.trains else run.load().model.path
+    own = {"model": model, "name": run.label, "out": str(run.evaluation)}
+    words = [f"{key}={json.dumps(value)}" for key, value in (run.eval_settings | own).items()]
+    load(EvalSettings, None, words)
+    return [*commands, ["eval", *words]]
 
 
-def make_runs(out: Path, runs: Sequence[StudyRun], commands: Commands, at_once: int) -> None:
+def make_runs(runs: Sequence[StudyRun], commands: Commands, at_once: int) -> None:
     """Make these runs, some at a time.
 
     A run that fails does not keep others from being made. A stop signal is passed on, and what is
@@ -136,23 +92,22 @@ def make_runs(out: Path, runs: Sequence[StudyRun], commands: Commands, at_once: 
     """
     stop = StopSignal(0)
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda run: _make(out, run, commands, stop), runs))
+        list(pool.map(lambda run: _make(run, commands, stop), runs))
 
 
-def _make(out: Path, run: StudyRun, commands: Commands, stop: StopSignal) -> None:
+def _make(run: StudyRun, commands: Commands, stop: StopSignal) -> None:
     if stop.requested:
         return
-    files = files_of(out, run)
-    files.directory.mkdir(parents=True, exist_ok=True)
-    write_text(files.definition, json.dumps(run.definition(), indent=1))
+    run.directory.mkdir(parents=True, exist_ok=True)
+    RunDirectory(run.directory).write_manifest({"identity": run.definition()})
     started = time.monotonic()
-    for words in commands_of(run, files):
+    for words in commands_of(run):
         code = REQUEUE_EXIT_CODE
         while code == REQUEUE_EXIT_CODE and not stop.requested:
-            code = commands.call(words, files.log, stop)
+            code = commands.call(words, run.log, stop)
         if stop.requested:
             return
         if code:
-            log.warning("%s: `%s` ended with %d, see %s", run.label, words[0], code, files.log)
+            log.warning("%s: `%s` ended with %d, see %s", run.label, words[0], code, run.log)
             return
     log.info("%s: done in %.0f s", run.label, time.monotonic() - started)

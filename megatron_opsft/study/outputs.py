@@ -6,26 +6,21 @@ from statistics import fmean, pstdev
 
 from markupsafe import Markup
 
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.page.evaluation_plots import plots_of_block
 from megatron_opsft.report.page.plot import Series, number, plot
-from megatron_opsft.report.page.result import Table, figures_of_rows
-from megatron_opsft.report.page.write import Section, table_of, write_page
+from megatron_opsft.report.page.tables import Section, Table, plots_of_block, table_of
+from megatron_opsft.report.page.write import figures_of_rows, write_page
 from megatron_opsft.report.table import (
-    COLUMNS,
-    MORE_COLUMNS,
+    OVERALL,
     Cell,
+    Estimate,
     TableRow,
-    cells,
     escape_markdown,
-    markdown,
+    markdown_table,
 )
 from megatron_opsft.runtime.durable import write_text
-from megatron_opsft.study.jobs import files_of
 from megatron_opsft.study.study_file import StudyPlan
 from megatron_opsft.study.table import PHASES, Row, Training, to_json
 
-_COLUMNS = (*COLUMNS, MORE_COLUMNS[0])
 _MARKED = 7  # rows whose lengths have a colour of their own
 
 
@@ -33,23 +28,28 @@ def write_outputs(out: Path, plan: StudyPlan, rows: Sequence[Row]) -> None:
     """All files, of the runs that are there."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.json", to_json(rows))
-    write_text(out / "table.md", _markdown(plan, rows))
-    first = next(iter(plan.rows))
-    done = [row for row in _lines(plan, rows, first) if row.blocks]
-    made = [run for run in plan.runs if files_of(out, run).is_finished]
-    pair = [row for row in done if row.label == plan.study.baseline]
+    lines = {key: _lines(plan, rows, key) for key in plan.rows}
+    tables = [
+        f"## {escape_markdown(section.title)}\n\n"
+        + markdown_table(lines[key], [OVERALL], intervals=True)
+        for key, section in plan.study.sections.items()
+    ]
+    write_text(out / "table.md", "\n".join(tables))
+    made = [run for run in plan.runs if run.is_finished]
+    done = [row for row in next(iter(lines.values())) if row.blocks]
+    base = [row for row in done if row.label == plan.study.baseline]
     others = [row for row in done if row.label != plan.study.baseline]
-    pair += sorted(others, key=lambda row: -row.blocks[first]["efficiency"].value)[:1]
+    best = sorted(others, key=lambda row: -row.blocks[OVERALL]["efficiency"].value)[:1]
     names = [run.name for run in made]
-    compared = [names.index(row.label) for row in pair if row.label in names]
+    compared = [names.index(row.label) for row in base + best if row.label in names]
     write_page(
         out / "report.html",
         [],
-        [files_of(out, run).evaluation for run in made],
+        [run.evaluation for run in made],
         title=plan.study.title,
         text=f"{plan.study.text.strip()} {_legend(plan, len(made))}",
-        figures=figures_of_rows(pair[0], pair[1], first) if len(pair) == 2 else (),
-        sections=[_section(plan, rows, key) for key in plan.rows],
+        figures=figures_of_rows(base[0], best[0], OVERALL) if base and best else (),
+        sections=[_section(plan, rows, key, lines[key]) for key in plan.rows],
         compared=(compared[0], compared[-1]) if compared else (0, -1),
     )
 
@@ -77,19 +77,18 @@ def _lines(plan: StudyPlan, rows: Sequence[Row], section: str) -> list[TableRow]
                 values = [row.metrics[metric].value for row in done if metric in row.metrics]
                 metrics[metric] = Estimate(value=fmean(values))
                 deviations[metric] = pstdev(values)
-        blocks = {section: metrics} if done else {}
-        budgets = {section: done[0].budgets} if done else {}
+        blocks = {OVERALL: metrics} if done else {}
+        budgets = {OVERALL: done[0].budgets} if done else {}
         found.append(
-            TableRow(label=name, blocks=blocks, budgets=budgets, deviations={section: deviations})
+            TableRow(label=name, blocks=blocks, budgets=budgets, deviations={OVERALL: deviations})
         )
     return found
 
 
-def _section(plan: StudyPlan, rows: Sequence[Row], key: str) -> Section:
+def _section(plan: StudyPlan, rows: Sequence[Row], key: str, lines: Sequence[TableRow]) -> Section:
     section = plan.study.sections[key]
-    lines = _lines(plan, rows, key)
     own = [row for row in rows if row.section == key]
-    table = table_of(lines, key, section.title)
+    table = table_of(lines, OVERALL, section.title)
     errors = {row.name: row.error for row in reversed(own) if row.error}  # of the first seed
     notes = [
         f"{name}: {entry.note}." for name, entry in section.runs.items() if entry and entry.note
@@ -103,7 +102,7 @@ def _section(plan: StudyPlan, rows: Sequence[Row], key: str) -> Section:
         title=section.title,
         text=" ".join(filter(None, [section.text.strip(), *notes])),
         table=table,
-        plots=[*plots_of_block(lines, key), *_lengths(trained)],
+        plots=[*plots_of_block(lines, OVERALL), *_lengths(trained)],
         folded=_costs(trained) if any(trained.values()) else None,
     )
 
@@ -141,26 +140,3 @@ def _costs(trained: dict[str, list[Training]]) -> Table:
     headings += ["trained tokens a step", "steps without any", "converged at step", "after s"]
     caption = "What they cost; phases are median seconds of a step"
     return Table(caption=caption, headings=headings, rows=rows)
-
-
-def _markdown(plan: StudyPlan, rows: Sequence[Row]) -> str:
-    """All sections in one table."""
-    found = []
-    for key, section in plan.study.sections.items():
-        lines = _lines(plan, rows, key)
-        for place, (line, values) in enumerate(
-            zip(lines, cells(lines, key, _COLUMNS), strict=True)
-        ):
-            own = [r for r in rows if (r.section, r.name) == (key, line.label)]
-            seconds = [r.training.seconds / r.training.steps for r in own if r.training]
-            found.append(
-                [
-                    escape_markdown(section.title) if place == 0 else "",
-                    escape_markdown(line.label),
-                    *map(str, values),
-                    f"{fmean(seconds):.2f}" if seconds else "",
-                    str(len(own)),
-                ]
-            )
-    headings = ["section", "run", *(c.heading for c in _COLUMNS), "s a step", "seeds"]
-    return markdown(headings, found)

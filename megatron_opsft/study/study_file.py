@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,18 +66,19 @@ class Study(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """One run to be made; settings are of its configuration and its evaluation, complete but for
-    places. Runs of several sections that are the same are made once.
+    """One run to be made, and where; settings are of its configuration and its evaluation, complete
+    but for places. Runs of several sections that are the same are made once.
     """
 
     name: str
     seed: int
+    directory: Path
     config: Path
     trains: bool
     settings: Keys
     eval_settings: Keys
-    data_problems: int | None = None
-    rounds: int = 1
+    data_problems: int | None
+    rounds: int
 
     @property
     def label(self) -> str:
@@ -85,19 +86,31 @@ class StudyRun:
         return f"{self.name}, seed {self.seed}" if self.seed else self.name
 
     @property
-    def slug(self) -> str:
-        """Its directory's name."""
-        words = re.sub(r"[^A-Za-z0-9.]+", "_", self.name).strip("_")
-        return f"{words}-s{self.seed}"
+    def evaluation(self) -> Path:
+        """`eval --out`"""
+        return self.directory / "eval"
 
     @property
-    def overrides(self) -> list[str]:
-        """`section.key=value`, as `train` takes them."""
-        return [f"{key}={json.dumps(value)}" for key, value in self.settings.items()]
+    def log(self) -> Path:
+        """What its commands said."""
+        return self.directory / "log.txt"
 
-    def load(self, overrides: Sequence[str] = ()) -> Config:
+    @property
+    def is_finished(self) -> bool:
+        """The evaluation is the last part, and writes its results last."""
+        return (self.evaluation / "results.json").is_file()
+
+    @property
+    def words(self) -> list[str]:
+        """Configuration file and overrides, as `train` takes them. run.dir: of a method with fixed
+        data, that of its rounds.
+        """
+        settings = self.settings | {"run.dir": str(self.directory / "train")}
+        return [str(self.config), *(f"{key}={json.dumps(v)}" for key, v in settings.items())]
+
+    def load(self) -> Config:
         """Its configuration. Errors: `UserError`."""
-        return load_config(self.config, [*self.overrides, *overrides])
+        return load_config(self.config, self.words[1:])
 
     @property
     def method(self) -> str:
@@ -130,38 +143,46 @@ class StudyPlan:
     rows: dict[str, dict[str, list[StudyRun]]]
     runs: list[StudyRun]
 
-    def of(self, section: str) -> list[StudyRun]:
-        """A section's runs, some of which other sections may show too."""
-        return [run for runs in self.rows[section].values() for run in runs]
 
-
-def read_study(path: Path) -> StudyPlan:
-    """Errors: `UserError` for a file that cannot be read, an unknown key, names that mean several
-    runs, and a baseline that is no run.
+def read_study(path: Path, out: Path) -> StudyPlan:
+    """The runs of a file, which lie in `out`. Errors: `UserError` for a file that cannot be read,
+    an unknown key, names that mean several runs, and a baseline that is no run.
     """
     study = load(Study, path)
-    rows: dict[str, dict[str, list[StudyRun]]] = {}
     runs: dict[str, StudyRun] = {}
-    for key, section in study.sections.items():
-        rows[key] = {}
-        for name, entry in section.runs.items():
-            rows[key][name] = []
-            for run in _expand(study, name, entry or RunEntry()):
-                first = runs.setdefault(str(run.definition()), run)
-                rows[key][name].append(first)
-    _check_names(path, runs.values())
+    by_directory: dict[Path, StudyRun] = {}
+
+    def once(run: StudyRun) -> StudyRun:
+        found = runs.setdefault(str(run.definition()), run)
+        other = by_directory.setdefault(found.directory, found)
+        if other is not found:
+            raise UserError(
+                f"{path}: {other.name!r} and {run.name!r} are different runs but would share the "
+                f"directory {run.directory.name}; rename one"
+            )
+        return found
+
+    rows = {
+        key: {
+            name: [once(run) for run in _expand(study, name, entry or RunEntry(), out)]
+            for name, entry in section.runs.items()
+        }
+        for key, section in study.sections.items()
+    }
     if study.baseline not in {run.name for run in runs.values()}:
         raise UserError(f"{path}: baseline={study.baseline} is the name of no run")
     in_order = sorted(runs.values(), key=lambda run: run.seed)
     return StudyPlan(study=study, rows=rows, runs=in_order)
 
 
-def _expand(study: Study, name: str, entry: RunEntry) -> Iterator[StudyRun]:
+def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[StudyRun]:
     seeds = entry.seeds or study.seeds
     for seed in seeds if entry.train else seeds[:1]:
+        folder = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")
         yield StudyRun(
             name=name,
             seed=seed,
+            directory=out / "runs" / f"{folder}-s{seed}",
             config=entry.config or study.config,
             trains=entry.train,
             settings={**study.set, **entry.set, "run.seed": seed} if entry.train else {},
@@ -169,14 +190,3 @@ def _expand(study: Study, name: str, entry: RunEntry) -> Iterator[StudyRun]:
             data_problems=entry.data_problems,
             rounds=entry.rounds,
         )
-
-
-def _check_names(path: Path, runs: Iterable[StudyRun]) -> None:
-    slugs: dict[str, StudyRun] = {}
-    for run in runs:
-        other = slugs.setdefault(run.slug, run)
-        if other is not run:
-            raise UserError(
-                f"{path}: {other.name!r} and {run.name!r} are different runs but would share the "
-                f"directory {run.slug}; rename one"
-            )

@@ -2,17 +2,16 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from megatron_opsft.evaluate.results import BlockResults, read_results
-from megatron_opsft.report.curves import read_summary
-from megatron_opsft.report.estimate import Estimate
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.table import Metrics
-from megatron_opsft.study.jobs import RunFiles, files_of, trainings_of
+from megatron_opsft.report.runs import read_summary
+from megatron_opsft.report.table import Estimate, Metrics
+from megatron_opsft.study.jobs import trainings_of
 from megatron_opsft.study.study_file import StudyPlan, StudyRun
 
 PHASES = ("rollout", "verify", "reference", "old_logprob", "train", "sync")
@@ -60,24 +59,22 @@ class Row:
 
 def read_rows(out: Path, plan: StudyPlan) -> list[Row]:
     """Rows of the study in `out`, section by section; those of shared runs stand in each."""
-    base = [r for r in plan.runs if r.name == plan.study.baseline]
-    found = [results for run in base if (results := _results(files_of(out, run)))]
-    tokens = fmean(r.metrics["mean_tokens"].value for r in found) if found else None
+    base = [_results(run) for run in plan.runs if run.name == plan.study.baseline]
+    tokens = [found.metrics["mean_tokens"].value for found in base if found]
     return [
-        _read_row(out, section, name, run, tokens)
+        _read_row(out, section, name, run, fmean(tokens) if tokens else None)
         for section, rows in plan.rows.items()
         for name, runs in rows.items()
         for run in runs
     ]
 
 
-def _results(files: RunFiles) -> BlockResults | None:
-    return read_results(files.evaluation).overall if files.is_finished else None
+def _results(run: StudyRun) -> BlockResults | None:
+    return read_results(run.evaluation).overall if run.is_finished else None
 
 
 def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | None) -> Row:
-    files = files_of(out, run)
-    results = _results(files)
+    results = _results(run)
     metrics = dict(results.metrics) if results else {}
     metrics.pop("compression_ratio", None)  # to another baseline
     if metrics and base:
@@ -94,11 +91,11 @@ def _read_row(out: Path, section: str, name: str, run: StudyRun, base: float | N
             "rounds": run.rounds,
         },
         seed=run.seed,
-        directory=str(files.directory.relative_to(out)),
+        directory=str(run.directory.relative_to(out)),
         metrics=metrics,
         budgets=[(at.budget, at.metrics) for at in results.budgets] if results else (),
-        training=_read_training(trainings_of(run, files)),
-        error=None if results else _last_words(files),
+        training=_read_training(trainings_of(run)),
+        error=None if results else _last_words(run.log),
     )
 
 
@@ -118,23 +115,19 @@ def _read_training(directories: Sequence[Path]) -> Training | None:
     if not steps:
         return None
     converged = converged_at(list(lengths.items()))
-    phases = {
-        phase: median(line[f"{phase}_seconds"] for line in steps)
-        for phase in PHASES
-        if f"{phase}_seconds" in steps[-1]
-    }
+    until = [line["step_seconds"] for line in steps if line["step"] <= (converged or 0)]
     return Training(
         steps=steps[-1]["step"],
         seconds=sum(line["step_seconds"] for line in steps),
-        phases=phases,
+        phases={
+            phase: median(line[f"{phase}_seconds"] for line in steps)
+            for phase in PHASES
+            if f"{phase}_seconds" in steps[-1]
+        },
         tokens=sum(line["trained_tokens"] for line in steps),
         peak_memory_bytes=max(peaks, default=None),
         converged_step=converged,
-        converged_seconds=(
-            None
-            if converged is None
-            else sum(line["step_seconds"] for line in steps if line["step"] <= converged)
-        ),
+        converged_seconds=None if converged is None else sum(until),
         skipped_steps=sum(line["num_accepted"] == 0 for line in steps),
         lengths=list(lengths.items()),
     )
@@ -154,21 +147,16 @@ def converged_at(lengths: Sequence[tuple[int, float]]) -> int | None:
     return first
 
 
-def _last_words(files: RunFiles) -> str:
+def _last_words(log: Path) -> str:
     """The last line of a run's log, which says why it ended; paths in it are the run's own."""
-    if not files.log.is_file():
+    if not log.is_file():
         return "not made yet"
-    lines = files.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     said = [line for line in lines if line.strip()]
     return said[-1][:300] if said else "it said nothing"
 
 
 def to_json(rows: Sequence[Row]) -> str:
     """The text of table.json."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Estimate):
-            return value.model_dump()
-        return {name: getattr(value, name) for name in value.__slots__}
-
-    return json.dumps(rows, indent=1, allow_nan=False, default=plain) + "\n"
+    found = [asdict(row) for row in rows]
+    return json.dumps(found, indent=1, allow_nan=False, default=Estimate.model_dump) + "\n"

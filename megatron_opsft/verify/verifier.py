@@ -8,7 +8,7 @@ from typing import Self
 
 from megatron_opsft.config import VerifyConfig
 from megatron_opsft.config_section import SHIPPED_JUDGES
-from megatron_opsft.data.fields import ABSENT, find_field
+from megatron_opsft.data.rows import ABSENT, find_field
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.worker_pool import VerifierPool

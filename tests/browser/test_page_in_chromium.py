@@ -70,6 +70,13 @@ def test_every_part_without_an_error_or_a_request(
     assert edges and max(edges) <= width
     ground = chromium.run("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+    colours = chromium.run(
+        "return ['.c0 .curve', '.c1 .curve'].map((one) =>"
+        " getComputedStyle(document.querySelector('figure ' + one)).stroke)"
+    )
+    assert len(set(colours)) == 2
+    assert "</script><script>console.error('ran')</script>" in chromium.one("pre.response").text
+    assert chromium.run("return document.images.length") == 0
     assert chromium.messages() == []
     assert {url.split("#")[0] for url in chromium.requests()} == {page.resolve().as_uri()}
 
@@ -102,30 +109,6 @@ def test_the_theme_is_toggled(chromium: Chromium, page: Path) -> None:
     assert themes == ["light", "dark", "light"]
 
 
-def test_several_runs_are_a_table(opened: Chromium) -> None:
-    row = opened.one("#result tbody tr", "first").text
-    assert row.replace("\n", " ").startswith("first finished: 3 steps 80.0 to 77.0 (-3.7 %) 50.0 %")
-
-
-def test_curves_are_drawn_and_said(opened: Chromium) -> None:
-    figure = opened.one("#result figure", "Accuracy")
-    assert len(figure.find_elements("css selector", "path.curve")) == 4
-    said = figure.find_element("css selector", "svg").get_attribute("aria-label")
-    assert "first 40.0 % at step 1 to 60.0 % at step 3; first, held-out 50.0 % at step 0" in said
-    colours = opened.run(
-        "return ['.c0 .curve', '.c1 .curve'].map((one) =>"
-        " getComputedStyle(document.querySelector('figure ' + one)).stroke)"
-    )
-    assert len(set(colours)) == 2
-    dots = figure.find_elements("css selector", "circle title")
-    assert dots[0].get_attribute("textContent") == "first, held-out, step 0: 50.0 %"
-
-
-def test_settings_that_differ(opened: Chromium) -> None:
-    rows = texts(opened, "#settings details[open] tbody tr")
-    assert rows == ["optimizer.lr 0.0001 0.0002", "run.steps 3 2"]
-
-
 def test_filters_and_search(opened: Chromium) -> None:
     chromium = opened
     assert chromium.one("#count").text == "36 of 36 responses"
@@ -148,13 +131,6 @@ def test_filters_and_search(opened: Chromium) -> None:
     chromium.one("#search").send_keys(" and nothing")
     wait_for_count(chromium, "0 of 36")
     assert "No response passes" in chromium.one("#detail").text
-
-
-def test_harmful_texts_are_texts(opened: Chromium) -> None:
-    chromium = opened
-    assert "</script><script>console.error('ran')</script>" in chromium.one("pre.response").text
-    assert chromium.run("return document.images.length") == 0
-    assert chromium.messages() == []
 
 
 def test_group_before_and_after_and_other_runs(opened: Chromium) -> None:
@@ -199,16 +175,12 @@ def test_bins_of_lengths_filter(opened: Chromium) -> None:
     assert chromium.one("#count").text == "36 of 36 responses"
 
 
-def test_another_run_is_read(opened: Chromium) -> None:
+def test_another_run_and_two_models_beside_each_other(opened: Chromium) -> None:
     chromium = opened
     Select(chromium.all("#responses select")[0]).select_by_visible_text("crashed")
     assert chromium.one("#count").text == "24 of 24 responses"
     steps = [option.text for option in Select(chromium.one("#step")).options]
     assert steps == ["all", "1", "2"]
-
-
-def test_responses_of_two_models_beside_each_other(opened: Chromium) -> None:
-    chromium = opened
     Select(chromium.all("#responses select")[0]).select_by_visible_text("evaluation of model 1")
     Select(chromium.one("#verdict")).select_by_visible_text("wrong")
     assert chromium.one("#count").text == "6 of 20 responses"
@@ -217,20 +189,6 @@ def test_responses_of_two_models_beside_each_other(opened: Chromium) -> None:
         f"evaluation of model {n}: gsm8k, p7 #0" for n in (0, 1)
     ]
     assert "No response to this problem is here of first, crashed." in chromium.one("#detail").text
-
-
-def test_curves_of_more_sets(opened: Chromium) -> None:
-    said = opened.one("figure", "Accuracy, hard").find_element("css selector", "svg")
-    assert "first, held-out 25.0 % at step 0 to 37.5 %" in said.get_attribute("aria-label")
-
-
-def test_evaluations(opened: Chromium) -> None:
-    rows = [row.replace("\n", " ") for row in texts(opened, "#tables tbody tr")]
-    assert rows[0].startswith("model 0 60.0 [") and rows[1].startswith("model 1 70.0 [")
-    scatter = opened.one("figure", "Pareto front")
-    assert len(scatter.find_elements("css selector", "circle")) == 2
-    assert len(scatter.find_elements("css selector", "path.front")) == 1
-    assert len(opened.all("#tables figure")) == 1 + 1 + 3  # lengths, points and three curves
 
 
 def test_tokens_are_coloured_by_probability_where_it_was_saved(

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from jobs import Built, Case, as_arrays, build, exported, train_steps
-from megatron.core.dist_checkpointing import ShardedTensor
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import apply_factories
 from world import World
 
 from megatron_opsft.errors import UserError
@@ -48,9 +45,8 @@ def save_after_a_step(case: Case, directory: Path) -> Outcome:
 def load_and_go_on(case: Case, directory: Path) -> Outcome:
     """The same two further updates, in a fresh model."""
     built = build(case)
-    manifest = checkpointer(built, directory).load(list_checkpoints(directory)[-1])
-    assert manifest["step"] == 1
-    assert manifest["config_hash"] == "abc"
+    manifest = checkpointer(built, directory).load_newest()
+    assert manifest is not None and (manifest["step"], manifest["config_hash"]) == (1, "abc")
     loaded = as_arrays(exported(built))
     results = train_steps(built, case, range(1, 3))
     return results, loaded, as_arrays(exported(built))
@@ -71,7 +67,7 @@ def load_with_reference(case: Case, directory: Path) -> tuple[dict[str, Any], di
     """The weights of both in a fresh model."""
     built = build(case)
     reference = ReferenceModel(built.trainer, case.device)
-    checkpointer(built, directory, reference=reference).load(list_checkpoints(directory)[-1])
+    checkpointer(built, directory, reference=reference).load_newest()
     assert reference.is_replaced
     return both(built, reference)
 
@@ -113,62 +109,44 @@ def test_resumed_run_is_bit_identical_in_the_same_layout(
     assert same(last_again, last)
 
 
-@pytest.mark.parametrize(("model", "dtype"), [("qwen2", "bfloat16"), ("qwen2_tied", "float32")])
-def test_checkpoint_of_tp2_pp2_goes_on_in_other_layouts(
-    world: World, model: str, dtype: str, tmp_path: Path
+SP = Case(model="qwen3_moe", sequence_parallel=True)
+EP = Case(model="qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        (
+            Case(model=model, dtype=dtype, tp=2, pp=2),
+            [
+                Case(model=model, dtype=dtype, tp=tp, pp=pp, dp=dp)
+                for tp, pp, dp in ((1, 1, 1), (2, 1, 1), (1, 1, 4), (1, 2, 2), (2, 1, 2))
+            ],
+        )
+        for model, dtype in (("qwen2", "bfloat16"), ("qwen2_tied", "float32"))
+    ]
+    + [
+        (Case(cp=2, tp=2), [Case()]),
+        (Case(dp=2), [Case(cp=2)]),
+        (replace(SP, tp=2, pp=2), [SP, replace(SP, dp=2, pp=2), replace(SP, tp=2)]),
+        (
+            replace(EP, dp=2, ep=2),
+            [EP, replace(EP, dp=4, ep=4), replace(SP, ep=2, tp=2, etp=1)],
+        ),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Case) else None,
+)
+def test_checkpoint_goes_on_in_other_layouts(
+    world: World, first: Case, others: list[Case], tmp_path: Path
 ) -> None:
-    first = Case(model=model, dtype=dtype, tp=2, pp=2)
-    results, saved, _ = world.run(save_after_a_step, 4, first, tmp_path)[0]
-    tolerance = 1e-5 if dtype == "float32" else 0.02
-    for other in (Case(), Case(tp=2), Case(dp=4), Case(pp=2, dp=2), Case(tp=2, dp=2)):
-        case = replace(other, model=model, dtype=dtype)
+    results, saved, _ = world.run(save_after_a_step, first.world_size, first, tmp_path)[0]
+    tolerance = 1e-5 if first.dtype == "float32" else 0.02
+    for case in others:
         again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
         assert same(loaded, saved)
         for before, now in zip(results, again, strict=True):
             assert now.loss == pytest.approx(before.loss, rel=tolerance)
             assert now.grad_norm == pytest.approx(before.grad_norm, rel=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("first", "second"), [(Case(cp=2, tp=2), Case()), (Case(dp=2), Case(cp=2))], ids=str
-)
-def test_checkpoint_goes_on_with_and_without_context_parallelism(
-    world: World, first: Case, second: Case, tmp_path: Path
-) -> None:
-    results, saved, _ = world.run(save_after_a_step, first.world_size, first, tmp_path)[0]
-    again, loaded, _ = world.run(load_and_go_on, second.world_size, second, tmp_path)[0]
-    assert same(loaded, saved)
-    for before, now in zip(results, again, strict=True):
-        assert now.loss == pytest.approx(before.loss, rel=1e-5)
-        assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
-
-
-def test_checkpoint_of_experts_goes_on_in_other_layouts(world: World, tmp_path: Path) -> None:
-    first = Case(model="qwen3_moe", tp=2, pp=2, sequence_parallel=True)
-    results, saved, _ = world.run(save_after_a_step, 4, first, tmp_path)[0]
-    for case in (replace(first, tp=1, pp=1), replace(first, tp=1, dp=2), replace(first, pp=1)):
-        again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
-        assert same(loaded, saved)
-        for before, now in zip(results, again, strict=True):
-            assert now.loss == pytest.approx(before.loss, rel=1e-5)
-            assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
-
-
-def test_checkpoint_of_expert_parallel_ranks_goes_on_at_other_sizes(
-    world: World, tmp_path: Path
-) -> None:
-    first = Case(model="qwen3_moe", dp=2, ep=2)
-    results, saved, _ = world.run(save_after_a_step, 2, first, tmp_path)[0]
-    for case in (
-        replace(first, dp=1, ep=1),
-        replace(first, dp=4, ep=4),
-        replace(first, dp=1, tp=2, etp=1, sequence_parallel=True),
-    ):
-        again, loaded, _ = world.run(load_and_go_on, case.world_size, case, tmp_path)[0]
-        assert same(loaded, saved)
-        for before, now in zip(results, again, strict=True):
-            assert now.loss == pytest.approx(before.loss, rel=1e-5)
-            assert now.grad_norm == pytest.approx(before.grad_norm, rel=1e-5)
 
 
 def share_bytes(case: Case) -> int:
@@ -192,37 +170,6 @@ def test_each_data_parallel_rank_writes_its_own_share_alone(world: World, case: 
     assert max(found) <= 1.2 * sum(found) / case.world_size
     # Norms are on every tensor-parallel rank, one of which writes them.
     assert whole <= sum(found) <= 1.05 * whole
-
-
-def saved_tensors(case: Case) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Key of each tensor in a checkpoint -> its whole shape, and how many axes stack modules."""
-    (model,) = build(case).trainer.models
-    state = model.sharded_state_dict(metadata={})
-    apply_factories(state)
-    tensors = [value for value in nested_values(state) if isinstance(value, ShardedTensor)]
-    return {value.key: (value.global_shape, value.prepend_axis_num) for value in tensors}
-
-
-def test_checkpoint_of_experts_has_the_names_of_megatrons_fused_layers(world: World) -> None:
-    # As TransformerEngine's layer spec names them: the norm before a router is not fused.
-    layer = "decoder.layers."
-    expected = {
-        "embedding.word_embeddings.weight": ((384, 64), 0),
-        layer + "self_attention.linear_qkv.layer_norm_weight": ((4, 64), 1),
-        layer + "self_attention.linear_qkv.weight": ((4, 192, 64), 1),
-        layer + "self_attention.linear_proj.weight": ((4, 64, 96), 1),
-        layer + "self_attention.q_layernorm.weight": ((4, 24), 1),
-        layer + "self_attention.k_layernorm.weight": ((4, 24), 1),
-        layer + "pre_mlp_layernorm.weight": ((4, 64), 1),
-        layer + "mlp.router.weight": ((4, 8, 64), 1),
-        layer + "mlp.experts.experts.linear_fc1.weight": ((4, 8, 80, 64), 2),
-        layer + "mlp.experts.experts.linear_fc2.weight": ((4, 8, 64, 40), 2),
-        "decoder.final_layernorm.weight": ((64,), 0),
-        "output_layer.weight": ((384, 64), 0),
-    }
-    for case in (Case(model="qwen3_moe"), Case(model="qwen3_moe", tp=2, sequence_parallel=True)):
-        for found in world.run(saved_tensors, case.world_size, case):
-            assert found == expected
 
 
 def damage(file: Path, how: str) -> None:
@@ -252,13 +199,13 @@ def load_with_damage(case: Case, path: Path) -> list[tuple[str, str, str]]:
                 damage(file, how)
             dist.barrier()
             with pytest.raises(UserError) as caught:
-                saver.load(path)
+                saver.load_newest()
             found.append((str(file), how, str(caught.value)))
             dist.barrier()
             if built.layout.is_main:
                 file.write_bytes(content)
     dist.barrier()
-    assert saver.load(path)["step"] == 1
+    assert saver.load_newest()["step"] == 1  # type: ignore[index]
     return found
 
 
@@ -273,20 +220,31 @@ def test_damaged_checkpoint_file_is_named(world: World, tmp_path: Path) -> None:
             assert "\n" not in message
 
 
-def save_many(case: Case, directory: Path) -> None:
-    built = build(case)
-    saver = checkpointer(built, directory)
+COPIES = ["step_000050_keep", "step_000050_1", "step_best", "step_0000060", "step_70"]
+
+
+def save_many(case: Case, directory: Path) -> int:
+    """The step of the newest that is there at the end."""
+    saver = checkpointer(build(case), directory)
     for step in (1, 2, 3, 10, 10):
         saver.save(step, {})
+    newest = saver.load_newest()
+    assert newest is not None
+    return newest["step"]
 
 
-def test_only_the_newest_checkpoints_are_kept(world: World, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept_and_copies_do_not_count(
+    world: World, tmp_path: Path
+) -> None:
+    """A directory that a user put beside them is neither loaded nor deleted."""
+    for name in COPIES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / COMPLETE).write_text("{}")
     (tmp_path / ".partial_000002").mkdir()
     (tmp_path / ".partial_000002" / "left_by_a_killed_run").touch()
-    (tmp_path / "step_000009").mkdir()  # a deletion that was interrupted: no manifest
-    world.run(save_many, 2, Case(dp=2), tmp_path)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_000003", "step_000010"]
-    assert not list(tmp_path.glob(".partial_*"))
+    assert world.run(save_many, 2, Case(dp=2), tmp_path) == [10, 10]
+    there = {path.name for path in tmp_path.iterdir()}
+    assert there == {*COPIES, "step_000003", "step_000010"}
 
 
 def save_in_turn(case: Case, directory: Path) -> list[list[str]]:
@@ -298,30 +256,6 @@ def save_in_turn(case: Case, directory: Path) -> list[list[str]]:
         act()
         seen.append([path.name for path in list_checkpoints(directory)])
     return seen
-
-
-def keep_beside_copies(case: Case, directory: Path) -> tuple[list[str], int]:
-    built = build(case)
-    saver = checkpointer(built, directory)
-    for name in COPIES:
-        (directory / name).mkdir()
-        (directory / name / COMPLETE).write_text("{}")
-    for step in (3, 4, 5):
-        saver.save(step, {})
-    newest = saver.load_newest()
-    assert newest is not None
-    return [path.name for path in list_checkpoints(directory)], newest["step"]
-
-
-COPIES = ["step_000050_keep", "step_000050_1", "step_best", "step_0000060", "step_70"]
-
-
-def test_copies_beside_checkpoints_do_not_count(world: World, tmp_path: Path) -> None:
-    """A directory that a user put beside them is neither loaded nor deleted."""
-    assert world.run(keep_beside_copies, 1, Case(), tmp_path) == [
-        (["step_000004", "step_000005"], 5)
-    ]
-    assert {path.name for path in tmp_path.iterdir()} == {*COPIES, "step_000004", "step_000005"}
 
 
 def test_a_save_waits_for_the_one_before(world: World, tmp_path: Path) -> None:

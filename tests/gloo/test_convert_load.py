@@ -15,8 +15,7 @@ from tiny_models import SHAPES
 from world import World
 
 from megatron_opsft.config import ParallelConfig, TrainConfig
-from megatron_opsft.convert.run import Settings, convert
-from megatron_opsft.convert.source import open_source
+from megatron_opsft.convert.run import convert_model
 from megatron_opsft.model.build import build_model
 from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.runtime.distributed import current_layout, gather_from_all
@@ -27,7 +26,7 @@ CASES = [
     for model in SHAPES
     for layout in ((1, 1, None), (2, 1, None), (1, 2, None), (2, 2, None))
 ] + [(model, 2, 2, 2) for model in ("qwen2", "qwen2_tied", "qwen3_moe")]
-SETTINGS = Settings(max_shard_bytes=60_000)  # several files even for tiny models
+SHARD_BYTES = 60_000  # several files even for tiny models
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,8 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in made:
             directory = tmp_path_factory.mktemp(name)
             hf_model(name).save_pretrained(directory / "hf")
-            convert(open_source(directory / "hf"), directory / "megatron", "megatron", SETTINGS)
+            out = directory / "megatron"
+            convert_model(directory / "hf", out, "megatron", max_shard_bytes=SHARD_BYTES)
             made[name] = directory / "megatron"
         return made[name]
 

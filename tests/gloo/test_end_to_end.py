@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 from forked_cli import ROOT, ForkedCli
 from jobs import run_training
+from run_differences import compare_runs, read_lines
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
-
-from megatron_opsft.report.differences import compare_runs, read_lines
 
 # With a constant learning rate the first steps of a run are those of a shorter one.
 SMALL = [*SMALL_RUN, "run.steps=3", "checkpoint.every=1", "optimizer.schedule=constant"]
@@ -262,11 +261,11 @@ def test_another_chat_template_is_refused_on_resume(
 ) -> None:
     run_dir = shutil.copytree(undisturbed, tmp_path / "run")
     manifest = json.loads((run_dir / "manifest.json").read_text())
-    manifest["example_prompt"] = "Today is the 1st. " + manifest["example_prompt"]
+    manifest["identity"]["example_prompt"] += "Today is the 1st."
     (run_dir / "manifest.json").write_text(json.dumps(manifest))
     ended = cli.run([*train_args(run_dir, "run.steps=9"), "--resume"])
     assert ended.exit_code == 2
-    assert "makes other prompts than those that" in ended.stderr
+    assert "a run with example_prompt=" in ended.stderr
 
 
 def test_killed_run_resumes_bit_identically(

@@ -7,11 +7,10 @@ import pytest
 import torch
 from forked_cli import ROOT
 from jobs import run_training
+from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from world import World
-
-from megatron_opsft.report.differences import read_lines
 
 REASONER = ROOT / "megatron_opsft/assets/tiny_reasoner"
 RUN = [

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from forked_cli import ROOT, ForkedCli
+from run_differences import read_lines
 from small_run import QUICKSTART, SMALL_RUN
 
-from megatron_opsft.report.differences import read_lines
-from megatron_opsft.run.best import best_evaluation
+from megatron_opsft.run.summary import best_evaluation
 
 MORE = f"{{other: {{data: '{ROOT}/tests/data/train.jsonl', num_problems: 2}}}}"
 KEEPING = [

@@ -1,5 +1,6 @@
 """A few faults on real runs; many at random: tools/random_faults.py."""
 
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -8,11 +9,11 @@ import psutil
 import pytest
 from forked_cli import ForkedCli
 from jobs import run_training
+from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
 from test_launch_local import wait_until
 from world import World
 
-from megatron_opsft.report.differences import compare_runs, read_lines
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 
 SMALL = [*FOUR_STEPS, "run.silence_seconds=4"]
@@ -100,8 +101,14 @@ def test_a_dead_engine_ends_all_ranks_with_69_and_the_run_goes_on_later(
     assert ended.exit_code == PEER_LOST_EXIT_CODE, ended.stderr
     (error,) = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
     assert "rank 1 on " in error and "died in phase rollout of step 3" in error
-    again = cli.run(["launch", "local", *words, "--ranks=2", "--resume"])
+    resumed = ["launch", "local", *words, "--ranks=2", "--resume"]
+    again = cli.run(resumed)
     assert again.exit_code == 0, again.stderr
+    assert compare_runs(undisturbed, tmp_path) == []
+    shutil.rmtree(tmp_path / "checkpoints")  # a run that is finished does without
+    third = cli.run(resumed)
+    assert third.exit_code == 0, third.stderr
+    assert third.stdout == f"{tmp_path}: the run is finished; nothing is left\n"
     assert compare_runs(undisturbed, tmp_path) == []
 
 

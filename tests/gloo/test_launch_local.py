@@ -9,9 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 from forked_cli import ForkedCli
+from run_differences import compare_runs, read_lines
 from small_run import FOUR_STEPS, QUICKSTART
-
-from megatron_opsft.report.differences import compare_runs, read_lines
 
 SMALL = [QUICKSTART, *FOUR_STEPS]
 

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
+from jobs import run_training
 from method_formulas import (
     ACCURACY_WANTED,
+    BUFFER,
+    KEPT,
     REFERENCE_ACCURACY,
     REFERENCE_TOKENS,
     TARGET,
@@ -24,13 +27,14 @@ from method_formulas import (
     group_of,
     weigh,
 )
+from run_differences import compare_runs
 from small_run import QUICKSTART, SMALL_RUN
+from world import World
 
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.settings import MethodState
-from megatron_opsft.report.differences import compare_runs
 
 RUN = [
     *SMALL_RUN,
@@ -48,7 +52,7 @@ MONITOR = ["lowest_target=16", "highest_target=64", "target_step=16"]
 MONITOR = [f"method.{key}" for key in (*MONITOR, "monitor_problems=3", "monitor_samples=4")]
 SAMPLING: dict[str, list[str]] = {
     "on_policy_sft": [],
-    "grpo": ["method.beta=0.04", "method.updates_per_batch=2"],
+    "grpo": ["method.beta=0.04", "method.updates_per_batch=2", f"method.overlong_buffer={BUFFER}"],
     "dr_grpo": ["method.updates_per_batch=2"],
     "thinkprune": ["method.limits=64,50", "method.stage_steps=1", "method.beta=0.04"],
     "o1_pruner": [],
@@ -67,6 +71,8 @@ SAMPLING: dict[str, list[str]] = {
     "a_dlp": [f"method.reference_accuracy={ACCURACY_WANTED}"],
     "smart_thinker": [],
     "linear": [],
+    "gr3": [],
+    "gfpo": [f"method.kept={KEPT}"],
 }
 FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
 # A stage is to have begun, so one step more.
@@ -197,6 +203,32 @@ def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
         assert line["zero_advantage_groups"] == sum(not a.any() for a in advantages)
         if line["step"] == KILLED_AFTER.get(name, 1):
             check_state(name, tmp_path / "killed", state)
+
+
+def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
+    world: World, tmp_path: Path
+) -> None:
+    """None of GRPO's groups has equal rewards then, and all ranks draw the same problems."""
+    keys = ["method.name=grpo", "method.max_refills=4", "rollout.max_response_tokens=50"]
+    for ranks in (1, 2):
+        words = [*RUN, *keys, f"run.dir={tmp_path}/{ranks}"]
+        assert world.run(run_training, ranks, QUICKSTART, words) == [0] * ranks
+    one, two = tmp_path / "1", tmp_path / "2"
+    for step in (1, 2):
+        groups = rows_of_step(one, step)
+        assert len(groups) == 2
+        assert all(len({row["outcome"] == "correct" for row in rows}) == 2 for rows in groups)
+        assert groups == rows_of_step(two, step)
+    first, second = (read_lines(run / "metrics.jsonl") for run in (one, two))
+    for a, b in zip(first, second, strict=True):
+        assert a["zero_advantage_groups"] == b["zero_advantage_groups"] == 0
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-5) != 0
+    kept = [
+        json.loads(p.read_text()) for p in tmp_path.glob("*/checkpoints/step_000002/complete.json")
+    ]
+    assert len(kept) == 2
+    assert kept[0]["method_state"] == kept[1]["method_state"]
+    assert kept[0]["method_state"]["refills"] > 0
 
 
 def test_a_step_whose_groups_are_all_dropped_changes_no_weight(

@@ -18,9 +18,8 @@ from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.methods.objective import Objective
-from megatron_opsft.runtime.device import has_transformer_engine, select_device
+from megatron_opsft.runtime.device import PeakMemory, has_transformer_engine, select_device
 from megatron_opsft.runtime.distributed import start_distributed, stop_distributed
-from megatron_opsft.runtime.memory import PeakMemory
 
 pytestmark = [
     pytest.mark.gpu,

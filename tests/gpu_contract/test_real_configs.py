@@ -64,7 +64,7 @@ def test_sampling_parameters_hold_the_settings() -> None:
 
 
 def test_packed_sequences_hold_the_micro_batch() -> None:
-    from megatron_opsft.model.schedule import packed_params
+    from megatron_opsft.model.passes import packed_params
 
     lengths = torch.tensor([0, 5, 12, 16], dtype=torch.int32)
     for places in (None, torch.arange(3)):  # a rank of a context-parallel group has some places

@@ -25,15 +25,15 @@ PACKAGE = ROOT / "megatron_opsft"
 CHECKED = ["loss", "model", "runtime", "sync", "rollout/vllm", "storage/dist_metadata.py"]
 CHECKED += ["convert/megatron_layout.py", "launch/torchrun.py"]
 CPU_ONLY = {"cpu_compat.py", "cpu_kernels.py", "cpu_worker.py"}
-BUILD, STEP, SCHEDULE = "model/build.py", "model/step.py", "model/schedule.py"
+BUILD, STEP, PASSES = "model/build.py", "model/step.py", "model/passes.py"
 ENGINE, OPTIONS, HEAD = "rollout/vllm/engine.py", "rollout/vllm/options.py", "loss/output_head.py"
 # One line each: of a file, what it says, and what it must not be able to say.
 PLANTED = {
     "wrong keyword": [
         (BUILD, "grad_reduce_in_fp32=True", "grad_reduce_in_float32=True"),
-        (SCHEDULE, 'qkv_format="thd"', 'layout="thd"'),
+        (PASSES, 'qkv_format="thd"', 'layout="thd"'),
         (HEAD, "tensor_parallel_output_grad=True", "parallel_gradient=True"),
-        (SCHEDULE, "start_param_sync(force_sync=True)", "start_param_sync(force=True)"),
+        (PASSES, "start_param_sync(force_sync=True)", "start_param_sync(force=True)"),
         (ENGINE, "prompt_logprobs=0", "prompt_log_probs=0"),
         (ENGINE, 'tags=["weights"]', 'labels=["weights"]'),
     ],
@@ -41,12 +41,12 @@ PLANTED = {
         (ENGINE, "llm_engine.step()", "llm_engine.step(1)"),
         (STEP, "chunk.zero_grad_buffer()", "chunk.zero_grad_buffer(True)"),
         (STEP, "self.optimizer.get_grad_norm()", "self.optimizer.get_grad_norm(2.0)"),
-        ("model/hidden_states.py", "output_weight()", "output_weight(0)"),
+        (PASSES, "output_weight()", "output_weight(0)"),
     ],
     "no such attribute of Megatron's": [
         ("model/optimizer.py", "step_with_ready_grads()", "step_with_gradients()"),
         ("model/shards.py", "model.pre_process", "model.is_first.or_not"),
-        (SCHEDULE, "chunk.ddp_config.overlap_param", "chunk.ddp_config.overlap_weight"),
+        (PASSES, "chunk.ddp_config.overlap_param", "chunk.ddp_config.overlap_weight"),
         ("model/checkpoint_share.py", "part.gbuf_ranges", "part.buffer_ranges"),
     ],
     "no such attribute of vLLM's": [
@@ -71,7 +71,7 @@ PLANTED = {
         ("loss/cross_entropy.py", "pytorch.cross_entropy import", "pytorch.entropy import"),
     ],
     "another signature than its base": [
-        ("model/checkpoint_read.py", "(self, read_item: ReadItem, value: object)", "(self)"),
+        ("model/checkpoint_share.py", "(self, read_item: ReadItem, value: object)", "(self)"),
         ("storage/dist_metadata.py", "(self, module: str, name: str)", "(self)"),
         ("model/checkpoint_write.py", "data(self, plan: SavePlan, planner: Any)", "data(self)"),
     ],
@@ -136,7 +136,7 @@ def test_a_pass_is_called_as_megatron_wants_it(monkeypatch: pytest.MonkeyPatch) 
     from megatron.core.models.gpt import GPTModel
     from megatron.core.pipeline_parallel import schedules
 
-    from megatron_opsft.model import schedule
+    from megatron_opsft.model import passes
 
     kinds = ["no_pipelining", "pipelining_with_interleaving", "pipelining_without_interleaving"]
     called = []
@@ -160,11 +160,11 @@ def test_a_pass_is_called_as_megatron_wants_it(monkeypatch: pytest.MonkeyPatch) 
     chunk: Any = Chunk()
     tensors = dict.fromkeys(("tokens_T", "positions_T", "cu_seqlens"), torch.zeros(2))
     batch: Any = SimpleNamespace(**tensors, max_seqlen=2, num_tokens=2, response_indices_R=None)
-    config: Any = None
-    monkeypatch.setattr(schedule, "get_forward_backward_func", lambda: run)
-    passes = schedule.PassSchedule([chunk], config, vocab_size=8)
-    passes.run(None, [batch], forward_only=False)
-    passes.run(None, [batch], forward_only=True, collect_non_loss_data=True)
+    none: Any = None
+    monkeypatch.setattr(passes, "get_forward_backward_func", lambda: run)
+    model = passes.ModelPasses([chunk], none, none, vocab_size=8)
+    model._run(None, [batch], 1.0, forward_only=False)
+    model._run(None, [batch], 1.0, forward_only=True, collect_non_loss_data=True)
     assert called == [*kinds, "forward"] * 2
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 from forked_cli import ROOT, ForkedCli
+from run_differences import compare_runs, read_lines
 from slurm_cluster import SlurmCluster
 from small_run import SMALL_RUN
-
-from megatron_opsft.report.differences import compare_runs, read_lines
 
 pytestmark = pytest.mark.slurm
 
@@ -33,7 +32,6 @@ def on(nodes: int, ranks: int) -> list[str]:
         f"--nodes={nodes}",
         f"--ntasks-per-node={ranks}",
         "--gpus-per-node=0",
-        "--cpus-per-task=1",
     ]
 
 
@@ -73,12 +71,7 @@ def test_two_nodes_and_on_them_a_stop_and_a_lost_node(
 
 def submit_as_printed(cluster: SlurmCluster, cli: ForkedCli, run_dir: Path) -> str:
     """The job of what `launch slurm --dry-run` prints for a run on two nodes of one rank."""
-    resources = [
-        "--nodes=2",
-        "--ranks-per-node=1",
-        "--gpus-per-node=0",
-        "--sbatch=--cpus-per-task=1",
-    ]
+    resources = ["--nodes=2", "--ranks-per-node=1", "--gpus-per-node=0"]
     config = [QUICKSTART, *SMALL, f"run.dir={run_dir}"]
     printed = cli.run(["launch", "slurm", *config, *resources, "--dry-run"])
     assert printed.exit_code == 0, printed.stderr
@@ -103,16 +96,17 @@ def check_two_nodes(cluster: SlurmCluster, job: str, run_dir: Path) -> None:
 def test_every_rank_knows_its_place_and_sees_the_gpus_of_its_node(cluster: SlurmCluster) -> None:
     probe = cluster.directory / "probe.sh"
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+    names += ("SLURM_CPUS_PER_TASK",)  # of the four of a node
     probe.write_text(f"#!/bin/sh\necho {' '.join(f'${name}' for name in names)} $SLURMD_NODENAME\n")
     probe.chmod(0o755)
-    resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=1"]
+    resources = ["--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2"]
     job = cluster.submit(["sbatch", *resources, SCRIPT], {**SETTINGS, "PYTHON": str(probe)})
     assert cluster.wait(job) == "COMPLETED", cluster.output(job)
     logs = cluster.directory / "logs" / f"opsft-7b-{job}"
     lines = [sorted((logs / f"node-{n}.log").read_text().splitlines()) for n in range(2)]
     assert lines == [
-        ["0: 0 4 0 2 0,1 n1", "1: 1 4 1 2 0,1 n1"],
-        ["2: 2 4 0 2 0,1 n2", "3: 3 4 1 2 0,1 n2"],
+        ["0: 0 4 0 2 0,1 2 n1", "1: 1 4 1 2 0,1 2 n1"],
+        ["2: 2 4 0 2 0,1 2 n2", "3: 3 4 1 2 0,1 2 n2"],
     ]
 
 
@@ -215,4 +209,4 @@ def test_scaling_on_one_and_two_nodes(cluster: SlurmCluster, cli: ForkedCli) -> 
     assert ended.exit_code == 0, ended.stderr
     rows = [line.split() for line in ended.stdout.splitlines() if line.endswith("%)")]
     assert [row[:2] for row in rows] == [["1", "1"], ["2", "2"]]
-    assert "measured (planned for cpu)" in ended.stdout and (out / "scaling.png").is_file()
+    assert "measured (planned for cpu)" in ended.stdout and (out / "report.html").is_file()

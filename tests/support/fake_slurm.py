@@ -29,6 +29,7 @@ esac
 code=$(head -n 1 "$FAKE_FOLDER/codes")
 sed -i 1d "$FAKE_FOLDER/codes"
 place="$RANK of $WORLD_SIZE at $MASTER_ADDR"
+echo "$SRUN_CPUS_PER_TASK CPUs, $OMP_NUM_THREADS threads" >> "$FAKE_FOLDER/cpus"
 echo "$place through ${GLOO_SOCKET_IFNAME:-any}" >> "$FAKE_FOLDER/ranks"
 echo "$VLLM_CACHE_ROOT $TRITON_CACHE_DIR $TORCHINDUCTOR_CACHE_DIR $FLASHINFER_WORKSPACE_BASE" \
   >> "$FAKE_FOLDER/caches"

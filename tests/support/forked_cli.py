@@ -108,14 +108,14 @@ class ForkedCli:
 
 def _serve() -> None:
     sys.path.insert(0, str(ROOT))
-    from megatron_opsft.runtime.loading import loading_libraries
+    from megatron_opsft.runtime.libraries import loading_libraries
 
     with loading_libraries():
         import pandas  # noqa: F401  # pyarrow does, when it first sees a list
         from transformers import Qwen2ForCausalLM  # noqa: F401
 
         import megatron_opsft.evaluate.run
-        import megatron_opsft.report.curves
+        import megatron_opsft.report.page.write
         import megatron_opsft.train  # noqa: F401
 
     gc.freeze()  # no run's collections look at what is imported

@@ -22,7 +22,7 @@ from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
-from megatron_opsft.model.schedule import packed_params
+from megatron_opsft.model.passes import packed_params
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine

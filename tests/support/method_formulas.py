@@ -13,6 +13,8 @@ ACCURACY_WANTED = 0.5  # A-DLP's
 REFERENCE_TOKENS, REFERENCE_ACCURACY = 50, 0.75  # O1-Pruner's, of every problem
 TARGET = 40  # LASER's and GDPO's
 TOLERANCE = 2  # Short-RL's, in tokens
+BUFFER, LIMIT = 40, 64  # DAPO's overlong shaping, of GRPO here
+KEPT = 3  # GFPO's
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,9 @@ def smart(g: Group, state: State) -> Array:
 
 
 REWARDS: dict[str, Callable[[Group, State], Array]] = {
-    **dict.fromkeys(("on_policy_sft", "grpo", "dr_grpo", "thinkprune"), lambda g, s: g.c),
-    **dict.fromkeys(("dler", "ddca"), lambda g, s: g.c),
+    **dict.fromkeys(("on_policy_sft", "dr_grpo", "thinkprune"), lambda g, s: g.c),
+    **dict.fromkeys(("dler", "ddca", "gfpo"), lambda g, s: g.c),
+    "grpo": lambda g, s: g.c + np.clip((LIMIT - BUFFER - g.n) / BUFFER, -1, 0),
     "o1_pruner": lambda g, s: REFERENCE_TOKENS / g.n - 1 + 2 * (g.c - REFERENCE_ACCURACY),
     "l1_exact": l1,
     "l1_max": l1,
@@ -149,6 +152,7 @@ REWARDS: dict[str, Callable[[Group, State], Array]] = {
     "a_dlp": lambda g, s: g.c - s.price * g.n,
     "smart_thinker": smart,
     "linear": lambda g, s: g.c - 0.25 * g.c.mean() * g.n / g.n.max(),
+    "gr3": lambda g, s: g.c / (1 + 0.33 * g.n / g.n.mean()),
 }
 
 
@@ -169,12 +173,20 @@ def ddca(g: Group, r: Array) -> Array:
     return normalized(r) - 0.2 * g.c.mean() * (s - mean) * g.c
 
 
+def gfpo(g: Group, r: Array) -> Array:
+    kept = np.argsort(g.n, kind="stable")[:KEPT]
+    found = np.zeros_like(r)
+    found[kept] = (r[kept] - r[kept].mean()) / (r[kept].std() + 1e-6)
+    return found
+
+
 ADVANTAGES: dict[str, Callable[[Group, Array], Array]] = {
     **dict.fromkeys(("on_policy_sft", "o1_pruner"), lambda g, r: r),
     **dict.fromkeys(("dr_grpo", "kimi", "linear", "dler"), lambda g, r: r - r.mean()),
     "er_rl": lambda g, r: r - (r.sum() - r) / (len(r) - 1),
     "gdpo": lambda g, r: normalized(g.c) + normalized(1.0 * (g.finished & (g.n <= TARGET))),
     "ddca": ddca,
+    "gfpo": gfpo,
 }
 
 

@@ -14,8 +14,8 @@ from jobs import (
     whole_gradient,
 )
 
+from megatron_opsft.model.passes import with_log_probs
 from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.model.score import with_old_log_probs
 from megatron_opsft.model.token_rewards import with_token_rewards
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
@@ -54,7 +54,7 @@ def objective_gradient(case: Case, updates: int) -> Found:
         batches = reference.with_log_probs(batches)
         same_weights(built, sampled_from)
     if updates > 1 or case.objective.reward_beta:
-        batches = with_old_log_probs(batches, trainer.score_batches(batches))
+        batches = with_log_probs(batches, trainer.score_batches(batches), "old_log_probs_R")
     if case.objective.reward_beta:
         (batches,) = with_token_rewards([batches], case.objective, built.layout)
     for _ in range(updates - 1):

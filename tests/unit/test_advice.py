@@ -1,11 +1,13 @@
 """What a run says of steps that accept little: the reason in counts, and the remedy."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from megatron_opsft.report.learning import describe_skipped
+from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import (
-    CorrectLengths,
-    RecentAcceptance,
+    AcceptanceNotes,
     advise_on_base,
     describe_correct,
     describe_rejected,
@@ -18,6 +20,13 @@ def step_of(**counts: int) -> dict[str, int]:
     return {"step": 1, "num_accepted": 0, "num_rollouts": 32} | counts
 
 
+def correct(tenth: int, half: int) -> dict[str, int]:
+    return {"eval_correct_tokens_tenth": tenth, "eval_correct_tokens_half": half}
+
+
+SOLVES = {"eval_accuracy": 0.5, "eval_truncated_share": 0.0}
+
+
 def test_reasons_are_counted_and_zeros_left_out() -> None:
     counts = step_of(num_unfinished=28, num_wrong=3, num_no_answer=0, verify_timeouts=1)
     assert describe_rejected(counts) == "28 cut off, 3 wrong, 1 timed out"
@@ -25,34 +34,34 @@ def test_reasons_are_counted_and_zeros_left_out() -> None:
 
 
 def test_lengths_within_which_a_tenth_and_a_half_end() -> None:
-    assert measure_correct(range(1, 101)) == CorrectLengths(tenth=10, half=50)
-    assert measure_correct([7]) == CorrectLengths(tenth=7, half=7)
-    assert measure_correct([]) is None
+    assert measure_correct(range(1, 101)) == correct(10, 50)
+    assert measure_correct([7]) == correct(7, 7)
+    assert measure_correct([]) == {}
 
 
 def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
     counts = step_of(num_unfinished=30, num_wrong=2)
-    said = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120))
+    said = explain_empty_step(counts, 64, {**correct(90, 120), **SOLVES})
     assert said.startswith("step 1 accepted none of 32 responses, so nothing was learned: 30 cut")
     assert "rollout.max_response_tokens=90 would have taken a tenth" in said
     assert "120 half of them" in said
-    within = explain_empty_step(counts, 100, CorrectLengths(tenth=90, half=120))
+    within = explain_empty_step(counts, 100, {**correct(90, 120), **SOLVES})
     assert "end within 90 tokens" in within and "rollout.max_response_tokens=120" in within
     base = {"eval_accuracy": 0.03, "eval_truncated_share": 0.16}
-    hard = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base)
+    hard = explain_empty_step(counts, 64, {**correct(90, 120), **base})
     assert hard == said + (
         "; the base model solves only 3 % of the held-out problems: easier ones, or a stronger "
         "model, come first"
     )
     base["eval_truncated_share"] = 0.5  # among which may be correct ones
-    unknown = explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base)
+    unknown = explain_empty_step(counts, 64, {**correct(90, 120), **base})
     assert unknown == said + (
         "; what the base model solves is not known: 50 % of its held-out responses were cut off; "
         "raise eval.max_response_tokens"
     )
     base["eval_accuracy"] = 0.5
-    assert explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120), base) == said
-    half = explain_empty_step(counts, 64, CorrectLengths(tenth=13, half=31))
+    assert explain_empty_step(counts, 64, {**correct(90, 120), **base}) == said
+    half = explain_empty_step(counts, 64, {**correct(13, 31), **SOLVES})
     assert half.endswith(
         "half of the base model's correct answers end within 31 tokens, which "
         "rollout.max_response_tokens=64 allows: more of data.prompts_per_step x "
@@ -62,11 +71,9 @@ def test_the_remedy_names_the_limit_that_would_have_accepted_some() -> None:
 
 def test_the_remedy_without_lengths_is_an_evaluation_or_a_longer_one() -> None:
     counts = step_of(num_unfinished=30, num_wrong=2)
-    never = explain_empty_step(counts, 64, None)
+    never = explain_empty_step(counts, 64, {})
     assert "raise it, and evaluate, with eval.holdout or eval.data and a larger eval.max" in never
-    before = explain_empty_step(
-        counts, 64, None, {"eval_accuracy": 0.0, "eval_truncated_share": 1.0}
-    )
+    before = explain_empty_step(counts, 64, {"eval_accuracy": 0.0, "eval_truncated_share": 1.0})
     assert "raise it, and raise eval.max_response_tokens further, to see" in before
     assert "eval.holdout" not in before and "eval.data" not in before
 
@@ -82,19 +89,38 @@ def test_the_remedy_without_lengths_is_an_evaluation_or_a_longer_one() -> None:
 )
 def test_the_remedy_is_that_of_the_commonest_reason(reason: str, remedy: str) -> None:
     counts = step_of(num_unfinished=15) | {reason: 17}
-    assert remedy in explain_empty_step(counts, 64, CorrectLengths(tenth=90, half=120))
+    assert remedy in explain_empty_step(counts, 64, {**correct(90, 120), **SOLVES})
 
 
-def test_ten_steps_below_a_twentieth_are_said_once_in_ten_steps() -> None:
-    recent = RecentAcceptance()
-    said = [recent.add(step_of(num_accepted=1, num_wrong=31)) for _ in range(25)]
-    assert [n for n, line in enumerate(said, start=1) if line] == [10, 20]
-    assert said[9] == (
+def test_ten_steps_below_a_twentieth_are_said_once_in_ten_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    few = AcceptanceNotes(tmp_path, limit=64)
+    said = []
+    for _ in range(25):
+        few.note(step_of(num_accepted=1, num_wrong=31))
+        said.append(len(caplog.messages))
+    assert (said.index(1), said.index(2), said[-1]) == (9, 19, 2)
+    assert caplog.messages[0] == (
         "only 10 of 320 responses (3.1 %) were accepted in the last 10 steps; the last one: "
         "31 wrong"
     )
-    enough = RecentAcceptance()
-    assert not any(enough.add(step_of(num_accepted=2)) for _ in range(25))  # 6.25 %
+    enough = AcceptanceNotes(tmp_path, limit=64)
+    for _ in range(25):
+        enough.note(step_of(num_accepted=2))  # 6.25 %
+    assert len(caplog.messages) == 2
+
+
+def test_the_first_step_without_any_is_explained_by_the_first_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = {"step": 0, **SOLVES, **correct(90, 120)}
+    (tmp_path / "evals.jsonl").write_text(json.dumps(line) + "\n")
+    notes = AcceptanceNotes(tmp_path, limit=64)
+    for _ in range(2):
+        notes.note(step_of(num_unfinished=32))
+    (said,) = caplog.messages
+    assert "rollout.max_response_tokens=90 would have taken a tenth" in said
 
 
 def test_what_was_learned_is_one_line() -> None:

@@ -58,36 +58,24 @@ def test_answer_is_the_sum_and_is_not_in_the_prompt() -> None:
         assert min(problem.partials) >= 1
 
 
-def test_every_equation_of_a_response_holds() -> None:
+def test_every_equation_of_a_response_holds_and_the_number_of_checks_varies() -> None:
     redundancy = Redundancy(stop_probability=0.1, max_checks=12)
-    rng = random.Random(0)
-    for problem in islice(draw_problems("train", seed=2), 500):
-        response = verbose_response(rng, problem, redundancy)
-        assert response.startswith(minimal_response(problem).split("\n</think>")[0])
+    rng, counts = random.Random(0), []
+    for problem in islice(draw_problems("train", seed=2), 1000):
+        response, least = verbose_response(rng, problem, redundancy), minimal_response(problem)
+        assert response.startswith(least.split("\n</think>")[0])
         assert response.endswith(f"\n</think>\n\\boxed{{{problem.answer}}}")
         for left, sign, right, result in re.findall(r"(\d+)([+-])(\d+)=(\d+)", response):
             signed = int(right) if sign == "+" else -int(right)
             assert int(left) + signed == int(result)
-
-
-def test_number_of_checks_varies_and_is_bounded() -> None:
-    redundancy = Redundancy(stop_probability=0.1, max_checks=12)
-    rng = random.Random(0)
-    counts = [
-        verbose_response(rng, problem, redundancy).count("\n")
-        - minimal_response(problem).count("\n")
-        for problem in islice(draw_problems("train", seed=2), 1000)
-    ]
+        counts.append(response.count("\n") - least.count("\n"))
     assert min(counts) == 0 and max(counts) == 12
     assert 60 <= counts.count(0) <= 140
 
 
-@pytest.mark.parametrize("count", [0, MAX_PROBLEMS + 1])
-def test_bad_number_of_problems_is_a_user_error(count: int) -> None:
-    with pytest.raises(UserError, match=f"num_problems={count}"):
-        load_arithmetic("train", num_problems=count)
-
-
-def test_unknown_split_is_a_user_error() -> None:
-    with pytest.raises(UserError, match="validation"):
+def test_a_bad_number_of_problems_and_an_unknown_split_are_user_errors() -> None:
+    for count in (0, MAX_PROBLEMS + 1):
+        with pytest.raises(UserError, match=f"num_problems={count}"):
+            load_arithmetic("train", num_problems=count)
+    with pytest.raises(UserError, match="no split 'validation'"):
         load_arithmetic("validation")  # type: ignore[arg-type]

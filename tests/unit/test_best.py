@@ -1,12 +1,12 @@
-"""Which evaluation is the best, when there were enough, and which models of earlier ones stay."""
+"""Which evaluation is the best, and which models of earlier ones stay."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from megatron_opsft.run.best import best_evaluation, evaluations_since_best
 from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.summary import before_and_after, best_evaluation
 
 
 def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
@@ -18,28 +18,26 @@ def lines(*measured: tuple[float, float]) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("measured", "best", "since"),
+    ("measured", "best"),
     [
-        ([(0.8, 100)], 0, 0),
-        ([(0.8, 100), (0.79, 50)], 4, 0),  # within 0.01 of the base model's
-        ([(0.8, 100), (0.78, 50)], 0, 1),  # short, but it loses too much
-        ([(0.8, 100), (0.8, 60), (0.7, 10), (0.9, 70)], 4, 2),
-        ([(0.8, 100), (0.8, 60), (0.85, 60)], 8, 0),  # as short, and more accurate
-        ([(0.8, 100), (0.8, 60), (0.8, 60)], 4, 1),  # equal: the earlier
-        ([(0.8, 100), (0.95, 110)], 0, 1),  # longer than the base model: not what is wanted
+        ([(0.8, 100)], 0),
+        ([(0.8, 100), (0.79, 50)], 4),  # within 0.01 of the base model's
+        ([(0.8, 100), (0.78, 50)], 0),  # short, but it loses too much
+        ([(0.8, 100), (0.8, 60), (0.7, 10), (0.9, 70)], 4),
+        ([(0.8, 100), (0.8, 60), (0.85, 60)], 8),  # as short, and more accurate
+        ([(0.8, 100), (0.8, 60), (0.8, 60)], 4),  # equal: the earlier
+        ([(0.8, 100), (0.95, 110)], 0),  # longer than the base model: not what is wanted
     ],
 )
 def test_the_shortest_that_loses_no_more_accuracy_than_allowed(
-    measured: list[tuple[float, float]], best: int, since: int
+    measured: list[tuple[float, float]], best: int
 ) -> None:
     found = best_evaluation(lines(*measured), within=0.01 + 1e-12)
     assert found is not None and found["step"] == best
-    assert evaluations_since_best(lines(*measured), within=0.01 + 1e-12) == since
 
 
 def test_without_an_evaluation_there_is_none() -> None:
     assert best_evaluation([], within=0.01) is None
-    assert evaluations_since_best([], within=0.01) == 0
 
 
 @pytest.mark.parametrize(
@@ -67,3 +65,13 @@ def test_of_superseded_models_those_stay_that_a_resumed_run_needs(
     exports.drop_superseded(step, finished=finished)
     found = sorted(path.name for path in (tmp_path / "best").iterdir())
     assert found == [f"step_{number:06d}" for number in kept]
+
+
+def test_before_and_after_of_each_set() -> None:
+    first = {"step": 0, "eval_accuracy": 0.5, "eval_mean_response_tokens": 9.0, "eval_samples": 4}
+    aime = {"eval_aime_accuracy": 0.1, "eval_aime_mean_response_tokens": 7.0}
+    found = before_and_after([first | aime, first | {"step": 4, "eval_aime_accuracy": 0.2}])
+    assert found["base"] == {"accuracy": 0.5, "mean_response_tokens": 9.0, "samples": 4}
+    assert found["more"]["aime"]["base"]["accuracy"] == 0.1
+    assert found["more"]["aime"]["final"]["accuracy"] == 0.2
+    assert before_and_after([])["final"]["accuracy"] is None

@@ -148,7 +148,7 @@ def test_existing_run_directory_is_not_touched(cli: ForkedCli, tmp_path: Path) -
     (run_dir / "metrics.jsonl").write_text("mine\n")
     line = error_of(train(cli, run_dir))
     assert str(run_dir) in line
-    assert "--resume" in line and "--overwrite" in line
+    assert "no manifest.json of a run; name another directory" in line
     assert [path.name for path in run_dir.iterdir()] == ["metrics.jsonl"]
     assert (run_dir / "metrics.jsonl").read_text() == "mine\n"
 

@@ -53,18 +53,12 @@ def test_overrides_are_yaml_and_win_over_the_file(path: Path) -> None:
     [
         ("optimizer.lrr=1e-6", ["optimizer.lrr", "did you mean optimizer.lr?"]),
         ("optimiser.lr=1e-6", ["optimiser", "did you mean optimizer?"]),
-        ("rollout.max_respons_tokens=5", ["did you mean rollout.max_response_tokens?"]),
         ("train.zzz=5", ["train.zzz", "cross_entropy"]),
-        ("run.steps=-1", ["run.steps=-1", "greater than or equal to 0"]),
         ("run.steps=many", ["run.steps='many'", "integer"]),
         ("rollout.top_p=1.5", ["rollout.top_p=1.5", "less than or equal to 1"]),
-        ("parallel.sequence_parallel=7", ["parallel.sequence_parallel=7", "boolean"]),
-        ("parallel.tp=0", ["parallel.tp=0"]),
         ("optimizer.lr", ["optimizer.lr", "section.key=value"]),
         ("lr=1", ["names no section", "did you mean optimizer.lr=1?"]),
         ("train.lr=1", ["train.lr in the command line", "did you mean optimizer.lr?"]),
-        ("train.learning_rate=1", ["did you mean optimizer.lr?"]),
-        ("optimiser.lr=1", ["optimiser in the command line", "did you mean optimizer?"]),
         ("rollout.prompts_per_step=1", ["did you mean data.prompts_per_step?"]),
         ("no_such=1", ["section.key=value"]),
         ("optimizer.lr=[", ["optimizer.lr=["]),
@@ -87,14 +81,15 @@ def test_wrong_override_is_named(path: Path, override: str, parts: list[str]) ->
         (MINIMAL + "optimizer: {lr: fast}\n", "optimizer.lr='fast'"),
         (MINIMAL + "optimizer:\n", "optimizer"),
         (MINIMAL + "method: 3\n", "config section method must hold keys, not 3"),
-        (MINIMAL + "method: [grpo]\n", "config section method must hold keys, not ['grpo']"),
         (MINIMAL + "optimizer: {lr: 1, momentun: 2}\n", "optimizer.momentun"),
         (MINIMAL + "1: 2\n", "1"),
+        (MINIMAL + "run: {steps: 1}\nrun: {seed: 3}\n", "the key run is there twice"),
     ],
 )
 def test_wrong_file_is_named(path: Path, text: str, part: str) -> None:
     path.write_text(text)
     assert part in error_of(path)
+    assert "nowhere.yaml does not exist" in error_of(path.with_name("nowhere.yaml"))
 
 
 def test_a_file_needs_only_what_its_base_has_otherwise(path: Path, tmp_path: Path) -> None:
@@ -120,35 +115,11 @@ def test_a_wrong_base_is_one_line(path: Path, text: str, message: str) -> None:
     assert message in error_of(path)
 
 
-def test_an_override_of_a_wrong_section_is_one_line(path: Path) -> None:
-    path.write_text(MINIMAL + "method: 3\n")
-    for override in ("run.seed=1", "method.beta=1"):
-        assert "config section method must hold keys, not 3" in error_of(path, override)
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    assert "nowhere.yaml does not exist" in error_of(tmp_path / "nowhere.yaml")
-
-
-def test_resolved_file_loads_to_the_same_config(path: Path, tmp_path: Path) -> None:
-    config = load_config(path, ["optimizer.lr=3e-7", "parallel.vpp=2", "run.dir=runs/ü"])
-    resolved = tmp_path / "resolved.yaml"
-    resolved.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(resolved) == config
-
-
 @pytest.mark.parametrize(
     ("override", "value"),
     [
-        ("run.steps=010", 10),  # not octal
         ("run.steps=1_000", 1000),
-        ("run.hang_minutes=007.50", 7.5),
-        ("optimizer.lr=1e-6", 1e-6),
-        ("optimizer.lr=+1.5e-06", 1.5e-6),
-        ("run.wandb_project=1:30", "1:30"),
         ("run.wandb_project=007", "007"),
-        ("run.dir=1e3", Path("1e3")),
-        ("run.dir=2024-02-30", Path("2024-02-30")),
         ("run.dir='a #1'", Path("a #1")),
         ("run.dir=a#1", Path("a#1")),
     ],
@@ -176,21 +147,9 @@ def test_what_yaml_stumbles_over_is_one_line(path: Path, override: str, part: st
 
 
 @pytest.mark.parametrize(
-    "text", ["run: {steps: 1, steps: 2}\n", "run: {steps: 1}\nrun: {seed: 3}\n"]
-)
-def test_a_key_that_is_there_twice_is_refused(path: Path, text: str) -> None:
-    """YAML takes the last one and says nothing of the others."""
-    path.write_text(MINIMAL + text)
-    assert "is there twice" in error_of(path)
-
-
-@pytest.mark.parametrize(
     "override",
-    ["run.steps=true", "run.steps=yes", "data.prompts_per_step=on", "optimizer.lr=yes"]
-    + ["parallel.vpp=true", "run.max_minutes=no", "eval.max_response_tokens=true"]
-    + [f"optimizer.{key}={value}" for key in ("lr", "eps") for value in (".inf", ".nan", "inf")]
-    + ["rollout.temperature=.inf", "eval.temperature=.nan", "run.hang_minutes=.inf"]
-    + ["sync.logprob_alarm=nan", "optimizer.min_lr=-.inf"],
+    ["run.steps=true", "data.prompts_per_step=on", "parallel.vpp=true", "run.max_minutes=no"]
+    + ["optimizer.lr=.inf", "optimizer.eps=inf", "sync.logprob_alarm=nan"],
 )
 def test_neither_a_truth_value_nor_infinity_is_a_number(path: Path, override: str) -> None:
     key = override.partition("=")[0]
@@ -211,14 +170,6 @@ def test_greedy_decoding_is_for_evaluations_with_one_sample(path: Path) -> None:
         load_config(path, [*greedy, more])
 
 
-def test_truth_values_and_numbers_that_are_meant_stay(path: Path) -> None:
-    loaded = load_config(
-        path, ["run.deterministic=yes", "run.steps=1", "optimizer.lr=1e-6", "parallel.vpp=null"]
-    )
-    assert (loaded.run.deterministic, loaded.run.steps) == (True, 1)
-    assert (loaded.optimizer.lr, loaded.parallel.vpp) == (1e-6, None)
-
-
 def test_home_is_expanded_in_every_key_that_names_a_place(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,31 +182,24 @@ def test_home_is_expanded_in_every_key_that_names_a_place(
         "/home/somebody/a.jsonl",
         "/home/somebody/b.jsonl",
     )
-    assert load_config(path, ["model.path=owner/name"]).model.path == "owner/name"
 
 
-def test_hash_is_of_the_numbers_not_of_the_place(path: Path) -> None:
-    base = config_hash(load_config(path))
-    assert config_hash(load_config(path, ["run.dir=elsewhere", "checkpoint.every=7"])) == base
-    assert config_hash(load_config(path, ["optimizer.lr=1e-6"])) != base
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["parallel.tp=2", "run.steps=900", "checkpoint.keep=9", "train.max_tokens_per_microbatch=5"],
-)
+@pytest.mark.parametrize("override", ["parallel.tp=2", "run.steps=900", "checkpoint.keep=9"])
 def test_what_may_change_on_resume(path: Path, override: str) -> None:
-    check_resumable(load_config(path), load_config(path, [override]), path.parent)
+    before, now = load_config(path), load_config(path, [override])
+    check_resumable(before, now, path.parent)
+    assert config_hash(before) == config_hash(now)
 
 
 @pytest.mark.parametrize(
     "override",
-    ["optimizer.lr=1", "run.seed=4", "rollout.group_size=2", "method.aggregation=sequence"]
-    + ["method.name=grpo"],
+    ["optimizer.lr=1", "rollout.group_size=2", "method.aggregation=sequence", "method.name=grpo"],
 )
 def test_what_may_not_change_on_resume(path: Path, override: str) -> None:
+    before, now = load_config(path), load_config(path, [override])
     with pytest.raises(UserError, match=override.split("=")[0].replace(".", r"\.")):
-        check_resumable(load_config(path), load_config(path, [override]), path.parent)
+        check_resumable(before, now, path.parent)
+    assert config_hash(before) != config_hash(now)
 
 
 def test_steps_of_a_cosine_schedule_may_not_change_on_resume(path: Path) -> None:
@@ -287,9 +231,7 @@ def test_reference_lists_every_key_of_the_resolved_file(path: Path) -> None:
         ),
         (["method.name=grpo", "method.zzz=1"], "the command line: there are: name, "),
         (["method.beta=1"], "unknown config key method.beta"),
-        (["method.name=grpo", "method.beta=-1"], "config key method.beta=-1: "),
         (["method.name=grpo", "method.kl=k4"], "config key method.kl='k4': Input should be 'k1', "),
-        (["method.aggregation=x"], "config key method.aggregation='x': Input should be 'max_acc"),
         (["method.name=grpo", "rollout.group_size=1"], "rollout.group_size=1 leaves nothing to "),
         (["method.name=grpo", "method.updates_per_batch=3"], "=3 does not divide data.prompts_per"),
     ],
@@ -306,7 +248,6 @@ def test_settings_of_a_method_survive_the_resolved_file(path: Path, tmp_path: Pa
     again = load_config(resolved)
     assert again == config and type(again.method) is type(config.method)
     assert config_hash(again) == config_hash(config)
-    assert config_hash(config) != config_hash(load_config(path, ["method.name=grpo"]))
 
 
 def test_a_wrong_key_is_looked_for_where_it_was_typed(path: Path) -> None:

@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,21 +24,18 @@ from tiny_models import SHAPES, weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from megatron_opsft.convert import output as output_module
-from megatron_opsft.convert.commands import parse_size
+from megatron_opsft.convert import run as run_module
 from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.progress import in_words
-from megatron_opsft.convert.run import Format, Settings, convert
+from megatron_opsft.convert.run import DTYPES, Format, convert_model
 from megatron_opsft.convert.source import open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
 from megatron_opsft.storage.hf_writer import write_hf_model
 from megatron_opsft.storage.model_paths import newest_checkpoint
-from megatron_opsft.storage.partial import PartialDir, partial_dir
+from megatron_opsft.storage.partial import partial_dir
 
 INDEX = "model.safetensors.index.json"
-SMALL = Settings(max_shard_bytes=60_000)  # several files even for tiny models
 
 
 def write_hf(directory: Path, name: str = "qwen2", dtype: torch.dtype = torch.float32) -> Path:
@@ -71,8 +70,9 @@ def megatron(hf: Path, tmp_path: Path) -> Path:
     return tmp_path / "megatron"
 
 
-def run(source: Path, out: Path, to: Format, settings: Settings = SMALL) -> None:
-    convert(open_source(source), out, to, settings)
+def run(source: Path, out: Path, to: Format, **settings: Any) -> None:
+    """Into several files even for tiny models."""
+    convert_model(source, out, to, max_shard_bytes=60_000, **settings)
 
 
 def all_tensors(directory: Path) -> dict[str, Tensor]:
@@ -83,13 +83,11 @@ def content_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("name", "workers"), list(zip(SHAPES, cycle([1, 3]))))
 def test_there_and_back_is_bit_identical(tmp_path: Path, name: str, workers: int) -> None:
-    settings = Settings(max_shard_bytes=60_000, workers=workers)
     source = write_hf(tmp_path / "hf", name, torch.bfloat16)
-    run(source, tmp_path / "megatron", "megatron", settings)
-    run(tmp_path / "megatron", tmp_path / "back", "hf", settings)
+    run(source, tmp_path / "megatron", "megatron", workers=workers)
+    run(tmp_path / "megatron", tmp_path / "back", "hf", workers=workers)
     expected, found = all_tensors(source), all_tensors(tmp_path / "back")
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -116,7 +114,7 @@ def test_result_loads_in_transformers(tmp_path: Path) -> None:
 
 
 def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> None:
-    run(hf, tmp_path / "a", "megatron", Settings(dtype=torch.bfloat16))
+    run(hf, tmp_path / "a", "megatron", dtype="bfloat16")
     run(tmp_path / "a", tmp_path / "b", "hf")
     for key, value in all_tensors(hf).items():
         assert torch.equal(all_tensors(tmp_path / "b")[key], value.bfloat16())
@@ -127,16 +125,18 @@ def test_dtype_is_cast_and_mixed_dtypes_need_one(hf: Path, tmp_path: Path) -> No
     save_file(tensors, file)
     with pytest.raises(UserError, match="give --dtype"):
         run(hf, tmp_path / "c", "megatron")
-    run(hf, tmp_path / "c", "megatron", Settings(dtype=torch.float32))
+    run(hf, tmp_path / "c", "megatron", dtype="float32")
 
 
-@pytest.mark.parametrize("to", ["megatron", "hf"])
 @pytest.mark.parametrize(
-    ("value", "dtype", "wider"),
-    [(65_520.0, torch.float16, "bfloat16 or float32"), (-3.4e38, torch.bfloat16, "float32")],
+    ("to", "value", "dtype", "wider"),
+    [
+        ("megatron", 65_520.0, "float16", "bfloat16 or float32"),
+        ("hf", -3.4e38, "bfloat16", "float32"),
+    ],
 )
 def test_finite_values_that_would_become_infinite_are_refused(
-    hf: Path, tmp_path: Path, to: Format, value: float, dtype: torch.dtype, wider: str
+    hf: Path, tmp_path: Path, to: Format, value: float, dtype: str, wider: str
 ) -> None:
     """float16 ends at 65,504, and bfloat16 just below float32; infinities stay what they are."""
     name = "model.layers.0.mlp.up_proj.weight"
@@ -154,46 +154,39 @@ def test_finite_values_that_would_become_infinite_are_refused(
     write(value)
     model = source if to == "hf" else hf
     with pytest.raises(UserError, match=rf"tensor {name} holds .*choose {wider}$"):
-        run(model, tmp_path / "out", to, Settings(dtype=dtype))
+        run(model, tmp_path / "out", to, dtype=dtype)
     assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
     with pytest.raises(UserError, match=f"tensor {name} holds"):  # as --verify compares
-        differing_tensors(open_source(hf), open_source(source), dtype=dtype)
-    for fits in (torch.finfo(dtype).max, float("inf")):
+        differing_tensors(open_source(hf), open_source(source), dtype=DTYPES[dtype])
+    for fits in (torch.finfo(DTYPES[dtype]).max, float("inf")):
         write(fits)
-        run(model, tmp_path / f"out {fits}", to, Settings(dtype=dtype))
+        run(model, tmp_path / f"out {fits}", to, dtype=dtype)
         opened = open_source(tmp_path / f"out {fits}")
-        assert differing_tensors(open_source(hf), opened, dtype=dtype) == []
+        assert differing_tensors(open_source(hf), opened, dtype=DTYPES[dtype]) == []
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_bin_files_are_read(hf: Path, tmp_path: Path, sharded: bool) -> None:
-    source = tmp_path / "bin"
+def test_bin_files_are_read_and_foreign_parts_of_them_refused(hf: Path, tmp_path: Path) -> None:
+    source, tensors = tmp_path / "bin", all_tensors(hf)
     source.mkdir()
     shutil.copy(hf / "config.json", source)
-    tensors = all_tensors(hf)
     names = list(tensors)
-    groups = [names[:9], names[9:]] if sharded else [names]
-    files = [f"pytorch_model-{n}.bin" if sharded else "pytorch_model.bin" for n in (1, 2)]
-    for file, group in zip(files, groups, strict=False):
+    groups = {"pytorch_model-1.bin": names[:9], "pytorch_model-2.bin": names[9:]}
+    for file, group in groups.items():
         torch.save({key: tensors[key] for key in group}, source / file)
-    if sharded:
-        weight_map = {key: f for f, group in zip(files, groups, strict=True) for key in group}
-        index = json.dumps({"weight_map": weight_map})
-        (source / "pytorch_model.bin.index.json").write_text(index)
-    run(source, tmp_path / "megatron", "megatron")
-    assert differing_tensors(open_source(hf), open_source(tmp_path / "megatron")) == []
-
-
-def test_foreign_parts_of_a_bin_file_are_refused(hf: Path, tmp_path: Path) -> None:
-    source = tmp_path / "bin"
-    source.mkdir()
-    shutil.copy(hf / "config.json", source)
-    tensors = all_tensors(hf)
+    weight_map = {key: file for file, group in groups.items() for key in group}
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    run(source, tmp_path / "sharded", "megatron")
+    torch.save(tensors, source / "pytorch_model.bin")  # comes before the shards
+    index.unlink()
+    run(source, tmp_path / "single", "megatron")
+    for out in ("sharded", "single"):
+        assert differing_tensors(open_source(hf), open_source(tmp_path / out)) == []
     name = "model.layers.0.mlp.up_proj.weight"
     for value, message in (
         (tensors[name].T.contiguous().T, "not stored in one piece"),
         ([1, 2], "is no tensor"),
-        (os.system, "damaged|archive"),
+        (os.system, "is damaged"),
         (tensors[name].to(torch.int8), "dtype torch.int8"),
     ):
         torch.save(tensors | {name: value}, source / "pytorch_model.bin")
@@ -204,101 +197,32 @@ def test_foreign_parts_of_a_bin_file_are_refused(hf: Path, tmp_path: Path) -> No
 
 def test_existing_output_is_kept_unless_asked(hf: Path, megatron: Path, tmp_path: Path) -> None:
     before = content_of(megatron)
-    run(hf, megatron, "megatron")  # the same conversion: nothing to do
-    assert content_of(megatron) == before
     with pytest.raises(UserError, match="--overwrite"):
-        run(hf, megatron, "megatron", Settings(dtype=torch.float16))
+        run(hf, megatron, "megatron")
     assert content_of(megatron) == before
-    run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
+    run(hf, megatron, "megatron", dtype="float16", overwrite=True)
     assert open_source(megatron).only_dtype() is torch.float16
     assert not partial_dir(megatron).exists()
 
 
-@pytest.mark.parametrize("to", ["megatron", "hf"])
-def test_overwrite_never_deletes_the_source_or_what_is_no_model(
-    hf: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: Format
-) -> None:
-    source = hf if to == "megatron" else megatron
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.tex").write_text("x")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    monkeypatch.chdir(tmp_path / "mine")
+def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
+    """Nor what holds it, or leads to it. See test_replacing.py for what else is kept."""
+    linked = tmp_path / "models" / "linked"
+    shutil.copytree(hf, linked)
+    for file in linked.glob("*.safetensors"):
+        file.unlink()
+        file.symlink_to(hf / file.name)
     everything = {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")}
-    outs = {
-        source: "is what is read",
-        tmp_path: "holds",
-        Path(): "working directory",
-        Path("/"): "holds",
-        tmp_path / "link": "is a link to",
-    }
-    for out, message in outs.items():
-        with pytest.raises(UserError, match=message):
-            run(source, out, to, Settings(overwrite=True))
-    monkeypatch.chdir("/")
-    with pytest.raises(UserError, match="neither a model nor a conversion"):
-        run(source, tmp_path / "mine", to, Settings(overwrite=True))
+    cases: list[tuple[Path, Path, Format]] = [
+        (hf, hf, "megatron"),
+        (megatron, megatron, "hf"),
+        (linked, hf, "megatron"),
+        (linked, linked.parent, "megatron"),
+    ]
+    for source, out, to in cases:
+        with pytest.raises(UserError, match=r"(is|holds) what is read"):
+            run(source, out, to, overwrite=True)
     assert {p: p.is_file() and p.read_bytes() for p in tmp_path.rglob("*")} == everything
-
-
-def test_another_model_of_the_same_sizes_and_times_is_another_conversion(
-    hf: Path, tmp_path: Path
-) -> None:
-    """Each of two sources that agree in names, sizes and times has an identity of its own."""
-    other = tmp_path / "other"
-    shutil.copytree(hf, other)
-    file = other / "model-00001-of-00002.safetensors"
-    save_file({key: -value for key, value in load_file(file).items()}, file, {"format": "pt"})
-    for path in hf.iterdir():
-        times = path.stat()
-        os.utime(other / path.name, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert (other / path.name).stat().st_size == times.st_size
-    run(hf, tmp_path / "out", "megatron")
-    with pytest.raises(UserError, match=r"another conversion's result.*--overwrite"):
-        run(other, tmp_path / "out", "megatron")
-    identity = open_source(hf).identity()
-    swapped = load_file(hf / file.name)
-    first, second = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
-    swapped[first], swapped[second] = swapped[second], swapped[first]
-    times = (hf / file.name).stat()
-    content = (hf / file.name).read_bytes()
-    length = 8 + int.from_bytes(content[:8], "little")
-    header = content[:length]
-    for before, after in (("gate_", "xxxx_"), ("up_", "gate_"), ("xxxx_", "up_")):
-        header = header.replace(f"layers.0.mlp.{before}".encode(), f"layers.0.mlp.{after}".encode())
-    with open(hf / file.name, "r+b") as opened:  # the same inode, size and, below, time
-        opened.write(header + content[length:])
-    os.utime(hf / file.name, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert all(torch.equal(load_file(hf / file.name)[k], v) for k, v in swapped.items())
-    assert open_source(hf).identity() != identity
-
-
-@pytest.mark.parametrize("to", ["megatron", "hf"])
-def test_a_result_with_missing_or_cut_files_is_not_complete(
-    hf: Path, megatron: Path, tmp_path: Path, to: Format
-) -> None:
-    source, out = (hf if to == "megatron" else megatron), tmp_path / "out"
-    run(source, out, to)
-    before = content_of(out)
-    large = sorted([*out.glob("*.distcp"), *out.glob("*.safetensors")])[0]
-    small = out / (".metadata" if to == "megatron" else INDEX)
-    for path, damage in ((large, b""), (small, before[small.name][:-1]), (large, None)):
-        path.unlink()
-        if damage is not None:
-            path.write_bytes(damage)
-        with pytest.raises(UserError, match=rf"damaged: {path.name} has .*--overwrite"):
-            run(source, out, to)
-        run(source, out, to, Settings(max_shard_bytes=60_000, overwrite=True))
-        assert content_of(out) == before
-
-
-def test_a_result_of_an_earlier_version_says_what_to_do(hf: Path, megatron: Path) -> None:
-    record = json.loads((megatron / "conversion.json").read_text())
-    (megatron / "conversion.json").write_text(json.dumps(record | {"source": "0" * 64}, indent=1))
-    with pytest.raises(UserError, match=r"by an earlier version\); see what `convert check` says"):
-        run(hf, megatron, "megatron")
-    assert differing_tensors(open_source(hf), open_source(megatron)) == []
-    run(hf, megatron, "megatron", Settings(max_shard_bytes=60_000, overwrite=True))
-    assert json.loads((megatron / "conversion.json").read_text()) == record
 
 
 def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
@@ -320,37 +244,6 @@ def test_an_interrupted_conversion_leaves_nothing_and_starts_again(
     assert not (tmp_path / "out").exists() and not partial_dir(tmp_path / "out").exists()
     run(hf, tmp_path / "out", "megatron")
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
-
-
-def test_what_a_killed_try_left_is_not_used(hf: Path, tmp_path: Path) -> None:
-    left = partial_dir(tmp_path / "out")
-    (left / "data").mkdir(parents=True)
-    for name in ("__0_0.distcp", "of_another_source"):
-        (left / "data" / name).write_bytes(b"x" * 999)
-    run(hf, tmp_path / "whole", "megatron")
-    run(hf, tmp_path / "out", "megatron")
-    assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
-    assert not left.exists()
-
-
-def test_kill_behind_the_last_rename_leaves_nothing_to_continue(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-
-    def killed(self: PartialDir) -> None:
-        self.unlock()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PartialDir, "remove", killed)
-        with pytest.raises(KeyboardInterrupt):
-            run(hf, out, "megatron")
-    assert differing_tensors(open_source(hf), open_source(out)) == []
-    assert partial_dir(out).exists()
-    shutil.rmtree(out)
-    run(hf, out, "megatron")
-    assert differing_tensors(open_source(hf), open_source(out)) == []
 
 
 @pytest.mark.parametrize("to", ["megatron", "hf"])
@@ -399,41 +292,8 @@ def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> No
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1 and "could not be written" in ended.stderr
     assert not out.exists()
-    run(hf, out, "megatron", Settings())
+    run(hf, out, "megatron")
     assert differing_tensors(open_source(hf), open_source(out)) == []
-
-
-def test_full_disk_at_the_small_files_advises_the_same_command(
-    cli: ForkedCli, hf: Path, tmp_path: Path
-) -> None:
-    full = (
-        "import errno, os; from megatron_opsft.runtime import durable\n"
-        "def full(*a): raise OSError(errno.ENOSPC, 'No space left on device')\n"
-        "durable.os.replace = full\n"
-    )
-    words = ["convert", "to-megatron", "--hf", hf, "--out", tmp_path / "out"]
-    ended = cli.start(words, full).wait()
-    assert ended.exit_code == 2 and ended.stderr.count("\n") == 1
-    assert "No space left on device; make room, then give the same command again" in ended.stderr
-    assert "--resume" not in ended.stderr and not (tmp_path / "out").exists()
-    assert cli.start(words).wait().exit_code == 0
-
-
-def test_two_processes_do_not_write_one_output(hf: Path, tmp_path: Path) -> None:
-    source, settings = open_source(hf), SMALL
-    inside: list[str] = []
-
-    class Nested(type(source)):  # type: ignore[misc]
-        def copy_rows(self, name: str, start: int, stop: int, out: Tensor) -> None:
-            if not inside:
-                inside.append(name)
-                with pytest.raises(UserError, match="another process"):
-                    convert(source, tmp_path / "out", "megatron", settings)
-            super().copy_rows(name, start, stop, out)
-
-    fields = {name: getattr(source, name) for name in source.__dataclass_fields__}
-    convert(Nested(**fields), tmp_path / "out", "megatron", settings)
-    assert inside
 
 
 def test_a_failed_sync_makes_the_next_try_write_everything_again(
@@ -462,7 +322,7 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
     """On NFS they become `.nfs*` until they are closed, and their directory cannot be removed."""
     out = tmp_path / "out"
     if overwrite:
-        run(hf, out, "megatron", Settings(dtype=torch.float16))
+        run(hf, out, "megatron", dtype="float16")
         reader = (out / "common.pt").open("rb")  # another process that reads the old result
     unlink, close, kept = os.unlink, os.close, list[Path]()
 
@@ -488,30 +348,14 @@ def test_a_file_system_that_keeps_removed_files_while_they_are_open(
     with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", unlink_here)
         patched.setattr(os, "close", close_here)
-        run(hf, out, "megatron", Settings(max_shard_bytes=60_000, overwrite=overwrite))
+        run(hf, out, "megatron", overwrite=overwrite)
     assert differing_tensors(open_source(hf), open_source(out)) == []
     if overwrite:
         reader.close()
         assert [path.name for path in kept if path.exists()] == [".nfs0"]
         unlink(kept[0])
-        run(hf, out, "megatron")
+        run(hf, out, "megatron", overwrite=True)
     assert not partial_dir(out).exists() and kept
-
-
-def test_what_another_conversion_left_goes_when_the_result_is_there(
-    hf: Path, megatron: Path
-) -> None:
-    before = content_of(megatron)
-    other = PartialDir(megatron)
-    other.lock()
-    other.data.mkdir()
-    (other.data / "__0_0.distcp").write_bytes(b"x" * 999)
-    run(hf, megatron, "megatron")
-    assert other.data.exists()  # somebody is writing it
-    other.unlock()
-    run(hf, megatron, "megatron")
-    assert not partial_dir(megatron).exists()
-    assert content_of(megatron) == before
 
 
 def test_a_writer_and_a_conversion_keep_each_other_out(hf: Path, tmp_path: Path) -> None:
@@ -545,11 +389,8 @@ def test_an_error_between_the_two_renames_keeps_what_was_there(
         with monkeypatch.context() as patched:
             patched.setattr(Path, "rename", failing)
             with pytest.raises((UserError, KeyboardInterrupt)):
-                run(hf, megatron, "megatron", Settings(dtype=torch.float16, overwrite=True))
-        next_try = PartialDir(megatron)
-        next_try.lock()
-        next_try.unlock()
-        assert content_of(megatron) == before
+                run(hf, megatron, "megatron", dtype="float16", overwrite=True)
+        assert content_of(megatron) == before and not partial_dir(megatron).exists()
 
 
 def test_wrong_direction_and_missing_config_are_named(
@@ -561,10 +402,16 @@ def test_wrong_direction_and_missing_config_are_named(
         (["to-hf", "--megatron", "tiny_reasoner"], "other way"),
         (["to-hf", "--megatron", tmp_path / "gone"], "not a directory"),
         (["to-hf", "--megatron", megatron, "--shard-size", "many"], "--shard-size=many"),
+        (["to-hf", "--megatron", megatron, "--shard-size", "0.5"], "--shard-size=0.5"),
+        (["to-hf", "--megatron", megatron, "--shard-size", "9" * 40], "--shard-size=999"),
     ):
         ended = cli.run(["convert", *words, "--out", tmp_path / "out"])
         assert ended.exit_code == 2
         assert message in ended.stderr and ended.stderr.count("\n") == 1
+    config = json.loads((megatron / "config.json").read_text())
+    (megatron / "config.json").write_text(json.dumps(config | {"vocab_size": 302}))
+    with pytest.raises(UserError, match="says vocab_size=302, but the checkpoint was made with"):
+        open_source(megatron)  # the padded embedding could be one of either size
     (megatron / "config.json").unlink()
     with pytest.raises(UserError, match="--config-from"):
         open_source(megatron)
@@ -590,27 +437,11 @@ def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Pa
     assert (different.exit_code, different.stdout) == (4, "model.norm.weight: other values\n")
 
 
-def test_sizes() -> None:
-    assert [parse_size(t) for t in ("5GB", "1.5 MB", "700", "2k")] == [
-        5 * 10**9,
-        1500000,
-        700,
-        2000,
-    ]
-    assert parse_size("1.001GB") == 1_001_000_000
-    for text in ("", "0", "GB", "-1GB", "9" * 400, "1" + "0" * 19, "99999999TB", "0.5"):
-        with pytest.raises(UserError, match="--shard-size=.* is no size of a file") as error:
-            parse_size(text)
-        assert len(str(error.value)) < 120
-    sizes = {15.2e9: "15.20 GB", 3_400_000: "3.4 MB", 512: "512 bytes", 12_345: "12,345 bytes"}
-    assert {size: in_words(size) for size in sizes} == sizes
-
-
 def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
     hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=700)
-    monkeypatch.setattr(output_module.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError, match=r"needs [\d.]+ MB, but its disk has 700 bytes left"):
         run(hf, tmp_path / "out", "megatron")
 
@@ -631,7 +462,7 @@ def flip_anywhere_but_data(path: Path, draw: random.Random) -> None:
     content = bytearray(path.read_bytes())
     is_header = bytearray(b"\1" * len(content))
     for tensor in read_metadata(path.parent).values():
-        for region in (locate(tensor, chunk) for chunk in tensor.chunks if chunk.path == path):
+        for region in (locate(chunk) for chunk in tensor.chunks if chunk.path == path):
             stop = region.offset + region.num_bytes
             is_header[region.offset : stop] = bytes(region.num_bytes)
     position = draw.choice([i for i, header in enumerate(is_header) if header])
@@ -648,58 +479,25 @@ def remove(path: Path, draw: random.Random) -> None:
     path.unlink()
 
 
-def rename_key(path: Path, draw: random.Random) -> None:
+def change_tensor(path: Path, draw: random.Random) -> None:
+    """Its name, shape or dtype."""
     tensors = load_file(path)
     name = draw.choice(sorted(tensors))
-    tensors[draw.choice([name + "x", name.replace("model", "m", 1), "y"])] = tensors.pop(name)
-    save_file(tensors, path)
-
-
-def change_shape(path: Path, draw: random.Random) -> None:
-    tensors = load_file(path)
-    name = draw.choice(sorted(tensors))
-    value = tensors[name]
-    changes = [value[:-1], value[None], value.flatten()[: value.numel() // 2], value.double()]
-    if value.ndim == 2 and value.shape[0] != value.shape[1]:
-        changes.append(value.T)
-    tensors[name] = draw.choice(changes).contiguous()
-    save_file(tensors, path)
-
-
-def break_index(path: Path, draw: random.Random) -> None:
-    index = json.loads(path.read_text())
-    names = sorted(index["weight_map"])
-    name = draw.choice(names)
-    change = draw.randrange(3)
-    if change == 0:
-        del index["weight_map"][name]
-    elif change == 1:
-        index["weight_map"][name + ".more"] = index["weight_map"].pop(name)
+    value = tensors.pop(name)
+    other = draw.choice([value[:-1], value[None], value.double(), value.flatten()])
+    if draw.random() < 0.5 or torch.equal(other, value):
+        tensors[name + "x"] = value
     else:
-        index["weight_map"][name] = "model-00003-of-00002.safetensors"
-    path.write_text(json.dumps(index))
-
-
-def change_config(path: Path, draw: random.Random) -> None:
-    config = json.loads(path.read_text())
-    keys = ["hidden_size", "num_hidden_layers", "num_key_value_heads", "vocab_size", "head_dim"]
-    key = draw.choice([*keys, "intermediate_size"])
-    config[key] = draw.choice([config[key] * 2, config[key] + 1, -1, "many", None, 1.5])
-    if config[key] is None and key == "head_dim":
-        del config["architectures"], config["model_type"]
-    path.write_text(json.dumps(config))
+        tensors[name] = other.contiguous()
+    save_file(tensors, path)
 
 
 HF_DAMAGE: list[tuple[str, Damage]] = [
     ("*.safetensors", flip_header),
-    ("*.safetensors", flip_header),
     ("*.safetensors", cut),
     ("*.safetensors", remove),
-    ("*.safetensors", rename_key),
-    ("*.safetensors", change_shape),
-    ("*.index.json", break_index),
+    ("*.safetensors", change_tensor),
     ("*.index.json", cut),
-    ("config.json", change_config),
     ("config.json", cut),
 ]
 MEGATRON_DAMAGE: list[tuple[str, Damage]] = [
@@ -708,7 +506,6 @@ MEGATRON_DAMAGE: list[tuple[str, Damage]] = [
     ("*.distcp", flip_anywhere_but_data),
     ("*.distcp", cut),
     ("*.distcp", remove),
-    ("config.json", change_config),
 ]
 
 
@@ -722,7 +519,6 @@ def test_damaged_input_is_an_error_or_harmless(
     source, kinds = (hf, HF_DAMAGE) if to == "megatron" else (megatron, MEGATRON_DAMAGE)
     if not recorded:
         (megatron / "conversion.json").unlink()
-        kinds = [kind for kind in kinds if to == "megatron" or kind[1] is not change_config]
     draw = random.Random(f"{to} {recorded}")
     num_errors = 0
     for number in range(120):

@@ -4,13 +4,7 @@ import pytest
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
-from megatron_opsft.data.duplicates import (
-    DuplicateCounts,
-    count_duplicates,
-    describe_duplicates,
-    leave_out_duplicates,
-)
-from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.choices import leave_out_duplicates, take_held_out
 from megatron_opsft.data.notes import describe_data
 from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.errors import UserError
@@ -22,7 +16,14 @@ def set_of(*pairs: tuple[str, str]) -> ProblemSet:
         Problem(id=str(n), text=text, answer=answer) for n, (text, answer) in enumerate(pairs)
     )
     rows = tuple(range(1, len(pairs) + 1))
-    return ProblemSet(name="d.jsonl", problems=problems, rows=rows, bad_rows=(), sha256="of d")
+    return ProblemSet(
+        name="d.jsonl",
+        problems=problems,
+        rows=rows,
+        bad_rows=(),
+        sources=("d.jsonl",),
+        parts=(0,) * len(pairs),
+    )
 
 
 TEN = set_of(*((f"p{n}", str(n)) for n in range(10)))
@@ -48,7 +49,6 @@ def test_a_held_out_problem_is_in_no_other_row() -> None:
 
 
 def test_duplicates_are_counted_and_left_out_as_asked() -> None:
-    assert count_duplicates(TWICE) == DuplicateCounts(repeated=2, contradicting=1)
     assert leave_out_duplicates(TWICE, "keep") is TWICE
     first = leave_out_duplicates(TWICE, "first")
     assert first.rows == (1, 2, 4)
@@ -60,8 +60,6 @@ def test_duplicates_are_counted_and_left_out_as_asked() -> None:
     assert dropped.rows == (1, 4)
     assert [bad.row for bad in dropped.bad_rows] == [2, 3, 5]
     assert len({TWICE.sha256, first.sha256, dropped.sha256}) == 3
-    said = describe_duplicates(count_duplicates(TWICE), "keep")
-    assert said.startswith("2 rows repeat a problem of an earlier row, 1 problems have rows with")
 
 
 def config_of(*overrides: str) -> Config:
@@ -78,4 +76,5 @@ def test_what_is_unusual_is_said_and_nothing_else() -> None:
     assert large.startswith("data.prompts_per_step=11 is more than the 10 problems of d.jsonl")
     (again,) = describe_data(config_of("data.prompts_per_step=5", "run.steps=5"), TEN, TEN)
     assert again == "5 steps of 5 problems go through the 10 problems of d.jsonl 2.5 times"
-    assert any("2 rows repeat" in line for line in describe_data(usual, TWICE, TEN))
+    (repeated, through) = describe_data(usual, TWICE, TEN)
+    assert repeated.startswith("2 rows repeat a problem of an earlier row, 1 problems have rows w")

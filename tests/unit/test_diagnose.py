@@ -30,8 +30,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.diagnose import run
-run.sampled_responses = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.diagnose import responses
+responses.read_inputs = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -86,8 +86,7 @@ def error_of(ended: Finished) -> str:
 
 def test_every_token_of_every_response_is_there(whole: Path) -> None:
     there = {path.name for path in whole.iterdir()}
-    pictures = {f"{name}.png" for name in ("tokens", "positions", "kinds", "word_cloud")}
-    assert there == {"manifest.json", "responses", *outputs(whole), *pictures}
+    assert there == {"manifest.json", "responses", *outputs(whole)}
     responses = list(read_responses(whole))
     assert len(responses) == NUM_RESPONSES
     for each in responses:
@@ -151,17 +150,14 @@ def test_a_model_and_itself_from_stored_responses(
     assert summary["max_kl"] == 0 and summary["largest"] == [] == summary["words"]
     assert summary["num_tokens"] == read_summary(whole)["num_tokens"]
     assert summary["num_responses"] == NUM_RESPONSES
-    assert not (tmp_path / "out/word_cloud.png").exists()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--original", "/nowhere"], "--original=/nowhere"),
-        (["--efficient", "/nowhere"], "--efficient=/nowhere"),
         (["--responses", "/nowhere"], "--responses /nowhere: not an evaluation"),
         (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
-        (["--data", "mine"], "NAME=FILE"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--max-tokens", "5000"], "set max_tokens="),
         (["--tp", "2"], "tp"),
@@ -174,18 +170,14 @@ def test_bad_options_are_one_line(
     assert not (tmp_path / "out/tokens.jsonl").exists()
 
 
-def test_several_ranks_are_one_line(cli: ForkedCli, efficient: Path, tmp_path: Path) -> None:
-    prelude = "import os; os.environ['WORLD_SIZE'] = '2'"
-    ended = diagnose(cli, efficient, tmp_path / "out", prelude=prelude)
-    assert "diagnose is one process, and 2 were started" in error_of(ended)
-    assert not (tmp_path / "out").exists()
-
-
-def test_directories_are_not_mixed(
+def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
     before = outputs(whole)
-    assert "another efficient" in error_of(diagnose(cli, "tiny_reasoner", whole))
+    ranks = "import os; os.environ['WORLD_SIZE'] = '2'"
+    ended = diagnose(cli, efficient, tmp_path / "out", prelude=ranks)
+    assert "diagnose is one process, and 2 were started" in error_of(ended)
+    assert "a diagnosis with efficient=" in error_of(diagnose(cli, "tiny_reasoner", whole))
     assert "holds something else" in error_of(
         diagnose(cli, efficient, whole / "responses", "--overwrite")
     )
@@ -208,6 +200,6 @@ def test_directories_are_not_mixed(
 def test_bad_lines_are_named(whole: Path, tmp_path: Path, change: Any) -> None:
     first, second, *_ = (whole / "tokens.jsonl").read_text().splitlines()
     lines = [first, json.dumps(change(json.loads(second)))]
-    (tmp_path / "tokens.jsonl").write_text("\n".join(lines))
+    (tmp_path / "tokens.jsonl").write_text("\n".join([*lines, '{"problem_id": "torn']))
     with pytest.raises(UserError, match=r"tokens\.jsonl:2: not a diagnosed response"):
         list(read_responses(tmp_path))

@@ -42,25 +42,16 @@ def test_the_table_and_the_page(cli: ForkedCli, diagnosis: Path) -> None:
     assert "<h1>long against short</h1>" in (diagnosis / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("names", "title"),
-    [
-        (["tokens.jsonl"], "original against efficient"),
-        (["tokens.jsonl", "manifest.json"], "long against short"),
-    ],
-)
-def test_the_tokens_alone_make_the_page(
-    diagnosis: Path, tmp_path: Path, names: list[str], title: str
-) -> None:
-    only = copied(diagnosis, tmp_path / "only", *names)
+def test_the_tokens_alone_make_the_page(diagnosis: Path, tmp_path: Path) -> None:
+    only = copied(diagnosis, tmp_path / "only", "tokens.jsonl")
     write_report(only, tmp_path / "new/page.html", max_mb=20)
     page = (tmp_path / "new/page.html").read_text()
-    assert f"<h1>{title}</h1>" in page
+    assert "<h1>original against efficient</h1>" in page
     assert page.count("<pre>") == NUM_RESPONSES
     assert page.count("<i ") == NUM_RESPONSES * (len(TOKENS) + 1)
     told = 'class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %'
     assert page.count(told) == 1
-    assert HARM[:20] not in page and page.count("</script") == 1
+    assert HARM[:20] not in page and page.count("</script") == 2
 
 
 def test_no_larger_than_asked_for(diagnosis: Path, tmp_path: Path) -> None:
@@ -76,8 +67,6 @@ def test_no_larger_than_asked_for(diagnosis: Path, tmp_path: Path) -> None:
     ("more", "words"),
     [
         (["run"], "diagnosis: a diagnosis has a page of its own; give it alone"),
-        (["diagnosis"], "diagnosis: a diagnosis has a page of its own; give it alone"),
-        (["--figure", "x.png"], "--figure is of runs, not of a diagnosis"),
         (["--max-mb", "0"], "--max-mb=0: Input should be greater than 0"),
         (["--html", "."], "page .: is a directory"),
     ],
@@ -110,15 +99,12 @@ def test_a_diagnosis_that_cannot_be_read_is_said(diagnosis: Path, tmp_path: Path
     assert not page.exists()
 
 
-def test_half_a_character_in_a_token_is_drawn_as_a_question_mark(
-    diagnosis: Path, tmp_path: Path
-) -> None:
+def test_half_a_character_in_a_token_is_a_question_mark(diagnosis: Path, tmp_path: Path) -> None:
     """A lone surrogate, as JSON can say it: no other file can hold it, and no font draws it."""
     half, mark = (copied(diagnosis, tmp_path / name, "tokens.jsonl") for name in ("half", "mark"))
     for directory, sign in ((half, "\\ud83d"), (mark, "?")):
         tokens = directory / "tokens.jsonl"
         tokens.write_text(tokens.read_text().replace('"Wait"', f'"Wait{sign}"'))
-        table = write_outputs(directory)
-        assert "Wait?" in table
-    for name in ("tokens.png", "word_cloud.png", PAGE, "summary.json"):
+        write_outputs(directory)
+    for name in (PAGE, "summary.json"):
         assert (half / name).read_bytes() == (mark / name).read_bytes(), name

@@ -13,7 +13,7 @@ from megatron_opsft.evaluate.results import (
     build_results,
     write_results,
 )
-from megatron_opsft.report.page.evaluation_plots import plots_of_block
+from megatron_opsft.report.page.tables import plots_of_block
 from megatron_opsft.report.table import OVERALL
 
 BUDGETS = (64, 4096)

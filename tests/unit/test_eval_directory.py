@@ -10,12 +10,7 @@ import pytest
 from forked_cli import ROOT, Finished, ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import (
-    locked,
-    open_directory,
-    read_manifest,
-    write_manifest,
-)
+from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.model import open_model
 
 SMALL = ["samples=1", "max_tokens=40", "device=cpu"]
@@ -27,27 +22,17 @@ def identity(**data: str) -> dict[str, Any]:
 
 def enter(directory: Path, identified: dict[str, Any]) -> None:
     """As each start of an evaluation does."""
-    open_directory(directory, identified, overwrite=False)
-    write_manifest(directory, {"model": "m", "identity": identified})
-
-
-def test_the_data_of_a_benchmark_is_remembered_whatever_is_evaluated_in_between(
-    tmp_path: Path,
-) -> None:
-    for data in ({"mini": "d1"}, {"other": "x"}, {"third": "y"}):
-        enter(tmp_path, identity(**data))
-    remembered = read_manifest(tmp_path)["identity"]["data"]
-    assert remembered == {"mini": "d1", "other": "x", "third": "y"}
-    with pytest.raises(UserError, match=r'data\.mini="d1", not "d2"'):
-        open_directory(tmp_path, identity(mini="d2"), overwrite=False)
-    enter(tmp_path, identity(mini="d1"))
+    out = EvaluationDirectory(directory)
+    out.open(identified, overwrite=False)
+    out.remember({"model": "m", "identity": identified})
 
 
 def test_a_lack_of_processes_is_not_taken_for_another_writer(tmp_path: Path) -> None:
     """A fork that the system refuses has the same type as a lock that is held."""
-    with pytest.raises(BlockingIOError), locked(tmp_path):
+    out = EvaluationDirectory(tmp_path)
+    with pytest.raises(BlockingIOError), out.locked():
         raise BlockingIOError(11, "Resource temporarily unavailable")
-    with locked(tmp_path), pytest.raises(UserError, match="in use by process"), locked(tmp_path):
+    with out.locked(), pytest.raises(UserError, match="in use by process"), out.locked():
         pass
 
 
@@ -59,7 +44,7 @@ def test_overwrite_removes_a_link_and_not_what_it_leads_to(tmp_path: Path) -> No
     enter(out, identity(mini="d1"))
     (out / "samples").symlink_to(scratch)
     (out / "table.md").symlink_to(tmp_path / "gone")
-    open_directory(out, identity(mini="d2"), overwrite=True)
+    EvaluationDirectory(out).open(identity(mini="d2"), overwrite=True)
     assert list(out.iterdir()) == []
     assert (scratch / "kept").exists()
 

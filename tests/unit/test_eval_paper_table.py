@@ -10,7 +10,7 @@ import pytest
 from megatron_opsft.evaluate.comparison import Comparison, compare
 from megatron_opsft.evaluate.metrics import combine, efficiency
 from megatron_opsft.evaluate.results import BenchmarkResults, BlockResults, Results
-from megatron_opsft.report.estimate import Estimate
+from megatron_opsft.report.table import Estimate
 
 BENCHMARKS = ("gsm8k", "math500", "amc23", "aime24", "aime25")
 COT, OURS = "CoT", "On-Policy SFT"

@@ -3,8 +3,7 @@
 import re
 from dataclasses import replace
 
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.report.table import OVERALL, TableRow, markdown_table, text_table
+from megatron_opsft.report.table import OVERALL, Estimate, TableRow, markdown_table, text_table
 
 
 def row(label: str, accuracy: float, tokens: float, ratio: float | None) -> TableRow:

@@ -30,7 +30,8 @@ def benchmark(name: str, num_problems: int, samples: int) -> Benchmark:
         problems=problems,
         rows=tuple(range(1, num_problems + 1)),
         bad_rows=(),
-        sha256="0",
+        sources=(name,),
+        parts=(0,) * num_problems,
     )
     return Benchmark(name=name, data=data, problems=problems, samples=samples)
 

@@ -5,13 +5,15 @@ import time
 
 import pytest
 
-from megatron_opsft.runtime.heartbeat import announce, describe_progress, heartbeat
 from megatron_opsft.runtime.phase import (
     Count,
     Interrupted,
+    announce,
     count_done,
+    describe_progress,
     enter_phase,
     expect,
+    heartbeat,
     interruptible,
 )
 

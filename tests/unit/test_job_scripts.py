@@ -43,40 +43,63 @@ def test_every_rank_gets_its_place_and_the_overrides(slurm: FakeSlurm) -> None:
     assert call == f"python -m megatron_opsft train {QUICKSTART} optimizer.lr=1e-6 --resume=auto"
 
 
-def test_default_config_is_the_one_of_the_script_name(slurm: FakeSlurm) -> None:
-    for size in ("1p5b", "7b"):
-        assert slurm.run(f"train_{size}.sh").exit_code == 0
-        assert f"train examples/configs/r1_distill_{size}_paper.yaml " in slurm.calls("python")[-1]
+def test_scripts_of_a_model_train_its_configuration(slurm: FakeSlurm) -> None:
+    named = {"1p5b": "r1_distill_1p5b_paper", "7b": "r1_distill_7b_paper"}
+    for size, config in {**named, "30b_a3b": "qwen3_30b_a3b"}.items():
+        assert slurm.run(f"train_{size}.sh", ["run.steps=2"]).exit_code == 0
+        assert f"train examples/configs/{config}.yaml run.steps=2 " in slurm.calls("python")[-1]
 
 
-def test_killed_ranks_start_again_on_the_same_nodes(slurm: FakeSlurm) -> None:
-    ended = slurm.run(TRAIN, codes=[137, 1, 0])
-    assert ended.exit_code == 0, ended.stderr
-    assert len(slurm.calls("srun")) == 3
-    assert "rank 0 on n1 was killed" in ended.stdout
-    assert "rank 0 on n1 ended with exit code 1" in ended.stdout
-    assert "restart 2 of 3" in ended.stdout
+def test_the_first_word_of_the_plain_script_is_the_configuration(slurm: FakeSlurm) -> None:
+    assert slurm.run("train.sh", [QUICKSTART, "run.steps=2"]).exit_code == 0
+    assert f"train {QUICKSTART} run.steps=2 --resume=auto" in slurm.calls("python")[-1]
+    ended = slurm.run("train.sh")
+    assert ended.exit_code == 2 and ended.stderr.startswith("error: name a configuration: sbatch")
 
 
-def test_restarts_are_bounded(slurm: FakeSlurm) -> None:
-    ended = slurm.run(TRAIN, codes=[1, 134], MAX_RESTARTS="1")
-    assert ended.exit_code == 134
-    assert len(slurm.calls("srun")) == 2
-    assert "gave up after 1 restarts" in ended.stdout
+@pytest.mark.parametrize(
+    ("settings", "cpus"),
+    [
+        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_NTASKS": "8"}, "8 CPUs, 8 threads"),
+        ({"SLURM_CPUS_ON_NODE": "4", "SLURM_NTASKS": "8"}, "1 CPUs, 1 threads"),
+        ({"SLURM_CPUS_ON_NODE": "64", "SLURM_CPUS_PER_TASK": "3"}, "3 CPUs, 3 threads"),
+        ({"SLURM_CPUS_ON_NODE": "64", "OMP_NUM_THREADS": "2"}, "64 CPUs, 2 threads"),
+    ],
+)
+def test_ranks_share_the_cpus_that_a_node_has(
+    slurm: FakeSlurm, settings: dict[str, str], cpus: str
+) -> None:
+    """Nodes of any size: no script asks for a number of them."""
+    assert slurm.run(TRAIN, **settings).exit_code == 0
+    assert (slurm.folder / "cpus").read_text() == f"{cpus}\n"
+    for script in ("train", "train_1p5b", "train_7b", "train_30b_a3b", "eval", "study"):
+        assert "--cpus-per-task=" not in (ROOT / f"slurm/{script}.sh").read_text()
 
 
-@pytest.mark.parametrize("code", FINAL_EXIT_CODES)
-def test_what_would_only_come_again_ends_the_job(slurm: FakeSlurm, code: int) -> None:
-    assert slurm.run(TRAIN, codes=[code]).exit_code == code
-    assert len(slurm.calls("srun")) == 1
+AGAIN = "rank 0 on n1 was killed", "rank 0 on n1 ended with exit code 1", "restart 2 of 3"
 
 
-# 129, 138: SIGHUP, SIGUSR1 before the trainer listened to it.
-@pytest.mark.parametrize("code", [REQUEUE_EXIT_CODE, 129, 138])
-def test_a_stop_requeues_the_job(slurm: FakeSlurm, code: int) -> None:
-    assert slurm.run(TRAIN, codes=[code]).exit_code == REQUEUE_EXIT_CODE
-    assert slurm.calls("scontrol")[-1] == "scontrol requeue 41"
-    assert len(slurm.calls("srun")) == 1
+@pytest.mark.parametrize(
+    ("codes", "settings", "ends_with", "says"),
+    [
+        ([137, 1, 0], {}, 0, AGAIN),
+        ([1, 134], {"MAX_RESTARTS": "1"}, 134, ["gave up after 1 restarts"]),
+        # What would only come again.
+        *([[code], {}, code, []] for code in FINAL_EXIT_CODES),
+        # 129, 138: SIGHUP, SIGUSR1 before the trainer listened to it.
+        *([[code], {}, REQUEUE_EXIT_CODE, ["requeued"]] for code in (REQUEUE_EXIT_CODE, 129, 138)),
+        ([75], {"state": "CANCELLED"}, 75, ["the job is ending"]),
+    ],
+)
+def test_an_end_of_the_ranks_is_started_again_requeued_or_the_job_s(
+    slurm: FakeSlurm, codes: list[int], settings: dict[str, str], ends_with: int, says: list[str]
+) -> None:
+    ended = slurm.run(TRAIN, codes=codes, **settings)  # type: ignore[arg-type]
+    assert ended.exit_code == ends_with, ended.stderr
+    assert len(slurm.calls("srun")) == len(codes)
+    assert all(words in ended.stdout for words in says)
+    is_requeued = "scontrol requeue 41" in slurm.calls("scontrol")
+    assert is_requeued == ("requeued" in says)
 
 
 def test_stops_during_the_start_end_after_some_requeues(slurm: FakeSlurm) -> None:
@@ -135,11 +158,6 @@ def test_an_outcome_that_a_full_disk_left_empty_does_not_count(slurm: FakeSlurm)
     ended = slurm.run(TRAIN, codes=[2])
     assert ended.exit_code == 2
     assert len(slurm.calls("srun")) == 1
-
-
-def test_a_cancelled_job_is_not_requeued(slurm: FakeSlurm) -> None:
-    assert slurm.run(TRAIN, codes=[REQUEUE_EXIT_CODE], state="CANCELLED").exit_code == 75
-    assert "scontrol requeue 41" not in slurm.calls("scontrol")
 
 
 def test_an_array_task_requeues_itself_alone(slurm: FakeSlurm) -> None:
@@ -224,17 +242,10 @@ def test_evaluation(slurm: FakeSlurm) -> None:
     assert slurm.run("eval.sh", OUT="o").exit_code != 0
 
 
-def test_conversion(slurm: FakeSlurm) -> None:
-    assert slurm.run("convert.sh", ["to-hf", "--megatron", "a", "--out", "b"]).exit_code == 0
-    (call,) = slurm.calls("python")
-    assert call == "python -m megatron_opsft convert to-hf --megatron a --out b"
-
-
 def test_scaling_submits_a_run_for_each_number_of_nodes(slurm: FakeSlurm) -> None:
     sbatch = slurm.folder / "bin/sbatch"
     sbatch.write_text(
-        '#!/bin/sh\necho "sbatch $* CONFIG=$CONFIG task=$SLURM_JOB_ID" >> "$FAKE_FOLDER/calls"\n'
-        "echo 7\n"
+        '#!/bin/sh\necho "sbatch $* task=$SLURM_JOB_ID" >> "$FAKE_FOLDER/calls"\necho 7\n'
     )
     sbatch.chmod(0o755)
     words = ["--time=1:00:00", QUICKSTART, "optimizer.lr=1e-6"]
@@ -243,10 +254,10 @@ def test_scaling_submits_a_run_for_each_number_of_nodes(slurm: FakeSlurm) -> Non
     calls = slurm.calls("sbatch")
     for call, nodes in zip(calls, (1, 16), strict=True):
         assert f"--nodes={nodes} " in call and " --time=1:00:00 " in call
-        assert "/slurm/train_7b.sh run.steps=5 " in call and "checkpoint.every=0" in call
+        assert f"/slurm/train.sh {QUICKSTART} run.steps=5 " in call and "checkpoint.every=0" in call
         run_dir = f"run.dir=runs/scaling/quickstart/nodes_{nodes}"
         # Its own job's variables are not handed on.
-        assert call.endswith(f" optimizer.lr=1e-6 {run_dir} CONFIG={QUICKSTART} task=")
+        assert call.endswith(f" optimizer.lr=1e-6 {run_dir} task=")
     assert ended.stdout.splitlines()[:2] == ["1 nodes: job 7", "16 nodes: job 7"]
     for words, settings, error in (
         ([], {}, "name a configuration"),

@@ -25,12 +25,14 @@ from megatron_opsft.methods.facts import (
 from megatron_opsft.methods.laser_targets import choose_targets
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
 from megatron_opsft.methods.references import check_monitor, check_references, read_references
+from megatron_opsft.methods.settings import PolicySettings
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.records import Outcome
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import resolve_model
 
 ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]
+POLICIES = [name for name in ONLINE if issubclass(METHODS[name], PolicySettings)]
 
 
 def settings_of(name: str, **keys: Any) -> Any:
@@ -181,8 +183,36 @@ def test_dler_draws_again_until_the_batch_is_full_or_the_cap_is_reached() -> Non
     assert dler.fill(groups, 4, 0) == ([0, 3, 4], True)
     assert dler.fill(groups, 4, 2) == ([0, 3, 4], False)
     assert dler.fill(groups, 2, 0) == ([0, 3], False)  # what is over is left out
-    grpo = MethodRun(settings_of("grpo"), seed=0)
-    assert grpo.fill(groups, 5, 0) == ([0, 1, 2, 3, 4], False)
+    cut = MethodRun(settings_of("dler", max_refills=0), seed=0)
+    assert cut.fill(groups, 5, 0) == ([0, 3, 4], False)
+
+
+def test_groups_of_equal_rewards_are_replaced_where_a_run_asks_for_it() -> None:
+    """By the method's rewards; near the limit they are lower, which makes no group another."""
+    mixed, solved, failed = (group((5, 6), c, limit=6) for c in ((1, 0), (1, 1), (0, 0)))
+    groups = [mixed, solved, failed]
+    for name, kept in (("grpo", [0]), ("dr_grpo", [0]), ("linear", [0, 1]), ("gr3", [0])):
+        plain = MethodRun(settings_of(name), seed=0)
+        assert plain.fill(groups, 3, 0) == ([0, 2] if name == "gr3" else [0, 1, 2], False)
+        run = MethodRun(settings_of(name, max_refills=2, overlong_buffer=3), seed=0)
+        assert [run.fill(groups, 3, refills) for refills in (1, 2)] == [(kept, True), (kept, False)]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_overlong_shaping_reaches_the_advantages_of_every_policy_gradient(name: str) -> None:
+    about = {
+        "target": LengthTarget(num_tokens=2000, kind="exact"),
+        "reference": ReferenceStatistics(mean_tokens=900, accuracy=0.5),
+        "limit": 4000,
+    }
+    found = [
+        weigh(name, group(**about), overlong_buffer=2000, overlong_penalty=penalty)
+        for penalty in (0.0, 0.25)
+    ]
+    lost = [a - b for a, b in zip(found[0].rewards, found[1].rewards, strict=True)]
+    assert lost == pytest.approx([0, 0, 0.25 * 0.2, 0.25])
+    assert found[0].advantages == pytest.approx(weigh(name, group(**about)).advantages)
+    assert found[0].advantages[3] > found[1].advantages[3] + 0.01
 
 
 def test_da_dler_has_a_shorter_limit_where_half_are_correct() -> None:
@@ -266,16 +296,6 @@ def test_smart_thinker_by_hand() -> None:
     assert weigh("smart_thinker", group((5, 9), (1, 1))).rewards == (1, 1)
 
 
-def test_linear_by_hand() -> None:
-    found = weigh("linear", group())
-    rewards = [
-        c - 0.25 * 0.75 * n / 4000
-        for n, c in zip((800, 1600, 2400, 4000), (1, 1, 0, 1), strict=True)
-    ]
-    assert found.rewards == pytest.approx(rewards)
-    assert found.advantages == pytest.approx([r - fmean(rewards) for r in rewards])
-
-
 def test_a_batch_of_fewer_groups_than_updates_has_updates_without_responses() -> None:
     run = MethodRun(settings_of("dler", updates_per_batch=3), seed=0)
     batch = [group(correct=(1, 0, 1, 0)), group(correct=(1, 1, 1, 0))]
@@ -333,6 +353,11 @@ def test_objectives_of_one_and_of_several_updates() -> None:
         (["name=laser_d", "lowest_target=4096"], "method.lowest_target=4096 is more than a"),
         (["name=gdpo", "target=3500"], "method.target=3500 is more than a response can have"),
         (["name=er_rl", "kl=k3"], "config key method.kl='k3'"),
+        (["name=gfpo", "kept=9"], "method.kept=9 is more than the responses that there are"),
+        (["name=grpo", "overlong_buffer=3501"], "more than the 3500 tokens that a sampled"),
+        (["name=o1_pruner", "form=fixed", "overlong_buffer=1"], "more than the 0 tokens"),
+        (["name=grpo", "advantage=identity", "max_refills=1"], "learns from these as well"),
+        (["name=on_policy_sft", "max_refills=1"], "config key method.max_refills"),
         (["name=o1_pruner"], "method.references is missing: o1_pruner needs a file with each"),
     ],
 )

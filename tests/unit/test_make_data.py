@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import SimpleNamespace
@@ -16,9 +17,8 @@ from transformers import AutoTokenizer
 
 from megatron_opsft.data.stored_responses import StoredResponse, read_stored_responses
 from megatron_opsft.errors import NonFiniteError, UserError
-from megatron_opsft.make_data.chosen import crst_choice, o1_choice, with_z_scores
-from megatron_opsft.make_data.draw import scores_of
-from megatron_opsft.make_data.run import chunk_size
+from megatron_opsft.make_data.chosen import o1_choice, shortest, with_z_scores
+from megatron_opsft.make_data.samples import find_thinking, scores_of
 from megatron_opsft.make_data.step_entropy import (
     Marks,
     marks_of,
@@ -27,13 +27,7 @@ from megatron_opsft.make_data.step_entropy import (
     skipped_steps,
     steps_of,
 )
-from megatron_opsft.make_data.thinking import find_thinking
-from megatron_opsft.make_data.tokenskip import (
-    behind_reasoning,
-    pruned,
-    reasoning_of,
-    words_of,
-)
+from megatron_opsft.make_data.tokenskip import RATIOS, kept_words, pruned, ratio_of, split, words_of
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
@@ -41,17 +35,17 @@ from megatron_opsft.runtime.device import select_device
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 
 
-def test_crst_takes_the_shortest_correct_response_wherever_it_is() -> None:
+def test_crst_takes_the_shortest_correct_response_of_each_problem() -> None:
     found = [
-        facts(num_tokens=9, rank=0, rollout_index=0),
-        facts(num_tokens=3, rank=0, rollout_index=1, outcome=Outcome.WRONG),
-        facts(num_tokens=5, rank=1, rollout_index=0),
-        facts(num_tokens=4, rank=1, rollout_index=1, finished=False),
+        facts(num_tokens=9),
+        facts(num_tokens=3, outcome=Outcome.WRONG),
+        facts(num_tokens=5, rank=1),
+        facts(num_tokens=5, rank=1, rollout_index=1),
+        facts(num_tokens=4, finished=False),
+        facts(problem_index=1, num_tokens=2, outcome=Outcome.WRONG),
+        facts(problem_index=2, num_tokens=7),
     ]
-    texts = {(0, 0): "a", (0, 1): "b", (1, 0): "c", (1, 1): "d"}
-    assert crst_choice(found, texts) == [found[2]]
-    assert crst_choice(found, texts | {(1, 0): "a"}) == [found[0]]  # equal texts count once
-    assert crst_choice(found[1:2], texts) == []
+    assert shortest(found, 9) == [found[2], found[6]]
 
 
 def test_o1_pruner_compares_with_all_samples_and_keeps_some() -> None:
@@ -87,7 +81,6 @@ def test_z_scores_are_of_the_whole_data_set() -> None:
     ]
     found = [row.advantage for row in with_z_scores(rows)]
     assert found == pytest.approx([-1.01905, -0.33968, 1.35873], abs=1e-5)  # divided by the count
-    assert with_z_scores([]) == []
 
 
 def test_thinking_is_found_by_texts_of_tokens() -> None:
@@ -107,6 +100,17 @@ def test_step_entropy_masks_steps_without_separators() -> None:
     assert masked(ids, steps, skipped, marks) == (1, 2, 90, 91, 90, 91)
     assert masked(ids, steps, set(), marks) == (1, 2, 3, 4, 5)
     assert own_parts([0.0, -1.0, -2.0]) == pytest.approx([0.0, 0.36788, 0.27067], abs=1e-5)
+    assert steps_of([0, 0], {0}) == []
+
+
+def test_the_sum_favours_short_steps_and_the_mean_flat_ones() -> None:
+    steps = [range(0, 1), range(1, 5), range(5, 7)]
+    entropies = [0.9, 0.3, 0.3, 0.3, 0.3, 0.8, 0.8]  # sums 0.9, 1.2, 1.6; means 0.9, 0.3, 0.8
+    assert skipped_steps(steps, entropies, share=0.4) == {0}
+    assert skipped_steps(steps, entropies, share=0.4, score="mean") == {1}
+    for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7), (10, 8)]:  # 0.8, rounded down
+        flat = [range(i, i + 1) for i in range(num_steps)]
+        assert skipped_steps(flat, [1.0] * num_steps) == set(range(num_skipped))
 
 
 def test_step_entropy_reads_its_marks_from_the_tokenizer() -> None:
@@ -127,18 +131,34 @@ def test_tokenskip_prunes_whole_words() -> None:
     assert pruned(ids, texts, scores, 1.0) == tuple(ids)
 
 
+def test_tokenskip_keeps_words_above_the_percentile() -> None:
+    scores = [i / 10 for i in range(11)]  # the 31st percentile is 0.31
+    assert kept_words(scores, [1] * 11, 0.7) == [False] * 4 + [True] * 7
+    # A word of nine tokens counts nine times: the 51st percentile is its own score, 0.5.
+    assert kept_words([0.1, 0.5, 0.9], [1, 9, 1], 0.5) == [False, False, True]
+    assert kept_words([], [], 0.5) == []
+    with pytest.raises(NonFiniteError, match="NaN"):
+        kept_words([0.1, math.nan, 0.9], [1, 9, 1], 0.5)
+
+
+def test_tokenskip_ratios_are_drawn_evenly_and_again_the_same() -> None:
+    drawn = [ratio_of(f"p{n}", 3) for n in range(3000)]
+    assert drawn == [ratio_of(f"p{n}", 3) for n in range(3000)]
+    counts = Counter(drawn)
+    assert set(counts) == set(RATIOS)
+    assert all(abs(count - 500) < 62 for count in counts.values())  # 3 standard deviations
+
+
 def test_tokenskip_keeps_the_answer_whole() -> None:
     def tokenize(text: str) -> list[int]:
         assert text == "\n\nThe final answer is: \\boxed{4}"
         return [70, 71]
 
     texts, ids = ["so", " 4", " is", "</think>", " \\boxed{4}", "<end>"], [1, 2, 3, 4, 5, 6]
-    assert reasoning_of(texts) == slice(0, 3)
-    assert behind_reasoning(ids, texts, tokenize) == (4, 5, 6)
+    assert split(ids, texts, tokenize) == (slice(0, 3), (4, 5, 6))
     texts[3] = " or"
-    assert reasoning_of(texts) == slice(0, 5)
-    assert behind_reasoning(ids, texts, tokenize) == (70, 71, 6)
-    assert reasoning_of(texts[:3]) is None
+    assert split(ids, texts, tokenize) == (slice(0, 5), (70, 71, 6))
+    assert split(ids[:3], texts[:3], tokenize) is None
 
 
 def test_scores_that_are_nan_choose_nothing() -> None:
@@ -151,11 +171,6 @@ def test_scores_that_are_nan_choose_nothing() -> None:
     )
     with pytest.raises(NonFiniteError, match="own responses are NaN"):
         scores_of(session, samples(2, seed=0))  # type: ignore[arg-type]
-
-
-def test_chunks_fill_every_engine_and_are_never_empty() -> None:
-    assert chunk_size(256, 8, 16) == 512
-    assert chunk_size(1, 1, 16) == 1
 
 
 def test_data_of_crst_are_the_shortest_of_what_training_samples(
@@ -209,11 +224,11 @@ def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> No
         "import os\n"
         "import megatron_opsft.make_data.run as run\n"
         "chosen = []\n"
-        "rows = run.crst_rows\n"
-        "def die(drawn):\n"
+        "shortest = run.shortest\n"
+        "def die(*drawn):\n"
         "    chosen.append(drawn)\n"
-        "    return os._exit(9) if len(chosen) == 3 else rows(drawn)\n"
-        "run.crst_rows = die\n"
+        "    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)\n"
+        "run.shortest = die\n"
     )
     assert cli.run(["data", "crst", *given, "--out", out], prelude=killed).exit_code == 9
     partial = tmp_path / "out.parquet.partial.jsonl"
@@ -278,7 +293,8 @@ class PromptCompressor:
         assert rate == 0.6
         return {"compressed_prompt": " ".join(context.split()[::2])}
 
-sys.modules["llmlingua"] = types.SimpleNamespace(PromptCompressor=PromptCompressor)
+package = {"PromptCompressor": PromptCompressor, "__spec__": "of the package"}
+sys.modules["llmlingua"] = types.SimpleNamespace(**package)
 """
 
 

@@ -1,5 +1,7 @@
 """Rewards, advantages and aggregations of the methods, against values worked out by hand."""
 
+import ast
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,47 @@ GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]
         [1, 1, 0, 0],
         [1.5678, 1.5678, -0.6378, -0.6378],
     ),
+    ("gr3", {}, {}, [0.8929, 0.8065, 0, 0.6250], [0.7734, 0.5590, -1.4414, 0.1090]),
+    (
+        "gr3",
+        {},
+        {"correct": ALL},
+        [0.8929, 0.8065, 0.7353, 0.6250],
+        [1.1288, 0.3666, -0.2612, -1.2342],
+    ),
+    ("gfpo", {"kept": 3}, {}, [1, 1, 0, 1], [0.7071, 0.7071, -1.4142, 0]),
+    ("gfpo", {"kept": 2}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
+    ("gfpo", {"kept": 3, "keep_by": "reward_per_token"}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
+    ("linear", {}, {}, [0.9625, 0.9250, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
+    (
+        "linear",
+        {"only_correct": True},
+        {},
+        [0.9625, 0.9250, 0, 0.8125],
+        [0.2875, 0.2500, -0.6750, 0.1375],
+    ),
+    (
+        "linear",
+        {"only_correct": True},
+        {"correct": (1, 0, 0, 1)},
+        [0.975, 0, 0, 0.875],
+        [0.5125, -0.4625, -0.4625, 0.4125],
+    ),
+    (
+        "grpo",
+        {"overlong_buffer": 2000},
+        {"limit": 4000},
+        [1, 1, -0.2, 0],
+        [0.8590, 0.8590, -1.0151, -0.7028],
+    ),
+    # As with DAPO's rewards of 1 and -1, which are twice as far apart.
+    (
+        "grpo",
+        {"overlong_buffer": 2000, "overlong_penalty": 0.5},
+        {"limit": 4000},
+        [1, 1, -0.1, 0.5],
+        [0.7651, 0.7651, -1.3389, -0.1913],
+    ),
 ]
 STATES: dict[str, dict[str, Any]] = {
     "laser_de": {"targets": {"easy": 2048, "medium": None, "hard": None}},
@@ -109,6 +152,12 @@ def test_golden_rewards_and_advantages(
     weights = weigh(name, group(**facts), state=STATES.get(name), **keys)
     assert weights.rewards == pytest.approx(rewards, abs=5.1e-5)
     assert weights.advantages == pytest.approx(advantages, abs=5.1e-5)
+
+
+def test_gfpo_keeps_those_with_most_reward_a_token_of_graded_rewards() -> None:
+    settings = METHODS["gfpo"](kept=3, keep_by="reward_per_token")
+    (found,) = settings.advantages([group()], [[0.9, 0.6, -1.0, 0.2]])
+    assert found == pytest.approx([1.1625, 0.1162, 0, -1.2787], abs=5.1e-5)
 
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -0.3, 1e9])
@@ -198,6 +247,17 @@ def test_responses_become_groups_in_the_order_of_the_step() -> None:
     assert [g.reference for g in groups] == [reference, None]
     assert [g.target for g in groups] == [run.settings.target_length(name, 7) for name in "ba"]
     assert weigh("on_policy_sft", *groups).trained == (True, False, False, True)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"thinkprune", "o1_pruner"}))
+def test_a_method_is_a_class_of_at_most_thirty_lines_of_code(name: str) -> None:
+    """Without blank lines and docstrings. ThinkPrune's stages and O1-Pruner's forms take more."""
+    source = inspect.getsource(METHODS[name])
+    code = [line for line in source.splitlines() if line.strip()]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            code = code[len((ast.get_docstring(node) or "").splitlines()) :]
+    assert len(code) <= 30
 
 
 @pytest.mark.parametrize("name", sorted({p.stem.rsplit("_", 1)[0] for p in PRESETS.glob("*.yaml")}))

@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from megatron_opsft.config import RunConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import ShownResponse
-from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.metrics import MetricsLog, _Wandb
+from megatron_opsft.preflight.run_directory import RunDir
+from megatron_opsft.run.metrics import MetricsLog
 
 
 def _step_metrics(step: int) -> dict[str, float | int]:
@@ -35,6 +35,7 @@ def _step_metrics(step: int) -> dict[str, float | int]:
 def _open(path: Path, first_step: int = 0, **config: object) -> MetricsLog:
     run_dir = RunDir(path)
     run_dir.open(resume=True, overwrite=False)
+    run_dir.write_manifest({})
     return MetricsLog(run_dir, RunConfig(dir=path, steps=3, **config), first_step=first_step)
 
 
@@ -54,21 +55,6 @@ def test_json_lines_read_back_as_the_same_numbers(
     assert console[1].startswith("step 2/3  loss 0.5000  accuracy 0.812  tokens 33.3")
 
 
-def test_evaluations_have_their_own_file(tmp_path: Path) -> None:
-    log = _open(tmp_path, tensorboard=False)
-    line = {
-        "step": 0,
-        "eval_accuracy": 0.9,
-        "eval_mean_response_tokens": 80.1,
-        "eval_truncated_share": 0.0,
-        "eval_samples": 512,
-    }
-    log.evaluation(line)
-    log.close()
-    assert json.loads((tmp_path / "evals.jsonl").read_text()) == line
-    assert not (tmp_path / "metrics.jsonl").exists()
-
-
 def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     log = _open(tmp_path)
     for step in (1, 2, 3):
@@ -83,25 +69,6 @@ def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     losses = events.Scalars("loss")
     assert [event.step for event in losses] == [1, 2, 3]
     assert losses[2].value == pytest.approx(0.7)
-
-
-def test_missing_wandb_names_the_install_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install wandb, or set run\.wandb=off"):
-        _open(tmp_path, tensorboard=False, wandb="offline")
-
-
-def test_a_folder_of_that_name_is_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B writes into ./wandb, which Python imports as a package with nothing in it."""
-    (tmp_path / "wandb").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(UserError, match="pip install wandb"):
-        _Wandb(RunConfig(dir=tmp_path, wandb="offline"), tmp_path / "wandb/run_id")
-    sys.modules.pop("wandb", None)
 
 
 def test_what_wandb_refuses_at_the_start_is_one_line(

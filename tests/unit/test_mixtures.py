@@ -1,6 +1,7 @@
 """Mixtures of sources, and problems chosen by how often a model solved them."""
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,17 @@ from eval_samples import stored
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.identity import config_hash
 from megatron_opsft.config.load import load_config, to_yaml
-from megatron_opsft.data.duplicates import leave_out_duplicates
-from megatron_opsft.data.holdout import take_held_out
+from megatron_opsft.data.choices import (
+    PassRate,
+    drop_unusable_prompts,
+    keep_by_pass_rate,
+    leave_out_duplicates,
+    take_held_out,
+)
 from megatron_opsft.data.mixture import load_training, order_of
 from megatron_opsft.data.notes import describe_data
-from megatron_opsft.data.pass_rates import PassRate, keep_by_pass_rate
-from megatron_opsft.data.problems import ProblemSet, drop_unusable_prompts, load_problems
-from megatron_opsft.data.sampler import MixtureSampler
+from megatron_opsft.data.problems import ProblemSet, load_problems
+from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import results
 from megatron_opsft.evaluate.results import read_pass_rates
@@ -77,14 +82,14 @@ def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> N
         assert sources == ["b.jsonl" if "@" in i or i == "9" else "a.jsonl" for i in ids]
 
 
-def drawn(order: MixtureSampler, num: int) -> list[int]:
+def drawn(order: ProblemSampler, num: int) -> list[int]:
     return [index for step in range(num) for index in order.indices(step)]
 
 
-def mixture(weights: Sequence[float], sizes: Sequence[int], batch_size: int = 8) -> MixtureSampler:
+def mixture(weights: Sequence[float], sizes: Sequence[int], batch_size: int = 8) -> ProblemSampler:
     starts = [sum(sizes[:n]) for n in range(len(sizes))]
     members = [tuple(range(a, a + size)) for a, size in zip(starts, sizes, strict=True)]
-    return MixtureSampler(
+    return ProblemSampler(
         members=tuple(members), weights=tuple(weights), batch_size=batch_size, seed=5
     )
 
@@ -114,28 +119,30 @@ def test_each_source_goes_through_epochs_of_its_own() -> None:
 
 
 def test_draws_depend_on_seed_and_position_alone() -> None:
-    order = mixture((3, 1), (12, 5))
+    order, state = mixture((3, 1), (12, 5)), random.getstate()
     assert drawn(order, 12) == drawn(mixture((3, 1), (12, 5), batch_size=12), 8)
     assert drawn(order, 8)[56:] == mixture((3, 1), (12, 5)).indices(7)
     assert drawn(order, 4) != drawn(replace(order, seed=6), 4)
+    assert random.getstate() == state
 
 
 def test_the_order_is_the_same_in_every_release() -> None:
     assert mixture((3, 1), (12, 5)).indices(0) == [14, 2, 9, 10, 15, 7, 5, 3]
+    assert replace(mixture((1,), (8,)), seed=0).indices(0) == [2, 3, 4, 7, 1, 5, 0, 6]
 
 
 def test_a_part_of_which_nothing_is_left_is_a_user_error(mixed: DataConfig) -> None:
     read = load_training(mixed, with_fields=False)
-    assert isinstance(order_of(read, mixed, 0), MixtureSampler)
+    assert order_of(read, mixed, 0).members == (tuple(range(6)), (6, 7, 8))
     with pytest.raises(UserError, match=r"no problem of .*b\.jsonl is left"):
-        order_of(read.pick(range(6), sha256="x"), mixed, 0)
+        order_of(read.pick(range(6)), mixed, 0)
 
 
 def test_what_a_mixture_repeats_is_said_of_each_source(mixed: DataConfig) -> None:
     config = load_config(None, ["model.path=m", "data.train=x", "run.steps=2"])
     config = config.model_copy(update={"data": mixed.model_copy(update={"prompts_per_step": 4})})
     read = load_training(mixed, with_fields=False)
-    said = describe_data(config, read.pick(range(7), sha256="x"), read)
+    said = describe_data(config, read.pick(range(7)), read)
     through = [line for line in said if "go through" in line]
     assert through == [
         f"2 steps of 1 problems go through the 1 problems of {read.sources[1]} 2.0 times"

@@ -13,12 +13,13 @@ from made_runs import HARM, made_samples, make_evaluation, make_run, response, w
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, TokenScores, Verdict
-from megatron_opsft.report.page.evaluation_data import blocks_of
-from megatron_opsft.report.page.evaluation_plots import pareto_front
-from megatron_opsft.report.page.sampling import rollouts_of, sample_responses
+from megatron_opsft.report.page.sampling import sample_responses
+from megatron_opsft.report.page.tables import blocks_of, pareto_front
 from megatron_opsft.report.page.write import distinct, write_page
+from megatron_opsft.report.sources import rollouts_of
 from megatron_opsft.report.table import OVERALL, TableRow
-from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
+from megatron_opsft.run.rollout_log import rollout_line
+from megatron_opsft.runtime.durable import write_packed_lines
 
 
 def data_of(page: Path) -> dict[str, Any]:
@@ -59,6 +60,16 @@ def test_everything_of_two_runs_and_an_evaluation(tmp_path: Path) -> None:
     wanted = {"step": 3} | response(3, "p-3", 2)
     wanted["text"] = readable(wanted["text"])
     assert row == {name: wanted[name] for name in rollouts["fields"]}
+    curves = (tmp_path / "new/page.html").read_text()
+    said = "b 40.0 % at step 1 to 60.0 % at step 3; b, held-out 50.0 % at step 0 to 75.0 %"
+    assert f"{said} at step 3" in curves and "<title>a, held-out, step 0: 50.0 %</title>" in curves
+    assert "Accuracy, hard: a, held-out 25.0 % at step 0 to 37.5 %" in curves
+    samples = data["runs"][2]["rollouts"]
+    assert ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "short says 7"] in (
+        samples["rows"]
+    )
+    assert len(samples["rows"]) == samples["total"] == 20
+    assert samples["problems"]["p7"] == [None, "8"]
 
 
 def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
@@ -74,12 +85,19 @@ def test_before_and_after_are_the_first_thing(tmp_path: Path) -> None:
     assert "After: correct , 33 tokens" in text
     (run / "evals.jsonl").unlink()
     write_page(tmp_path / "page.html", [run])
-    assert "Mean response tokens in training 100 → 33.3 -66.7 %" in texts_of(tmp_path / "page.html")
+    assert "Mean response tokens in training 100.0 → 33.3 -66.7 %" in texts_of(
+        tmp_path / "page.html"
+    )
     models = [make_evaluation(tmp_path / n, n, t, 6) for n, t in (("long", 300), ("short", 100))]
     write_page(tmp_path / "page.html", [], models)
     text = texts_of(tmp_path / "page.html")
-    assert text.startswith("Mean response tokens, long to short 304 → 104 -65.7 %")
+    assert text.startswith("Mean response tokens, long to short 304.5 → 104.5 -65.7 %")
     assert "Before: correct , 30" in text and "After: correct , 10" in text
+    page = (tmp_path / "page.html").read_text()
+    (scatter,) = re.findall("<figcaption>Accuracy against [^<]*Pareto front.*?</svg>", page)
+    assert scatter.count("<circle") == 2 == scatter.count("whisker")
+    assert scatter.count('class="front"') == 1
+    assert page.count("<figure>") == 1 + 1 + 3  # lengths, points and three curves
 
 
 def test_texts_cannot_leave_their_place(tmp_path: Path) -> None:
@@ -88,7 +106,7 @@ def test_texts_cannot_leave_their_place(tmp_path: Path) -> None:
     assert page.lower().count("</script") == 2 == page.lower().count("<script")
     assert "<img" not in page and "<!--" not in page
     # One is the name of a format, the other is in a text.
-    assert set(re.findall(r"\w+://[^\s\"'\\]*", page)) == {
+    assert set(re.findall(r"http://[^\s\"'\\]*", page)) == {
         "http://www.w3.org/2000/svg",
         "http://example.invalid/a",
         "http://example.invalid/a&#39;",  # the same, escaped
@@ -136,13 +154,10 @@ def test_steps_are_spread_where_a_group_a_step_is_too_much(tmp_path: Path) -> No
     assert found["total"] == 17 * 3
 
 
-@pytest.mark.parametrize(
-    "scores", [None, TokenScores(log_probs=(-0.125, 0.0, -7.5), piece_lengths=(3, 0, 45))]
-)
-def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -> None:
-    more = [list(scores.log_probs), list(scores.piece_lengths)] if scores else []
-    (tmp_path / "rollouts").mkdir()
-    text = 'it is [1], "response_ids": [2], or ", "response_ids": [3'
+def test_what_a_run_writes_is_read(tmp_path: Path) -> None:
+    log_probs, lengths = (-0.125, 0.0, -7.5), (3, 0, 45)
+    scores = TokenScores(log_probs=log_probs, piece_lengths=lengths)
+    text = 'it is [1], "problem_id": "no", or ", "problem_id": "x"'
     rollout = Rollout(
         problem_id="né",
         sample_index=4,
@@ -154,12 +169,12 @@ def test_what_a_run_writes_is_read(tmp_path: Path, scores: TokenScores | None) -
     )
     verdict = Verdict(outcome=Outcome.WRONG, answer="2")
     problem = Problem(id="né", text="2 + 0 = ?", answer="2")
-    row = WrittenResponse(
-        rollout=rollout, verdict=verdict, reward=0.5, advantage=-0.5, scores=scores
-    )
-    write_rollouts(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [(problem, row)])
+    line = rollout_line(problem, rollout, verdict, reward=0.5, advantage=-0.5, scores=scores)
+    (tmp_path / "rollouts").mkdir()
+    write_packed_lines(tmp_path / "rollouts/step_000007_rank_0003.jsonl.gz", [line], level=1)
     found = sample_responses(rollouts_of(tmp_path), 10_000)
-    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, text, *more]]
+    more = [text, [*log_probs], [*lengths]]
+    assert found["rows"] == [[7, "né", 4, "wrong", "2", 0.5, -0.5, "stop", 3, *more]]
     assert found["problems"] == {"né": ["2 + 0 = ?", "2"]}
 
 
@@ -191,10 +206,6 @@ def test_a_crashed_run_opens(tmp_path: Path) -> None:
     shown = data_of(tmp_path / "page.html")["runs"][0]
     steps = [row[0] for row in shown["rollouts"]["rows"]]
     assert steps.count(3) == 12 and 0 < steps.count(4) < 9
-
-
-def test_the_last_failed_step_is_said(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", finished=False)
     (run / "failed_step_000004.json").write_text("{}")
     write_page(tmp_path / "page.html", [run])
     said = "failed: the loss of step 4 was not finite"
@@ -213,13 +224,15 @@ def test_a_run_that_has_only_begun_opens(tmp_path: Path) -> None:
     ("make", "said"),
     [
         (lambda path: write_page(path / "page.html", []), "no run and no evaluation"),
-        (lambda path: write_page(path / "page.html", [path]), "neither a run nor an evaluation"),
+        (lambda path: write_page(path / "page.html", [path]), "no run there, and no evaluation"),
         (lambda path: write_page(path, [path]), "is a directory"),
-        (lambda path: write_page(path / "p", [path], max_mb=0), "--max-mb 0: must be above 0"),
         (lambda path: write_page(path / "p", [], [path]), "results.json: not found"),
+        (lambda path: write_page(path / "p", [], [path / "x"]), "not the results of an evaluation"),
     ],
 )
 def test_errors(tmp_path: Path, make: Any, said: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/results.json").write_text('{"benchmarks": []}')
     with pytest.raises(UserError, match=re.escape(said)):
         make(tmp_path)
 
@@ -276,14 +289,10 @@ def test_no_file_is_replaced_without_overwrite(cli: ForkedCli, tmp_path: Path) -
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     here = tmp_path / "here"
     here.mkdir()
-    for name in ("report.html", "mine.html", "mine.svg"):
+    for name in ("report.html", "mine.html"):
         (here / name).write_text("mine")
     inside = f"import os; os.chdir({str(here)!r})"
-    for words, file in (
-        ([a, b], "report.html"),
-        ([a, b, "--html", "mine.html"], "mine.html"),
-        ([a, "--figure", "mine.svg"], "mine.svg"),
-    ):
+    for words, file in (([a, b], "report.html"), ([a, b, "--html", "mine.html"], "mine.html")):
         ended = cli.run(["report", *words], prelude=inside)
         assert ended.exit_code == 2 and ended.stdout == ""
         assert f"error: report: {file} exists; name another file" in ended.stderr
@@ -305,21 +314,6 @@ def test_names_tell_directories_apart(tmp_path: Path) -> None:
     shown = [f"evaluation of {name}" for name in names]
     assert [one["name"] for one in data_of(tmp_path / "p")["runs"]] == shown
     assert f"<title>{', '.join(names)}</title>" in (tmp_path / "p").read_text()
-
-
-def test_samples_of_an_evaluation_are_read(tmp_path: Path) -> None:
-    write_page(tmp_path / "p", [], [make_evaluation(tmp_path / "eval", "model", 100, 7)])
-    rollouts = data_of(tmp_path / "p")["runs"][0]["rollouts"]
-    wanted = ["gsm8k", "p7", 1, "wrong", "7", None, None, "stop", 107, "model says 7"]
-    assert wanted in rollouts["rows"]
-    assert len(rollouts["rows"]) == rollouts["total"] == 20
-    assert rollouts["problems"]["p7"] == [None, "8"]
-
-
-def test_damaged_results_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"benchmarks": []}')
-    with pytest.raises(UserError, match="not the results of an evaluation"):
-        write_page(tmp_path / "p", [], [tmp_path])
 
 
 def test_the_same_run_gives_the_same_responses(tmp_path: Path) -> None:

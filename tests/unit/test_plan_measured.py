@@ -20,8 +20,8 @@ from megatron_opsft.plan.measured import (
     calibrate,
     efficiencies,
     read_row,
+    report_scaling,
     scaling_runs,
-    scaling_table,
     write_hardware,
 )
 
@@ -112,7 +112,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no step with an update after the first 2"):
         fit(path)
     metrics.write_text("".join(lines) + '{"step": 9, "eval_accuracy": 0.5}\n')
-    with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: no num_accepted"):
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: num_accepted is null"):
         fit(path)
     (path / "manifest.json").write_text("{")
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):
@@ -155,7 +155,10 @@ def test_a_row_has_medians_without_the_start_and_the_plan_of_as_many_nodes(tmp_p
     assert measured == pytest.approx(16 / 20)
     expected = first.planned["step"] / second.planned["step"] / 2
     assert planned == pytest.approx(expected) and 0.4 < planned < 1
-    head, _, _, _, one, two = scaling_table([first, second]).splitlines()
+    said: list[str] = []
+    runs = [tmp_path / "nodes_1", tmp_path / "nodes_2"]
+    report_scaling(runs, tmp_path / "report.html", None, None, said.append)
+    head, _, _, _, one, two = said[0].splitlines()
     assert head.endswith("measured (planned for h100)")
     assert f"16.00 ({first.planned['step']:.2f})" in one and one.endswith("100% (100%)")
     assert two.endswith(f"80% ({planned:.0%})")
@@ -169,10 +172,11 @@ def test_the_folder_is_reported_in_the_order_of_nodes(cli: ForkedCli, tmp_path: 
     rows = [line.split()[:2] for line in ended.stdout.splitlines() if line.endswith("%)")]
     assert rows == [["1", "8"], ["2", "16"], ["16", "128"]]
     assert "planned for h200" in ended.stdout
-    assert (tmp_path / "scaling.png").is_file() and not (tmp_path / "report.html").exists()
-    drawn = tmp_path / "two.svg"
-    words = ["report", tmp_path / "nodes_1", tmp_path / "nodes_2", "--figure", drawn]
-    assert cli.run(words).exit_code == 0 and b"<svg" in drawn.read_bytes()
+    page = (tmp_path / "report.html").read_text()
+    assert "Median seconds of a step, measured (planned for h200)" in page
+    assert "Efficiency, 1 to 16 nodes" in page and 'aria-label="Efficiency: measured 100%' in page
+    words = ["report", tmp_path / "nodes_1", tmp_path / "nodes_2", "--html", tmp_path / "two.html"]
+    assert cli.run(words).exit_code == 0
     assert "exists; name another file" in cli.run(words).stderr
 
 

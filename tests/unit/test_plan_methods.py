@@ -19,7 +19,7 @@ from megatron_opsft.plan.training import num_microbatches, optimizer_seconds
 
 METHODS = ROOT / "examples/configs/methods"
 # To be found without a network.
-HERE = [p for p in sorted(METHODS.glob("*.yaml")) if "DeepSeek-R1" in p.read_text()]
+HERE = [p for p in sorted(METHODS.glob("*.yaml")) if "DeepSeek-R1" in load_config(p).model.path]
 
 
 def planned(*overrides: str) -> Plan:
@@ -110,6 +110,8 @@ def test_notes_say_what_is_not_counted() -> None:
         return " ".join(planned(*overrides).notes)
 
     assert "draws problems again, up to 8 times a step" in notes("method.name=dler")
+    assert "up to 3 times a step" in notes("method.name=grpo", "method.max_refills=3")
+    assert "draws problems again" not in notes("method.name=grpo")
     laser = notes("method.name=laser_d", "rollout.temperature=0.6")
     assert "8 responses to each of 500 monitor problems" in laser
     assert "not on-policy" not in laser  # its log-probs are of the tempered policy

@@ -12,11 +12,11 @@ import pytest
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data import sources
+from megatron_opsft.data.choices import drop_unusable_prompts
+from megatron_opsft.data.notes import describe_bad_rows
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     ProblemSet,
-    describe_bad_rows,
-    drop_unusable_prompts,
     load_held_out,
     load_problems,
     shuffled_subset,
@@ -39,48 +39,33 @@ def held_out_of(
     return load_held_out(DataConfig(train=train, **data), EvalConfig(**(evaluation or {})))
 
 
-def test_deepscaler_gsm8k_and_math_fields_are_found(tmp_path: Path) -> None:
-    deepscaler = [{"problem": "1+1?", "answer": "\\frac{4}{2}", "solution": "no box here"}]
-    gsm8k = [{"question": "2+2?", "answer": "Two and two <<2+2=4>>4.\n#### 4,321"}]
-    math = [{"problem": "3+3?", "solution": "It is $\\boxed{\\sqrt{36}}$.", "level": 1}]
-    for rows, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
-        read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
-        assert answers_of(read) == [answer]
-        assert read.bad_rows == ()
-
-
-def test_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
-    values: list[Any] = [
-        0.000025,
-        1.5e-7,
-        "So \\boxed{42}.\n\n#### Check\n",
-        "#### Step 1\n2 + 2 = 4\n#### 4",
-        "$x = \\boxed{1}$ or $x = \\boxed{-2}$",
-        "So \\fbox{7}.",
-        "First \\boxed{3}, then \\boxed{12",
-        "#### Check\nIt fits.\n",
-    ]
-    rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
+def test_fields_are_found_and_a_gold_answer_is_what_its_text_marks(tmp_path: Path) -> None:
+    deepscaler = {"problem": "1+1?", "answer": "\\frac{4}{2}", "solution": "no box here"}
+    gsm8k = {"question": "2+2?", "answer": "Two and two <<2+2=4>>4.\n#### 4,321"}
+    math = {"problem": "3+3?", "solution": "It is $\\boxed{\\sqrt{36}}$.", "level": 1}
+    for row, answer in [(deepscaler, "\\frac{4}{2}"), (gsm8k, "4321"), (math, "\\sqrt{36}")]:
+        read = load_problems(write_jsonl(tmp_path / "data.jsonl", [row]))
+        assert (answers_of(read), read.bad_rows) == ([answer], ())
+    usable: dict[Any, str] = {
+        **{7: "7", 2.0: "2", -3: "-3", 0.000025: "0.000025", 1.5e-7: "0.00000015"},
+        **{"1,234.5": "1234.5", "(1,234)": "(1,234)", "So \\fbox{7}.": "7"},
+        "So \\boxed{42}.\n\n#### Check\n": "42",
+        "#### Step 1\n2 + 2 = 4\n#### 4": "4",
+        "$x = \\boxed{1}$ or $x = \\boxed{-2}$": "1, -2",
+    }
+    bad: dict[str, Any] = {
+        "answer is of type bool, not text or a number": True,
+        "no answer": None,
+        "answer is of type list, not text or a number": ["1"],
+        "answer is empty": "  ",
+        "answer has a last \\boxed{ that is empty or never closed": "\\boxed{3}, then \\boxed{12",
+        "answer has no answer behind its last ####, on the last line": "#### Check\nIt fits.\n",
+    }
+    rows = [{"problem": "p", "answer": value} for value in (*usable, *bad.values())]
     read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
-    assert answers_of(read) == ["0.000025", "0.00000015", "42", "4", "1, -2", "7"]
-    assert [bad.reason for bad in read.bad_rows] == [
-        "answer has a last \\boxed{ that is empty or never closed",
-        "answer has no answer behind its last ####, on the last line",
-    ]
-
-
-def test_numbers_become_text_and_other_types_are_bad_rows(tmp_path: Path) -> None:
-    values: list[Any] = [7, 2.0, 0.5, -3, True, None, ["1"], "  ", {"a": 1}, "1,234.5", "(1,234)"]
-    rows = [{"problem": f"p{i}", "answer": value} for i, value in enumerate(values)]
-    read = load_problems(write_jsonl(tmp_path / "data.jsonl", rows))
-    assert answers_of(read) == ["7", "2", "0.5", "-3", "1234.5", "(1,234)"]
-    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
-        (5, "answer is of type bool, not text or a number"),
-        (6, "no answer"),
-        (7, "answer is of type list, not text or a number"),
-        (8, "answer is empty"),
-        (9, "answer is of type dict, not text or a number"),
-    ]
+    assert answers_of(read) == [*usable.values()]
+    assert [bad_row.reason for bad_row in read.bad_rows] == [*bad]
+    assert [bad_row.row for bad_row in read.bad_rows] == [*range(len(usable) + 1, len(rows) + 1)]
 
 
 def test_bad_lines_are_listed_with_their_line_numbers(tmp_path: Path) -> None:
@@ -104,27 +89,6 @@ def test_bad_lines_are_listed_with_their_line_numbers(tmp_path: Path) -> None:
         "  ... and 3 more",
     ]
     assert all(bad.source == source for bad in read.bad_rows)
-
-
-def test_a_line_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_bytes(b'{"problem": "\xff", "answer": "1"}\n{"problem": "a", "answer": "1"}\n')
-    read = load_problems(str(path))
-    assert [bad.row for bad in read.bad_rows] == [1]
-    assert len(read.problems) == 1
-
-
-def test_half_of_a_surrogate_pair_is_a_bad_row(tmp_path: Path) -> None:
-    """In the problem, the answer or the id: none of them could be tokenized or written."""
-    good = {"id": "q", "problem": "p \U0001f600", "answer": "1"}
-    half = [{**good, name: "x\ud83d"} for name in ("problem", "answer", "id")]
-    read = load_problems(write_jsonl(tmp_path / "data.jsonl", [*half, good]))
-    assert [problem.text for problem in read.problems] == ["p \U0001f600"]
-    assert [(bad.row, bad.reason) for bad in read.bad_rows] == [
-        (row, f"{name} is no valid Unicode: half of a surrogate pair")
-        for row, name in enumerate(("problem", "answer", "id"), start=1)
-    ]
-    assert "3 of 4 rows left out" in describe_bad_rows(read)
 
 
 def test_a_column_that_python_cannot_hold_is_one_line(tmp_path: Path) -> None:
@@ -302,5 +266,3 @@ def test_arithmetic_splits_and_subsets() -> None:
     assert subset != shuffled_subset(test.problems, 20, seed=2)
     assert subset[:5] == shuffled_subset(test.problems, 5, seed=1)
     assert len(shuffled_subset(subset, 99, seed=1)) == 20
-    with pytest.raises(UserError, match="no split 'dev'"):
-        load_problems(ARITHMETIC, split="dev")

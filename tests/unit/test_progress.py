@@ -2,28 +2,24 @@
 
 import io
 import logging
-import os
-import pty
 import re
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 from rich.console import Console
 
 from megatron_opsft.cli import _ToStderr
-from megatron_opsft.run.progress import LiveView, sparkline
-from megatron_opsft.runtime.heartbeat import heartbeat
-from megatron_opsft.runtime.phase import count_done, enter_phase, expect
+from megatron_opsft.run.progress import RunProgress, sparkline
+from megatron_opsft.runtime import progress
+from megatron_opsft.runtime.phase import count_done, enter_phase, expect, heartbeat
+from megatron_opsft.runtime.progress import Progress
 
 
-def shown(bars: LiveView) -> list[str]:
+def shown(bars: RunProgress) -> list[str]:
     """What a terminal would show now, a string a line."""
     console = Console(file=io.StringIO(), width=100)
-    console.print(bars.get_renderable())
+    console.print(bars.view())
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
@@ -39,10 +35,10 @@ def made_step(step: int, mean_tokens: float) -> dict[str, float | int]:
 
 
 def test_a_second_bar_counts_the_responses_of_the_phase() -> None:
-    bars = LiveView(Console(file=io.StringIO()), steps=24, done=2)
+    bars = RunProgress(Console(file=io.StringIO(), force_terminal=True), steps=24, done=2)
     enter_phase("prepare", 3)
     line, phase = shown(bars)
-    assert line.startswith("step 2/24 ") and "- s/step, left" in line
+    assert line.startswith("step 2/24 ") and " -, left" in line
     assert phase == "prepare 0:00:00"
     enter_phase("rollout")
     expect(512, "responses")
@@ -65,7 +61,7 @@ def test_a_log_line_goes_above_the_bars(monkeypatch: pytest.MonkeyPatch) -> None
     """rich prints what is written to `sys.stderr` above a bar that is shown."""
     terminal = io.StringIO()
     handler = _ToStderr()
-    with LiveView(Console(file=terminal, force_terminal=True), steps=1, done=0):
+    with RunProgress(Console(file=terminal, force_terminal=True), steps=1, done=0):
         record = logging.LogRecord("a", logging.INFO, "", 0, "seen above", None, None)
         handler.handle(record)
     assert terminal.getvalue().count("seen above\n") == 1
@@ -96,31 +92,6 @@ def test_a_line_in_place_of_the_bar_where_there_is_no_terminal(
     ] * lines
 
 
-class Terminal:
-    """A pseudo-terminal whose screen can be read: what rich sends of cursor moves is obeyed."""
-
-    def __init__(self, width: int = 100) -> None:
-        self._ours, theirs = pty.openpty()
-        self.file = open(theirs, "w", encoding="utf-8")  # noqa: SIM115
-        assert self.file.isatty()
-        self.console = Console(file=self.file, width=width, height=30)
-        self._received = bytearray()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        with suppress(OSError):  # the other end is closed
-            while data := os.read(self._ours, 65536):
-                self._received += data
-
-    def close(self) -> str:
-        """All that was received, when nothing more will come."""
-        self.file.close()
-        self._reader.join(10)
-        os.close(self._ours)
-        return self._received.decode("utf-8")
-
-
 def screen_of(received: str) -> list[str]:
     """The lines of a screen after that."""
     lines, row, column = [""], 0, 0
@@ -132,7 +103,7 @@ def screen_of(received: str) -> list[str]:
         elif sign == "\r":
             column = 0
         elif sign == "\n":
-            row += 1
+            row, column = row + 1, 0
             lines += [""] * (row + 1 - len(lines))
         elif sign:
             lines[row] = lines[row][:column].ljust(column) + sign + lines[row][column + 1 :]
@@ -140,55 +111,61 @@ def screen_of(received: str) -> list[str]:
     return [" ".join(line.split()) for line in lines if line.strip()]
 
 
-@pytest.fixture
-def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
-    monkeypatch.setenv("TERM", "xterm")
-    made = Terminal(getattr(request, "param", 100))
-    yield made
-    made.file.close()
+def terminal_of(width: int) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
 
 
-def test_a_phase_may_begin_while_the_bars_are_shown(terminal: Terminal) -> None:
-    """A task that is added to a `Progress` draws it, and so would add another without end."""
+def received_by(terminal: Console) -> str:
+    assert isinstance(terminal.file, io.StringIO)
+    return terminal.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [100, 8])
+def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(width: int) -> None:
+    terminal = terminal_of(width)
     enter_phase("prepare", 1)
-    with LiveView(terminal.console, steps=4, done=0) as bars:
-        enter_phase("rollout")
-        expect(16, "responses")
-        count_done(4)
-        bars.refresh()
-        enter_phase("evaluate")
-        expect(8, "responses")
-        bars.refresh()
-    received = terminal.close()
-    assert "rollout" in received
-    above, below = screen_of(received)[:2]
-    assert above.startswith("step 0/4 ") and below.startswith("evaluate 0/8 ")
-    assert received.endswith("\x1b[?25h")
-
-
-@pytest.mark.parametrize("terminal", [100, 24, 8], indirect=True)
-def test_made_up_steps_on_a_screen_and_the_cursor_after_ctrl_c(terminal: Terminal) -> None:
-    enter_phase("prepare", 1)
-    with pytest.raises(KeyboardInterrupt), LiveView(terminal.console, steps=8, done=0) as view:
+    with pytest.raises(KeyboardInterrupt), RunProgress(terminal, steps=8, done=0) as view:
         for step, tokens in enumerate((80.0, 60.0, 70.0, 10.0), start=1):
             enter_phase("rollout", step)
             expect(16, "responses")
             count_done(16)
-            view.refresh()
+            time.sleep(0.15)
             enter_phase("train")
             view.finish_step(made_step(step, tokens))
-            view.refresh()
+            time.sleep(0.15)
         raise KeyboardInterrupt
-    received = terminal.close()
+    received = received_by(terminal)
     assert received.count("\x1b[?25l") == 1 and received.rstrip().endswith("\x1b[?25h")
     lines = screen_of(received)
-    width = terminal.console.width
     assert len(lines) == 4 and all(len(line) <= width for line in lines)
     if width == 100:
         assert lines[0].startswith("step 4/8 ") and "2.50 s/step, left 0:00:0" in lines[0]
         assert lines[1] == "train 0:00:00"
         assert lines[2] == "64 tokens/s accepted 6/16 accuracy 0.500"
         assert lines[3] == "mean tokens █▆▇▁ 10.0"
+
+
+def test_work_is_a_line_now_and_then_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Progress("copying", 4, shown=False) as hidden:
+        hidden.advance(4)
+    with Progress("copying", 4) as quick:
+        quick.advance(4)
+    for name in ("LINES", "LOOKS"):
+        monkeypatch.setattr(progress, f"_SECONDS_BETWEEN_{name}", 0)
+    with Progress("model", 4, done=1, read=lambda: (3, "samples, right")) as slow:
+        slow.look()
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.startswith("copying: 4 of 4 (")
+    assert second == "model: 3 of 4 samples, right, about 0 s left" == third
+
+
+def test_work_is_a_bar_on_a_terminal() -> None:
+    terminal = terminal_of(100)
+    with Progress("copying", 4000, console=terminal) as bar:
+        bar.advance(2500)
+    assert screen_of(received_by(terminal))[0].startswith("copying 2,500/4,000 ")
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from megatron_opsft.data.problems import drop_unusable_prompts, load_problems
+from megatron_opsft.data.choices import drop_unusable_prompts
+from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.prompts import (
     PromptEncoder,
     check_vocabulary,

@@ -2,22 +2,24 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
-from megatron_opsft.run.directory import RunDir
-from megatron_opsft.run.rollout_log import WrittenResponse, write_rollouts
-from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.run.rollout_log import rollout_line
+from megatron_opsft.runtime.durable import write_json, write_packed_lines
 from megatron_opsft.runtime.step_names import rollout_files, rollout_name
 
 
 def _finished_run(path: Path) -> RunDir:
     run = RunDir(path)
     run.open(resume=False, overwrite=False)
-    write_json(path / "manifest.json", {"versions": {}})
+    run.write_manifest({})
     (path / "config.yaml").write_text("run: {}\n")
     (path / "metrics.jsonl").write_text('{"step": 1}\n')
     _save(path, 1)
@@ -25,13 +27,12 @@ def _finished_run(path: Path) -> RunDir:
 
 
 def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
-    write_rollouts(run_dir / "rollouts" / rollout_name(step, rank), [_row(0)])
+    (run_dir / "rollouts").mkdir(exist_ok=True)
+    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [_line(0)], level=1)
 
 
-PROBLEM = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
-
-
-def _row(index: int) -> tuple[Problem, WrittenResponse]:
+def _line(index: int) -> Mapping[str, Any]:
+    problem = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
     rollout = Rollout(
         problem_id="ä/1",
         sample_index=index,
@@ -42,8 +43,7 @@ def _row(index: int) -> tuple[Problem, WrittenResponse]:
         weight_version=7,
     )
     verdict = Verdict(outcome=Outcome.CORRECT, answer="4")
-    written = WrittenResponse(rollout=rollout, verdict=verdict, reward=1.0, advantage=0.25)
-    return PROBLEM, written
+    return rollout_line(problem, rollout, verdict, reward=1.0, advantage=0.25)
 
 
 def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
@@ -52,16 +52,6 @@ def test_a_run_is_not_overwritten_by_default(tmp_path: Path) -> None:
         run.open(resume=False, overwrite=False)
     run.open(resume=True, overwrite=False)
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_overwrite_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "slurm.out").write_text("log")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.txt").write_text("mine")
-    run.open(resume=False, overwrite=True)
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-    assert left == {"slurm.out", "notes", "notes/a.txt", "checkpoints"}
 
 
 def test_an_overwrite_that_is_killed_can_be_given_again(
@@ -97,9 +87,9 @@ def test_overwrite_keeps_an_evaluation_and_what_the_run_reads(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"hf, which this run reads; --overwrite would delete"):
         run.open(resume=False, overwrite=True, needed=[tmp_path / "hf"])
     write_json(tmp_path / "manifest.json", {"kind": "evaluation", "versions": {}})
-    with pytest.raises(UserError, match=r"no manifest\.json of a run"):
+    with pytest.raises(UserError, match="something else than a run"):
         run.open(resume=False, overwrite=True)
-    write_json(tmp_path / "manifest.json", {"versions": {}})
+    run.write_manifest({})
     assert {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*")} == before
     run.open(resume=False, overwrite=True, needed=[tmp_path.parent])
     assert not (tmp_path / "hf").exists()
@@ -121,12 +111,6 @@ def test_start_beside_foreign_files_and_after_a_start_that_failed(tmp_path: Path
     assert (tmp_path / "slurm.out").read_text() == "log"
 
 
-def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="is a file"):
-        RunDir(tmp_path / "run").open(resume=False, overwrite=True)
-
-
 def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     lines = [json.dumps({"step": n, "loss": 0.1 * n + 1e-17}) + "\n" for n in range(1, 6)]
@@ -145,71 +129,6 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_truncate_leaves_what_only_looks_like_a_step(tmp_path: Path) -> None:
-    """Copies that a user made neither end the run nor count as steps, and stay."""
-    run = _finished_run(tmp_path)
-    names = ["step_000009_keep.jsonl.gz", "step_000000_9.jsonl.gz", "step_9.jsonl.gz", "step_best"]
-    names += [
-        "step_000009.jsonl.gz.bak",
-        "step_0000009.jsonl.gz",
-        "step_\u0660\u0660\u0660009.jsonl.gz",
-    ]
-    kept = [tmp_path / "rollouts" / name for name in names]
-    kept += [tmp_path / "checkpoints" / ".partial_mine", tmp_path / "checkpoints" / ".partial_9"]
-    for path in kept:
-        path.touch()
-    # Of another kind than a run's: files are rollouts, directories are checkpoints.
-    kept += [tmp_path / "rollouts" / "step_000009.jsonl.gz", tmp_path / "rollouts" / "step_000008"]
-    for path in kept[-2:]:
-        path.mkdir()
-    kept += [tmp_path / "checkpoints" / ".partial_000004", tmp_path / "checkpoints" / "a"]
-    for path in kept[-2:]:
-        path.touch()
-    for step in (1, 2, 1_000_000):
-        _save(tmp_path, step)
-    (tmp_path / "checkpoints" / ".partial_replaced_000002").mkdir()
-    run.truncate(after_step=1)
-    left = {
-        path for folder in ("rollouts", "checkpoints") for path in (tmp_path / folder).iterdir()
-    }
-    assert left == {*kept, tmp_path / "rollouts" / "step_000001.jsonl.gz"}
-
-
-def test_files_that_only_look_like_a_runs_are_not_deleted(tmp_path: Path) -> None:
-    run = _finished_run(tmp_path)
-    kept = {"failed_step_notes.json", "curves.csv", "failed_step_000002.json.bak"}
-    for name in (*kept, "failed_step_000002.json", "curves.png"):
-        (tmp_path / name).touch()
-    assert run.failed_batch(2) == tmp_path / "failed_step_000002.json"
-    run.open(resume=False, overwrite=True)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {*kept, "checkpoints"}
-
-
-@pytest.mark.parametrize("torn", [b'{"step": 2}', b"\0\0", b"\x80"])
-def test_truncate_drops_a_torn_line_even_if_its_step_would_count(
-    tmp_path: Path, torn: bytes
-) -> None:
-    run = _finished_run(tmp_path)
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + torn)
-    run.truncate(after_step=2)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-@pytest.mark.parametrize(
-    "line", [b'{"step": 2, "lo', b"null", b'{"loss": 1.0}', b"\x80", b"[]", b'{"step": null}']
-)
-def test_truncate_names_a_damaged_line_and_drops_nothing(tmp_path: Path, line: bytes) -> None:
-    run = _finished_run(tmp_path)
-    text = b'{"step": 1}\n' + line + b'\n{"step": 3}\n'
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 9}\n')
-    (tmp_path / "evals.jsonl").write_bytes(text)
-    with pytest.raises(UserError, match=r"evals\.jsonl:2: .*; restore the file, or delete"):
-        run.truncate(after_step=3)
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 9}\n'
-    assert (tmp_path / "evals.jsonl").read_bytes() == text
-
-
 def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
     run = _finished_run(tmp_path)
     (tmp_path / "evals.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n')
@@ -220,11 +139,11 @@ def test_truncate_to_the_start_forgets_everything(tmp_path: Path) -> None:
 
 
 def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
-    written = [_row(index) for index in range(3)]
+    written = [_line(index) for index in range(3)]
     path = tmp_path / "step_000002.jsonl.gz"
-    write_rollouts(path, written)
+    write_packed_lines(path, written, level=1)
     first = path.read_bytes()
-    write_rollouts(path, written)
+    write_packed_lines(path, written, level=1)
     assert path.read_bytes() == first
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
     rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]

@@ -32,7 +32,7 @@ def test_rows_and_manifest_read_back(tmp_path: Path) -> None:
     write_stored_responses(path, ROWS, {"method": "crst", "samples": 16})
     stored = read_stored_responses(path)
     assert [stored[n] for n in range(len(stored))] == ROWS
-    assert (stored.num_prompt_tokens(0), stored.num_response_tokens(0)) == (2, 3)
+    assert (stored.num_prompt_tokens, stored.num_response_tokens) == ([2, 1], [3, 2])
     assert stored.manifest == {"method": "crst", "samples": 16}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import yaml
 from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.estimate import Estimate
-from megatron_opsft.study.jobs import check_run, commands_of, files_of, trainings_of
+from megatron_opsft.report.table import Estimate
+from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
 from megatron_opsft.study.outputs import write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
 from megatron_opsft.study.table import Row, converged_at, read_rows
@@ -47,15 +48,15 @@ SAME_DIRECTORY = {"base": {}, "base!": {"set": {"run.steps": 3}}}
 def plan_of(tmp_path: Path, **changes: Any) -> StudyPlan:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
-    return read_study(path)
+    return read_study(path, tmp_path)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/studies").glob("*.yaml")), ids=str)
 def test_every_shipped_study_can_be_made(path: Path, tmp_path: Path) -> None:
-    plan = read_study(path)
+    plan = read_study(path, tmp_path)
     for run in plan.runs:
-        check_run(run, files_of(tmp_path, run))
-    assert len({run.slug for run in plan.runs}) == len(plan.runs) > 4
+        check_run(run)
+    assert len({run.directory for run in plan.runs}) == len(plan.runs) > 4
 
 
 def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: Path) -> None:
@@ -72,15 +73,14 @@ def test_equal_runs_are_made_once_and_an_untrained_model_for_one_seed(tmp_path: 
 
 def test_fixed_data_are_made_before_the_training_that_reads_them(tmp_path: Path) -> None:
     run = next(run for run in plan_of(tmp_path).runs if run.name == "crst")
-    files = files_of(tmp_path, run)
-    data, train, evaluation = commands_of(run, files)
-    file = files.train / "round_1.parquet"
+    data, train, evaluation = commands_of(run)
+    file = run.directory / "train/round_1.parquet"
     assert data[:2] == ["data", "crst"] and data[-4:] == ["--limit", "4", "--out", str(file)]
     assert f"data.responses={file}" in train and train[-1] == "--resume=auto"
-    assert evaluation[0] == "eval" and f'model="{files.train}/round_1"' in evaluation
+    assert evaluation[0] == "eval" and f'model="{run.directory}/train/round_1"' in evaluation
     file.parent.mkdir(parents=True)
     file.touch()
-    assert [words[0] for words in commands_of(run, files)] == ["train", "eval"]
+    assert [words[0] for words in commands_of(run)] == ["train", "eval"]
 
 
 def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: Path) -> None:
@@ -88,12 +88,14 @@ def test_rounds_share_out_the_steps_and_are_one_training_in_the_table(tmp_path: 
     runs = {"base": {"train": False}, "off": rounds}
     plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
     run = plan.runs[1]
-    files = files_of(tmp_path, run)
-    commands = commands_of(run, files)
+    commands = commands_of(run)
     assert [words[0] for words in commands] == ["data", "train"] * 2 + ["eval"]
     assert all("run.steps=2" in commands[place] for place in (1, 3))
-    assert f"model.path={files.train}/round_1/hf" in commands[2] and "run.seed=4" in commands[2]
-    for directory, first in zip(trainings_of(run, files), (40.0, 30.0), strict=True):
+    assert (
+        f"model.path={run.directory}/train/round_1/hf" in commands[2]
+        and "run.seed=4" in commands[2]
+    )
+    for directory, first in zip(trainings_of(run), (40.0, 30.0), strict=True):
         directory.mkdir(parents=True)
         facts = {"step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 4}
         lines = [json.dumps({"step": step, **facts}) for step in (1, 2)]
@@ -138,18 +140,19 @@ def test_what_cannot_be_made_is_said_at_once(tmp_path: Path, entry: Any, message
     runs = {"base": {"train": False}, "b": entry}
     plan = plan_of(tmp_path, sections={"a": {"title": "", "runs": runs}})
     with pytest.raises(UserError, match=message):
-        check_run(plan.runs[1], files_of(tmp_path, plan.runs[1]))
+        check_run(plan.runs[1])
 
 
-def test_a_section_s_runs_alone_are_chosen(tmp_path: Path, cli: ForkedCli) -> None:
-    plan_of(tmp_path)
-    words = ["study", tmp_path / "study.yaml", "--out", tmp_path / "out", "--dry-run"]
-    ended = cli.run([*words, "--section", "limits"])
-    trained = [line for line in ended.stdout.split("\n") if line.startswith("train ")]
-    assert ended.exit_code == 0 and len(trained) == 4 and "crst" not in ended.stdout
-    wrong = cli.run([*words, "--section", "limit"])
-    assert wrong.exit_code == 2 and "--section limit" in wrong.stderr
-    assert "methods, limits" in wrong.stderr
+def test_one_run_alone_is_chosen_by_its_number(tmp_path: Path, cli: ForkedCli) -> None:
+    plan = plan_of(tmp_path)
+    words = ["study", tmp_path / "study.yaml", "--out", tmp_path]
+    listed = cli.run([*words, "--list"]).stdout.splitlines()
+    assert [line.split()[:2] for line in listed[:2]] == [["0", "base"], ["1", "ours"]]
+    ended = cli.run([*words, "--dry-run", "--only", "1"])
+    assert ended.exit_code == 0
+    assert [shlex.split(line) for line in ended.stdout.splitlines()] == commands_of(plan.runs[1])
+    wrong = cli.run([*words, "--only", "7"])
+    assert wrong.exit_code == 2 and "has 7 runs, numbered from 0" in wrong.stderr
 
 
 def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: ForkedCli) -> None:
@@ -165,13 +168,13 @@ def test_wrong_settings_are_said_before_anything_is_run(tmp_path: Path, cli: For
 
 def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     run = plan_of(tmp_path).runs[1]
-    files = files_of(tmp_path, run)
-    files.directory.mkdir(parents=True)
-    files.definition.write_text(json.dumps(run.definition()))
-    check_run(run, files)
-    files.definition.write_text(json.dumps({**run.definition(), "seed": 5}))
-    with pytest.raises(UserError, match="was made with other settings; delete it"):
-        check_run(run, files)
+    directory = RunDirectory(run.directory)
+    run.directory.mkdir(parents=True)
+    directory.write_manifest({"identity": run.definition()})
+    check_run(run)
+    directory.write_manifest({"identity": {**run.definition(), "seed": 5}})
+    with pytest.raises(UserError, match="with seed=5, not 0; set it back, delete that directory"):
+        check_run(run)
 
 
 @pytest.mark.parametrize("words", [[], ["--quick"], ["--quick", "--jobs", "1"]])
@@ -214,8 +217,9 @@ def test_without_the_baseline_s_results_a_page_has_no_ratio(tmp_path: Path) -> N
         ("NormStd", "0.250"),
     ]
     last = (tmp_path / "table.md").read_text(encoding="utf-8").splitlines()[-1]
-    cells = [cell.strip() for cell in last.strip("|").split(" | ")]
-    assert cells == ["", "ours", "50.0", "75.0", "40.0", "-", "1.25", "0.250", "", "1"]
+    assert [cell.strip() for cell in last.strip("|").split(" | ")] == [
+        *("ours", "50.0", "75.0", "40.0", "1.25")
+    ]
 
 
 def test_seeds_are_a_mean_with_their_deviation(tmp_path: Path) -> None:
@@ -242,12 +246,12 @@ def test_seeds_are_a_mean_with_their_deviation(tmp_path: Path) -> None:
 
 def test_a_run_that_failed_has_its_last_words_in_table_and_page(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    files = files_of(tmp_path, plan.runs[1])
-    files.train.mkdir(parents=True)
-    files.log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
+    train = plan.runs[1].directory / "train"
+    train.mkdir(parents=True)
+    plan.runs[1].log.write_text("INFO step 1\nerror: loss is nan & no <number>\n\n")
     step = {"step": 1, "step_seconds": 2.0, "trained_tokens": 30, "num_accepted": 0}
     phases = {f"{phase}_seconds": 0.5 for phase in ("rollout", "verify", "train", "sync")}
-    (files.train / "metrics.jsonl").write_text(json.dumps(step | phases) + "\n")
+    (train / "metrics.jsonl").write_text(json.dumps(step | phases) + "\n")
     rows = read_rows(tmp_path, plan)
     assert [row.error for row in rows][:3] == [
         "not made yet",

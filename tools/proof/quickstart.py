@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from proof.stage import publish
 from vllm_jobs import opened
 
 from megatron_opsft.records import Sample, SyncResult
-from megatron_opsft.runtime.machine import free_gpu_bytes
-from megatron_opsft.runtime.memory import peak_memory_bytes
+from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.session import Session
 from megatron_opsft.train import run_step
 
@@ -43,9 +43,9 @@ def note_pushes(session: Session) -> list[SyncResult]:
 
 def given_back_bytes(session: Session) -> int:
     """Bytes of the GPU that fall free when the engine, which holds weights, goes to sleep."""
-    before = free_gpu_bytes(session.device)
+    before, _ = torch.cuda.mem_get_info()
     session.sampler.engine.sleep()
-    return free_gpu_bytes(session.device) - before
+    return torch.cuda.mem_get_info()[0] - before
 
 
 def problems_of(

@@ -10,6 +10,8 @@ from megatron_opsft.methods.catalog.dler import Dler
 from megatron_opsft.methods.catalog.er_rl import ErRl
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
 from megatron_opsft.methods.catalog.gdpo import Gdpo
+from megatron_opsft.methods.catalog.gfpo import Gfpo
+from megatron_opsft.methods.catalog.gr3 import Gr3
 from megatron_opsft.methods.catalog.grpo import DrGrpo, Grpo
 from megatron_opsft.methods.catalog.kimi import Kimi
 from megatron_opsft.methods.catalog.l1 import L1Exact, L1Max
@@ -25,7 +27,7 @@ from megatron_opsft.methods.settings import MethodSettings
 
 _BASIC = (OnPolicySft, Grpo, DrGrpo)
 _LENGTH = (ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe)
-_LATER = (Kimi, MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear)
+_LATER = (Kimi, MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear, Gr3, Gfpo)
 _FIXED_DATA = (Crst, TokenSkip, StepEntropy, OffPolicySft)
 METHODS: dict[str, type[MethodSettings]] = {
     method.model_fields["name"].default: method

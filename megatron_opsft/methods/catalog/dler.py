@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from megatron_opsft.methods.advantages import Values, whiten
+from megatron_opsft.methods.dapo import MaxRefills
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import Beta, ClipHigh, Kl, PolicySettings, State
 
@@ -25,19 +26,11 @@ class Dler(PolicySettings):
         "tokens",
         description="Whether a response counts once, or with each of its tokens: the code.",
     )
-    max_refills: int = Field(
-        8,
-        ge=0,
-        description="How often problems are drawn again to fill a batch; then it is smaller.",
-    )
+    max_refills: MaxRefills = 8
     easy_limit: int | None = Field(
         None, ge=1, description="DA-DLER: length limit where enough responses are correct."
     )
     easy_pass_rate: float = Field(0.5, ge=0, le=1, description="... which is this share.")
-
-    @property
-    def most_refills(self) -> int:
-        return self.max_refills
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
         """1 if correct within the limit."""
@@ -50,6 +43,6 @@ class Dler(PolicySettings):
         lengths = [group.lengths for group in batch]
         return whiten(super().advantages(batch, rewards), lengths, self.whiten)
 
-    def keeps(self, group: Group) -> bool:
+    def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
         """Whether neither all nor none of the responses are rewarded."""
-        return 0 < sum(self.group_rewards(group, self.first_state())) < len(group.responses)
+        return min(rewards) < max(rewards)

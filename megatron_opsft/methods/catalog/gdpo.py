@@ -31,15 +31,16 @@ class Gdpo(GroupNormalizedSettings):
         return [float(r.finished and r.num_tokens <= self.target) for r in group.responses]
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """The sum, which is only reported."""
+        """The sum of both."""
         scores = self.length_rewards(group)
         return [c + score for c, score in zip(group.verdicts, scores, strict=True)]
 
     def advantages(self, batch: Sequence[Group], rewards: Values) -> Values:
         """whiten(sum over both rewards of (r - mean)/std)."""
         summed = []
-        for group in batch:
-            both = (group.verdicts, self.length_rewards(group))
+        for group, reward in zip(batch, rewards, strict=True):
+            scores = self.length_rewards(group)
+            both = ([r - score for r, score in zip(reward, scores, strict=True)], scores)
             parts = [group_normalized(values, self.std_epsilon) for values in both]
             summed.append([sum(pair) for pair in zip(*parts, strict=True)])
         return whiten(summed, [group.lengths for group in batch], self.whiten)

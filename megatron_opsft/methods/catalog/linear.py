@@ -15,8 +15,14 @@ class Linear(PolicySettings):
     paper = "prime-rl, pull request 2901"
     name: Literal["linear"] = "linear"
     weight: float = Field(0.25, ge=0, description="Of the length penalty.")
+    only_correct: bool = Field(
+        False, description="Only correct responses pay it (prime-rl, pull request 3376)."
+    )
 
     def group_rewards(self, group: Group, state: State) -> list[float]:
-        """c - w pass_rate n / max n."""
+        """c - w pass_rate n / max n, of wrong ones 0 if only correct ones pay."""
         price = self.weight * group.pass_rate / max(group.lengths)
-        return [response.correct - price * response.num_tokens for response in group.responses]
+        return [
+            r.correct - price * r.num_tokens * (r.correct or not self.only_correct)
+            for r in group.responses
+        ]

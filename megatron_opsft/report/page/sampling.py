@@ -6,17 +6,18 @@ problem, so that a problem is seen before and after, and the same run gives the 
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.report.lines import response_lines
+from megatron_opsft.errors import UserError
 from megatron_opsft.report.page.html import encoded_size
-from megatron_opsft.runtime.step_names import rollout_files
+from megatron_opsft.runtime.durable import whole_lines
 
+log = logging.getLogger("megatron_opsft")
 FIELDS = (
     "step",
     "problem_id",
@@ -30,28 +31,30 @@ FIELDS = (
     "text",
 )
 _SCORES = ("log_probs", "piece_lengths")  # where `run.save_logprobs` has saved them
-# Cannot be part of a text: its quotes would have backslashes there.
-_TOKENS = b', "response_ids": ['
-_PROBLEM = re.compile(rb'"problem_id": ("(?:[^"\\]|\\.)*")')
+_PROBLEM = re.compile(rb'"problem_id": "((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(slots=True)
 class _Group:
-    """Responses of one problem in one step."""
+    """Responses of one problem in one step. problems: its id -> [text, gold]."""
 
     rows: list[list[Any]] = field(default_factory=list)
-    problem: str | None = None
-    gold: str | None = None
+    problems: dict[str, list[str | None]] = field(default_factory=dict)
     num_bytes: int = 0
 
-
-def rollouts_of(run: Path) -> dict[int, list[Path]]:
-    """Step -> its files of responses."""
-    steps: dict[int, list[Path]] = {}
-    directory = run / "rollouts"
-    for step, path in rollout_files(directory) if directory.is_dir() else ():
-        steps.setdefault(step, []).append(path)
-    return steps
+    def add(self, step: Any, fields: Mapping[str, Any]) -> int:
+        """Returns the bytes that the group has become larger by."""
+        row = [step, *(fields.get(name) for name in FIELDS[1:])]
+        if all(isinstance(fields.get(name), list) for name in _SCORES):
+            row += [fields[name] for name in _SCORES]
+        size = encoded_size(row) + 1
+        told = [t if isinstance(t := fields.get(k), str) else None for k in ("problem", "gold")]
+        if any(text is not None for text in told) and not self.problems:
+            self.problems[fields["problem_id"]] = told
+            size += encoded_size(self.problems) + 1
+        self.rows.append(row)
+        self.num_bytes += size
+        return size
 
 
 def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dict[str, Any]:
@@ -65,13 +68,12 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dic
     total, room = 0, max_bytes
     order = _spread(sorted(files))
     for place, step in enumerate(order):
-        chosen, count = _sample_step(step, files[step], room // (len(order) - place), room)
+        groups, count = _sample_step(step, files[step], room // (len(order) - place), room)
         total += count
-        for problem_id, group in chosen.items():
+        for group in groups:
             rows += group.rows
+            problems |= group.problems
             room -= group.num_bytes
-            if group.problem is not None or group.gold is not None:
-                problems[problem_id] = [group.problem, group.gold]
     rows.sort(key=lambda row: row[:3])
     scored = any(len(row) > len(FIELDS) for row in rows)
     return {"fields": FIELDS + _SCORES * scored, "rows": rows, "total": total, "problems": problems}
@@ -79,72 +81,39 @@ def sample_responses(files: Mapping[Any, Sequence[Path]], max_bytes: int) -> dic
 
 def _sample_step(
     step: Any, paths: Sequence[Path], share: int, room: int
-) -> tuple[dict[str, _Group], int]:
+) -> tuple[list[_Group], int]:
     """The groups of the first problems by hash that fit into `share` bytes, and how many responses
     the step has. The first of all may take as much as there is `room`. Holds little more than that.
     """
-    groups: dict[int, tuple[str, _Group]] = {}
+    groups: dict[bytes, _Group] = {}
     used = total = 0
-    closed = 1 << 64  # no problem from here on: one before it did not fit
-    for _, line in chain.from_iterable(map(response_lines, paths)):
+    closed = b"\xff" * 9  # no problem from here on: one before it did not fit
+    for line in _lines_of(paths):
         total += 1
-        place = _hash(_problem_of(line))
-        if place >= closed:
+        found = _PROBLEM.search(line)
+        place = hashlib.blake2b(found[1] if found else b"", digest_size=8).digest()
+        if found is None or place >= closed:
+            continue  # most lines of a long run, which are not parsed
+        try:
+            fields = json.loads(line, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
             continue
-        row = _parse(line, step)
-        if row is None:
+        if not isinstance(fields, dict) or not isinstance(fields.get("problem_id"), str):
             continue
-        group = groups.setdefault(place, (row["problem_id"], _Group()))[1]
-        used += _add(group, row)
+        used += groups.setdefault(place, _Group()).add(step, fields)
         while groups and used > (room if len(groups) == 1 else share):
             closed = max(groups)
-            used -= groups.pop(closed)[1].num_bytes
-    return dict(groups[place] for place in sorted(groups)), total
+            used -= groups.pop(closed).num_bytes
+    return [groups[place] for place in sorted(groups)], total
 
 
-def _add(group: _Group, fields: dict[str, Any]) -> int:
-    """Bytes that the group has become larger by."""
-    row = [fields.get(name) for name in FIELDS]
-    if all(isinstance(fields.get(name), list) for name in _SCORES):
-        row += [fields[name] for name in _SCORES]
-    size = encoded_size(row) + 1
-    if group.problem is None and isinstance(fields.get("problem"), str):
-        group.problem = fields["problem"]
-        size += encoded_size(group.problem) + encoded_size(fields["problem_id"]) + 20
-    if group.gold is None and isinstance(fields.get("gold"), str):
-        group.gold = fields["gold"]
-        size += encoded_size(group.gold)
-    group.rows.append(row)
-    group.num_bytes += size
-    return size
-
-
-def _problem_of(line: bytes) -> str:
-    """The problem's id, without parsing the line; "" where it has none."""
-    found = _PROBLEM.search(line)
-    try:
-        return str(json.loads(found[1])) if found else ""
-    except ValueError:
-        return ""
-
-
-def _parse(line: bytes, step: Any) -> dict[str, Any] | None:
-    """The fields but for the tokens, which are most of the line and are not shown."""
-    start = line.find(_TOKENS)
-    if start >= 0:
-        line = line[:start] + line[line.find(b"]", start) + 1 :]
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_response = isinstance(fields, dict) and isinstance(fields.get("problem_id"), str)
-    return {**fields, "step": step} if is_response else None
-
-
-def _hash(problem_id: str) -> int:
-    return int.from_bytes(
-        hashlib.blake2b(problem_id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
-    )
+def _lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
+    """What can be read of each file: a killed process or a full disk may have torn its end."""
+    for path in paths:
+        try:
+            yield from whole_lines(path)
+        except UserError as error:
+            log.warning("%s; its other responses are left out", error)
 
 
 def _spread(steps: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.engine import EngineSettings, SamplingSettings
 from megatron_opsft.rollout.limits import check_installed
-from megatron_opsft.runtime.loading import collector_at_rest
+from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.run.directory import RunDir
-from megatron_opsft.runtime.durable import write_json
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, in_step_order, step_in, step_name
 
 STEPS = st.integers(min_value=0, max_value=10**12)
@@ -18,15 +17,15 @@ AFFIXES = st.sampled_from(["step_", PARTIAL, REPLACED, "a.b", "", "(", "000"])
 ENDS = st.sampled_from(["", ".jsonl.gz", ".*", "0a"])
 # Names that nearly are those of a run, and any others that a file system takes.
 NEARLY = st.tuples(
-    st.sampled_from(["step_", PARTIAL, REPLACED, "failed_step_", "curves.", ""]),
+    st.sampled_from(["step_", PARTIAL, REPLACED, "failed_step_", "report.", ""]),
     st.text("0123456789", max_size=8),
-    st.sampled_from(["", ".jsonl.gz", ".json", ".gz", "_", ".bak", "png", "\n"]),
+    st.sampled_from(["", ".jsonl.gz", ".json", ".gz", "_", ".bak", "html", "\n"]),
 ).map("".join)
 ANY = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), max_size=20)
 NAMES = st.one_of(NEARLY, ANY).filter(lambda name: name not in ("", ".", ".."))
 RUN_FILES = ("manifest.json", "config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json")
 RUN_FOLDERS = ("rollouts", "checkpoints", "hf", "tensorboard", "wandb")
-MADE = ("curves.png", "curves.svg", "report.html")  # of a run, by `report`
+MADE = ("report.html",)  # of a run, by `report`
 
 
 @given(STEPS, AFFIXES, ENDS)
@@ -57,14 +56,15 @@ def _is_of_a_run(name: str) -> bool:
 
 @settings(max_examples=25)
 @given(st.lists(NAMES, max_size=6, unique=True), st.integers(0, 3))
-@example(["failed_step_notes.json", "curves.csv", "failed_step_000002.json", "curves.png"], 0)
+@example(["failed_step_notes.json", "report.csv", "failed_step_000002.json", "report.html"], 0)
 def test_overwriting_and_resuming_leave_what_is_not_the_runs(
     names: list[str], after_step: int
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
         run = RunDir(Path(place))
         run.open(resume=False, overwrite=False)
-        write_json(run.path / "manifest.json", {"versions": {}})
+        run.write_manifest({})
+        assert run.failed_batch(2).name == "failed_step_000002.json"
         folders = [run.path, run.path / "rollouts", run.path / "checkpoints"]
         for folder in folders:
             folder.mkdir(exist_ok=True)

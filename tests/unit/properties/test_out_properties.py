@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import open_directory, read_manifest, write_manifest
+from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.storage.hf_files import WEIGHT_NAMES
-from megatron_opsft.storage.partial import PartialDir, partial_dir
+from megatron_opsft.storage.partial import partial_dir, written_whole
 from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
 
 WHOLE = [name for name in WEIGHT_NAMES if "*" not in name]
@@ -51,39 +52,42 @@ def test_only_a_model_a_conversion_or_nothing_may_be_replaced(
     assert allowed == (overwrite and wanted)
 
 
+ENDS = ["published", "failed", "killed", "killed between two renames", "killed at the end"]
+
+
 @settings(max_examples=30)
-@given(st.lists(st.sampled_from(["clear", "publish", "remove", "killed"]), max_size=6), st.data())
-def test_a_partial_directory_touches_its_own_and_its_output(
-    acts: list[str], data: st.DataObject
-) -> None:
-    """Whatever a try does, and wherever it ends, the output is the old or the new one, whole."""
+@given(st.lists(st.sampled_from(ENDS), max_size=6))
+def test_an_output_is_the_old_or_the_new_one_whatever_ended_the_tries(ends: list[str]) -> None:
     with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "out"
+        out, left = Path(place) / "out", partial_dir(Path(place) / "out")
         fill(out, {"old"}, set())
         neighbours = ["out.partial", ".out2.partial", "out2", ".out"]
         for name in neighbours:
             fill(Path(place) / name, {"kept"}, set())
         content = {"old"}
-        for act in acts:
-            partial = PartialDir(out)
-            partial.lock()
-            fill(partial.data, {act}, set()) if not partial.data.exists() else None
-            there = {path.name for path in partial.data.iterdir()}
-            if act == "publish":
-                partial.publish()
-                content = there
-            elif act == "killed" and data.draw(st.booleans()):  # between publish's two renames
-                shutil.rmtree(partial.path / "replaced", ignore_errors=True)
-                out.rename(partial.path / "replaced")
-            elif act in ("clear", "remove"):
-                getattr(partial, act)()
-            partial.unlock()
-        again = PartialDir(out)
-        again.lock()
+        for number, end in enumerate(ends):
+            if "killed" in end:
+                left.mkdir(exist_ok=True)
+                (left / "lock").touch()
+                if not (left / "data").exists() and end != "killed at the end":
+                    fill(left / "data", {"half"}, set())
+                if end == "killed between two renames" and not (left / "replaced").exists():
+                    out.rename(left / "replaced")
+                elif end == "killed at the end" and out.exists():
+                    shutil.rmtree(left / "replaced", ignore_errors=True)
+                    fill(left / "replaced", {"older"}, set())
+                continue
+            new = {f"new {number}"}
+            with suppress(RuntimeError), written_whole(out) as partial:
+                partial.write_small(dict.fromkeys(new, b""))
+                if end == "failed":
+                    raise RuntimeError
+            content = new if end == "published" else content
+            assert {path.name for path in out.iterdir()} == content and not left.exists()
+        with suppress(RuntimeError), written_whole(out):
+            raise RuntimeError
         assert {path.name for path in out.iterdir()} == content
-        again.remove()
-        left = {path.name for path in Path(place).iterdir()}
-        assert left == {"out", *neighbours} and not partial_dir(out).exists()
+        assert {path.name for path in Path(place).iterdir()} == {"out", *neighbours}
         assert all((Path(place) / name / "kept").exists() for name in neighbours)
 
 
@@ -111,14 +115,15 @@ def test_identities_are_merged_and_what_differs_is_refused(
     agrees = data == known_data and not unset and same_seed
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
-        write_manifest(directory, {"identity": before})
+        out = EvaluationDirectory(directory)
+        out.write_manifest({"identity": before})
         try:
-            open_directory(directory, new, overwrite=False)
+            out.open(new, overwrite=False)
         except UserError as error:
             assert "\n" not in str(error) and not agrees
             assert read_manifest(directory)["identity"] == before
             return
         assert agrees
-        write_manifest(directory, {"identity": new})
+        out.remember({"identity": new})
         assert read_manifest(directory)["identity"] == new | {"data": old["data"] | data}
-        open_directory(directory, new | {"data": {}}, overwrite=False)
+        out.open(new | {"data": {}}, overwrite=False)

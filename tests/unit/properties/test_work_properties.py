@@ -115,7 +115,8 @@ def test_every_response_is_dealt_once(sizes: list[int], num_ranks: int) -> None:
 def test_an_epoch_draws_every_problem_once(
     num_problems: int, batch_size: int, seed: int, step: int
 ) -> None:
-    sampler = ProblemSampler(num_problems=num_problems, batch_size=batch_size, seed=seed)
+    members = (range(num_problems),)
+    sampler = ProblemSampler(members=members, weights=(1,), batch_size=batch_size, seed=seed)
     assert len(sampler.indices(step)) == batch_size
     drawn = [index for s in range(num_problems) for index in sampler.indices(s)]
     for epoch in range(batch_size):

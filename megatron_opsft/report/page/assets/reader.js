@@ -192,4 +192,5 @@ function showReader() {
 }
 
 themes();
+tellWhenTapped();
 showReader();

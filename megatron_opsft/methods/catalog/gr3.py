@@ -1,0 +1,28 @@
+"""GR3: a reward is divided by what its length is to the mean length of the group."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Literal
+
+from pydantic import Field
+
+from megatron_opsft.methods.facts import Group
+from megatron_opsft.methods.settings import GroupNormalizedSettings, State
+
+
+class Gr3(GroupNormalizedSettings):
+    """Its authors choose alpha once, in a short run beforehand; here it is given."""
+
+    formula = "r = 1[correct] / (1 + alpha n/mean n)"
+    paper = "GR3, arXiv 2603.10535"
+    name: Literal["gr3"] = "gr3"
+    alpha: float = Field(0.33, ge=0, description="How much length costs; for chat 0.00133.")
+
+    def group_rewards(self, group: Group, state: State) -> list[float]:
+        """c / (1 + alpha n / mean n), the mean over right and wrong ones."""
+        mean = fmean(group.lengths)
+        return [r.correct / (1 + self.alpha * r.num_tokens / mean) for r in group.responses]
+
+    def keeps(self, group: Group, rewards: Sequence[float]) -> bool:
+        """Not where all are correct: a right answer of mean length would lose there."""
+        return group.pass_rate < 1 and super().keeps(group, rewards)

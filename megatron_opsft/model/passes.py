@@ -1,0 +1,275 @@
+"""Passes of the model through Megatron's pipeline schedule, and those that only score responses.
+
+The losses take the output layer's product over themselves, for response tokens alone: a pass hands
+them hidden states instead of logits.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer import TransformerConfig
+from torch import Tensor
+
+from megatron_opsft.batching.microbatch import build_microbatch
+from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.fused_linear import token_statistics
+from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.token_losses import WeightedLikelihood
+from megatron_opsft.methods.objective import LIKELIHOOD, Objective
+from megatron_opsft.records import MicroBatch, Sample
+from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
+
+
+def packed_params(batch: MicroBatch) -> PackedSeqParams:
+    """Megatron's description of a packed micro-batch.
+
+    Fillers that end a sequence count as its tokens. Nothing before them attends to them, every
+    sequence can be cut as context parallelism wants it, and no attention has to leave gaps out:
+    TransformerEngine up to 2.17.1 does so wrongly between parts of uneven lengths (its issue 3331).
+    """
+    borders = batch.cu_seqlens if batch.response_indices_R is not None else None
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=batch.cu_seqlens,
+        cu_seqlens_kv=batch.cu_seqlens,
+        # The same tensors: that is how TransformerEngine knows that there are no gaps.
+        cu_seqlens_q_padded=borders,
+        cu_seqlens_kv_padded=borders,
+        max_seqlen_q=batch.max_seqlen,
+        max_seqlen_kv=batch.max_seqlen,
+    )
+
+
+class ModelPasses:
+    """The model's chunks on this rank. Every rank calls every method."""
+
+    def __init__(
+        self,
+        chunks: list[DistributedDataParallel],
+        config: TransformerConfig,
+        layout: Layout,
+        *,
+        vocab_size: int,
+        cross_entropy: Method = "fused_linear",
+        objective: Objective = LIKELIHOOD,
+    ) -> None:
+        """vocab_size: without padding. objective: whose temperature the policy has."""
+        self.chunks = chunks
+        self.layout = layout
+        self.objective = objective
+        self._config = config
+        self._vocab_size = vocab_size
+        self._cross_entropy: Method = cross_entropy
+        self._gathering = False
+
+    @property
+    def models(self) -> list[GPTModel]:
+        """The GPTModel chunks without their data-parallel wrapper."""
+        return [cast(GPTModel, chunk.module) for chunk in self.chunks]
+
+    @torch.no_grad()
+    def score_batches(
+        self, batches: Sequence[MicroBatch], *, temperature: float | None = None
+    ) -> list[Tensor]:
+        """Log-probs [R] of each micro-batch, float32, with the rounding of a training step's, on
+        the ranks of the last stage; none elsewhere.
+
+        batches: equally many on every rank, packed as for a training step. temperature: the
+        objective's unless it is given.
+        """
+        if not batches:
+            return []
+        if temperature is None:
+            temperature = self.objective.temperature
+        return self._score(partial(_as_in_training, self._cross_entropy), batches, temperature)
+
+    @torch.no_grad()
+    def score(
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, entropy: bool = False
+    ) -> list[tuple[float, ...]]:
+        """Log-probs of every response token of each sample under softmax(logits / temperature), or
+        the entropy of that distribution at each of them, in nats; from float32 logits.
+
+        Called with the same samples by every rank; every data-parallel replica computes them with
+        its own weights and returns its own result, on all of its ranks.
+        """
+        layout, device = self.layout, next(self.chunks[0].parameters()).device
+        batch = build_microbatch(
+            samples,
+            [1.0] * len(samples),
+            align=self._config.tensor_model_parallel_size,
+            device=device,
+            cp_rank=layout.cp_rank,
+            cp_size=layout.cp_size,
+        )
+        # Interleaved stages want a multiple of their number.
+        batches = [batch] * (layout.pp_size if len(self.chunks) > 1 else 1)
+        found = self._score(partial(_in_float32, entropy=entropy), batches, temperature)
+        num_scores = sum(batch.response_lengths)
+        flat_R = torch.empty(num_scores, device=device)
+        if layout.is_loss_rank:
+            flat_R = join_over_context(found[0], batch.response_indices_R, num_scores)
+        source = (layout.pp_size - 1) * layout.tp_size
+        broadcast_over(flat_R, source, parallel_state.get_model_parallel_group())
+        flat, ends = flat_R.tolist(), list(accumulate(batch.response_lengths))
+        return [tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+    def _score(
+        self, of_hidden: object, batches: Sequence[MicroBatch], temperature: float
+    ) -> list[Tensor]:
+        for chunk in self.chunks:
+            chunk.eval()
+        return self._run(
+            of_hidden, batches, temperature, forward_only=True, collect_non_loss_data=True
+        )
+
+    def _run(
+        self, of_hidden: Any, batches: Sequence[MicroBatch], temperature: float, **how: bool
+    ) -> Any:
+        """What `of_hidden(config, head, batch, hidden)` gave, by micro-batch, on the last stage.
+
+        batches: equally many on every rank. temperature: of the head; how: for Megatron's schedule.
+        """
+        iterators = [iter(batches) for _ in self.chunks]
+        interleaved = len(self.chunks) > 1
+        self.finish_gathering_weights()
+        with _without_output_layer(self.models):
+            return get_forward_backward_func()(
+                forward_step_func=partial(self._forward, of_hidden, temperature),
+                data_iterator=iterators if interleaved else iterators[0],
+                model=self.chunks if interleaved else self.chunks[0],
+                num_microbatches=len(batches),
+                # Micro-batches differ in length and say so themselves (variable_seq_lengths).
+                seq_length=max(batch.num_tokens for batch in batches),
+                micro_batch_size=1,
+                **how,
+            )
+
+    def _forward(
+        self,
+        of_hidden: Any,
+        temperature: float,
+        batches: Iterator[MicroBatch],
+        chunk: DistributedDataParallel,
+    ) -> tuple[Tensor, Any]:
+        """One micro-batch through one chunk, for the schedule: hidden states [1, T, H], and on the
+        last stage what is to be made of them.
+        """
+        batch = next(batches)
+        hidden = chunk(
+            input_ids=batch.tokens_T[None],
+            position_ids=batch.positions_T[None],
+            attention_mask=None,
+            packed_seq_params=packed_params(batch),
+        )
+        model = cast(GPTModel, chunk.module)
+        if not model.post_process:
+            return hidden, None
+        head = _output_head(model, self._vocab_size, temperature)
+        return hidden, partial(of_hidden, self._config, head, batch)
+
+    def start_gathering_weights(self) -> None:
+        """Every rank has updated its part of the weights; the rest comes from the others."""
+        for chunk in self.chunks:
+            if chunk.ddp_config.overlap_param_gather:
+                chunk.start_param_sync()
+                self._gathering = True
+
+    def finish_gathering_weights(self) -> None:
+        """Wait until every weight on this rank is that of the last step. Whoever reads weights
+        between a step and the next pass of the model calls it first.
+        """
+        if self._gathering:
+            for chunk in self.chunks:
+                chunk.start_param_sync(force_sync=True)
+            self._gathering = False
+
+
+def _as_in_training(
+    method: Method,
+    config: TransformerConfig,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
+    non_loss_data: bool = True,
+) -> Tensor:
+    """Log-probs [R] of one micro-batch with the rounding of the training step's."""
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    losses = WeightedLikelihood(batch.weights_R)
+    return summed_loss(method, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses)[1]
+
+
+def _in_float32(
+    config: TransformerConfig,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
+    non_loss_data: bool = True,
+    *,
+    entropy: bool,
+) -> Tensor:
+    """Of one micro-batch from float32 logits, whatever the training step does, [R]: log-probs, or
+    the entropies of the distributions that they are from.
+    """
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    found = token_statistics(hidden_TH, head, batch.loss_indices_R, batch.labels_R, entropy=entropy)
+    return found.log_probs_R if found.entropy_R is None else found.entropy_R
+
+
+def with_log_probs(
+    batches: Sequence[MicroBatch],
+    log_probs: Sequence[Tensor],
+    name: str,
+) -> list[MicroBatch]:
+    """The micro-batches with what `score_batches` found, as `old_log_probs_R` or
+    `reference_log_probs_R`; unchanged where it found nothing, since only the last stage reads them.
+    """
+    if not log_probs:
+        return list(batches)
+    found: list[dict[str, Any]] = [{name: each} for each in log_probs]
+    return [replace(batch, **each) for batch, each in zip(batches, found, strict=True)]
+
+
+@contextmanager
+def _without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
+    """Inside, the output layer of these GPTModels hands its input on."""
+    layers = [model.output_layer for model in models if model.post_process]
+    for layer in layers:
+        layer.forward = _hand_on  # hides the class's method
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _hand_on(
+    hidden: Tensor, weight: Tensor | None = None, **unused: Any
+) -> tuple[Tensor, Tensor | None]:
+    """In place of `ColumnParallelLinear.forward`, which returns (logits, bias)."""
+    return hidden, None
+
+
+def _output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
+    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
+    weight = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else model.output_layer.weight
+    )
+    return OutputHead(
+        weight_VH=weight,
+        vocab_size=vocab_size,
+        group=model.pg_collection.tp,
+        temperature=temperature,
+    )

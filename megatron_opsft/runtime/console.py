@@ -1,0 +1,101 @@
+"""What a process was started with: streams that may go away, a terminal that obeys what is written
+to it, a locale, and a limit of its memory.
+"""
+
+import errno
+import os
+import re
+import resource
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from megatron_opsft.errors import UserError
+
+_GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe; the terminal was closed
+# What moves the cursor, sets titles or colours, or turns the direction of writing; and halves of
+# surrogate pairs, as of file names that are not UTF-8, which cannot be written at all.
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Of the C library, of the loader and of Python, whichever asked for memory first.
+_NO_SPACE = (
+    "failed to map segment",
+    "Resource temporarily unavailable",
+    "annot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
+    "bad_alloc",
+)
+_LOCALE = "under this locale (see `locale`): set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+
+
+def printable(text: str) -> str:
+    """The text with every character that a terminal would obey as its escape: ESC as `\\x1b`.
+
+    Tabs and line breaks stay.
+    """
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+class LastingStream:
+    """A text stream that drops what is written when nobody can read it any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._drop(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._drop(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop(self, error: OSError) -> None:
+        """From here on all that this process writes there goes nowhere; what libraries write too.
+
+        Errors: any other than that nobody reads, such as a full disk.
+        """
+        if error.errno not in _GONE:
+            raise error
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._stream.fileno())
+        if self._stream is sys.__stdout__:
+            print("nobody reads standard output any more: this goes on without it", file=sys.stderr)
+
+
+def let_output_go_away() -> None:
+    """For the whole process. Called once, at its start."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed from the beginning: a file would take its number
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+    sys.stdout, sys.stderr = LastingStream(sys.stdout), LastingStream(sys.stderr)
+
+
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Errors: `UserError` for an argument that is no text in this locale."""
+    for argument in arguments:
+        if any("\ud800" <= character <= "\udfff" for character in argument):
+            raise UserError(f"argument {argument!r} is no text {_LOCALE}")
+
+
+def fault_of_start(error: BaseException) -> str | None:
+    """What to change about the start, if that is what an error comes from."""
+    if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
+        return f"{error.object!r} cannot be written {_LOCALE}"
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    if isinstance(error, MemoryError) or any(text in str(error) for text in _NO_SPACE):
+        return (
+            f"this process may have {limit >> 20} MiB of address space, which is too little "
+            "(ulimit -v): raise the limit, or lift it with `ulimit -v unlimited`"
+        )
+    return None

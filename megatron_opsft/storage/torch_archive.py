@@ -1,0 +1,100 @@
+"""Tensors in files of `torch.save`: where their bytes lie, without reading them."""
+
+import io
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from megatron_opsft.errors import UserError, first_line
+from megatron_opsft.storage.regions import Region
+
+
+class _FileSlice(io.RawIOBase):
+    """Bytes [start, start + length) of an open file, as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        super().__init__()
+        self._file, self._start, self._length, self._position = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        wanted = min(len(buffer), self._length - self._position)
+        if wanted <= 0:
+            return 0
+        self._file.seek(self._start + self._position)
+        read = self._file.readinto(memoryview(buffer)[:wanted])  # type: ignore[attr-defined]
+        self._position += read
+        return read
+
+
+def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
+    """Where the tensor lies that `torch.save` wrote into these bytes of a file.
+
+    Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
+    holds no contiguous tensor.
+    """
+    found = archived_tensors(path, start, length, what)
+    if [*found] != [""]:
+        raise UserError(f"{what} is damaged: no tensor is stored there")
+    return found[""]
+
+
+def archived_tensors(path: Path, start: int, length: int, what: str) -> dict[str, Region]:
+    """Name -> region of the tensors of a state dict in these bytes of a file; a tensor that was
+    saved by itself has the name "".
+
+    Only tensors in a dict are accepted, and nothing else is unpickled. Errors: `UserError`.
+    """
+    try:
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    with file:
+        archive = _FileSlice(cast(BinaryIO, file), start, length)
+        # A reader alone would find an archive that is shifted, too.
+        first = archive.read(4)
+        archive.seek(max(0, length - 22))
+        if (first, archive.read(4)) != (b"PK\x03\x04", b"PK\x05\x06"):
+            raise UserError(f"{what} is damaged: no torch archive begins and ends there")
+        archive.seek(0)
+        try:
+            with FakeTensorMode():
+                saved = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
+        except Exception as error:  # a damaged archive can fail anywhere in torch's reader
+            raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
+        found = {}
+        for name, tensor in saved.items() if isinstance(saved, dict) else [("", saved)]:
+            named = f"{what}: tensor {name}" if name else what
+            if not isinstance(tensor, torch.Tensor):
+                raise UserError(f"{named} is no tensor; save a plain state dict")
+            offset = _offset(tensor, archive, named)
+            found[str(name)] = Region(path, start + offset, tuple(tensor.shape), tensor.dtype)
+            if offset + tensor.nbytes > length:
+                raise UserError(f"{named} is damaged: its bytes end behind the archive")
+    return found
+
+
+def _offset(tensor: torch.Tensor, archive: _FileSlice, what: str) -> int:
+    storage = tensor.untyped_storage()
+    offset: int | None = getattr(storage, "_checkpoint_offset", None)
+    skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    is_whole = tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
+    if offset is None or not is_whole:
+        raise UserError(f"{what} is not stored in one piece; save it again with clone()")
+    # The next part of the zip must follow: readers take any length of a header for granted.
+    archive.seek(offset + int(storage.nbytes()))
+    if archive.read(2) != b"PK":
+        raise UserError(f"{what} is damaged: its bytes are not where the archive says")
+    return offset + skipped

@@ -1,0 +1,107 @@
+"""`report` of runs on a terminal, and the lines that it is made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import make_run
+
+from megatron_opsft.errors import UserError
+from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import describe_run, report_runs
+
+STEP = {"num_accepted": 1, "step_seconds": 2.0, "accuracy": 0.5, "mean_response_tokens": 9.0}
+
+
+def write_lines(path: Path, *lines: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def evaluation(step: int, accuracy: float, tokens: float, name: str = "") -> dict[str, Any]:
+    line = {"accuracy": accuracy, "mean_response_tokens": tokens}
+    return {"step": step} | {f"eval_{name}{key}": value for key, value in line.items()}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("null", "not a JSON object but null"),
+        ('{"step": 3, "loss', "not a line of JSON"),
+        ('{"loss": 0.9}', "step is null, no number"),
+        ('{"step": "3", "loss": 0.9}', 'step is "3", no number'),
+        ('{"step": 3, "eval_accuracy": 0.5}', "loss is null, no number"),
+        ('{"step": 3, "loss": [1]}', r"loss is \[1\], no number"),
+    ],
+)
+def test_a_damaged_line_is_named_and_a_torn_last_one_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str, message: str
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 0.5}\n{"step": 2, "lo')
+    assert read_json_lines(path, required=["loss"]) == [{"step": 1, "loss": 0.5}]
+    assert [r.message for r in caplog.records] == [
+        f"{path}: the last line is torn, as by a kill; it is left out"
+    ]
+    path.write_text(f'{{"step": 1, "loss": 0.5}}\n{line}\n{{"step": 4, "loss": 1}}\n')
+    with pytest.raises(UserError, match=rf"metrics\.jsonl:2: {message}; restore the file"):
+        read_json_lines(path, required=["loss"])
+
+
+def test_a_finished_run(tmp_path: Path) -> None:
+    write_lines(tmp_path / "metrics.jsonl", *(STEP | {"step": n} for n in range(1, 41)))
+    hard = evaluation(0, 0.1, 200, "hard_")
+    write_lines(
+        tmp_path / "evals.jsonl",
+        evaluation(0, 0.961, 120) | hard,
+        evaluation(40, 0.958, 30) | hard | evaluation(40, 0.1, 50, "hard_"),
+    )
+    best = {"step": 30, "accuracy": 0.961, "mean_response_tokens": 28.0}
+    write_lines(tmp_path / "summary.json", {"best": best})
+    (tmp_path / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
+    table = describe_run(tmp_path)
+    tokens, accuracy, of_hard, _, footer, last = table.splitlines()[2:]
+    assert tokens.split() == ["mean", "response", "tokens", "120.0", "30.0", "-75.0", "%"]
+    assert accuracy.split() == ["accuracy", "96.1", "%", "95.8", "%", "-0.3", "points"]
+    assert of_hard.split()[3:] == ["hard", "200.0", "50.0", "-75.0", "%"]
+    assert footer == "40 steps in 80 s, config abc"
+    assert last == "best evaluation: after step 30, 28.0 tokens, accuracy 96.1 %"
+    assert all(line.isprintable() for line in table.splitlines())
+    write_lines(tmp_path / "summary.json", {"best": best | {"step": 40}})
+    assert "best" not in describe_run(tmp_path)
+    for damaged in ("", "null", "{"):
+        (tmp_path / "summary.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"summary\.json: not the summary of a run; restore it"):
+            describe_run(tmp_path)
+
+
+def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_path: Path) -> None:
+    lines = [STEP | {"step": n, "num_accepted": n - 1} for n in (1, 2)]
+    write_lines(tmp_path / "metrics.jsonl", *lines)
+    (tmp_path / "failed_step_000003.json").touch()
+    table = describe_run(tmp_path)
+    assert "mean response tokens in training" in table
+    assert "2 steps in 4 s, config unknown" in table
+    assert "1 of 2 steps accepted no response" in table
+    assert "not finished: continue with --resume" in table
+    assert table.endswith(f"its batch: {tmp_path / 'failed_step_000003.json'}")
+    write_lines(tmp_path / "metrics.jsonl", lines[0])
+    assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
+    write_lines(tmp_path / "evals.jsonl", evaluation(0, 0.5, 100), evaluation(1, 0.5, 80))
+    assert "-20.0 %" in describe_run(tmp_path)
+
+
+def test_runs_that_can_be_read_are_shown_and_the_others_named(tmp_path: Path) -> None:
+    done = make_run(tmp_path / "done")
+    begun, foreign = (tmp_path / name for name in ("begun", "foreign"))
+    begun.mkdir()  # killed before its first step
+    (begun / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
+    foreign.mkdir()
+    said: list[str] = []
+    assert list(report_runs([begun, foreign, done], said.append)) == [foreign]
+    assert said[0].startswith(f"{begun}:\n") and "not finished: continue" in said[0]
+    assert "0 steps in 0 s, config abc" in said[0]
+    assert said[1] == f"{foreign}:\nnot read: {foreign}: no run there, and no evaluation"
+    assert "-3.7 %" in said[2]
+    with pytest.raises(UserError, match="foreign: no run there"):
+        report_runs([foreign], said.append)
