@@ -64,7 +64,8 @@ def own_share(
             if not is_loading:
                 own[""] = weight.detach().view(-1)[start:end]
         for piece in pieces_of(described[id(weight)], weight):
-            first = cast(Tensor, piece.data).storage_offset() - weight.storage_offset()
+            view: Any = piece.data
+            first = view.storage_offset() - weight.storage_offset()
             for prefix, values in own.items():
                 share += _rectangles(piece, first, values, start, prefix)
     return share
