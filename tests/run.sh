@@ -27,6 +27,7 @@ fi
 unset PYTHONDONTWRITEBYTECODE # over a hundred processes start
 .venv/bin/ruff format --check .
 .venv/bin/ruff check .
+.venv/bin/lint-imports --no-logo
 .venv/bin/mypy &
 types=$!
 

@@ -4,7 +4,6 @@
 # time, seconds later) and runs tests/gpu_contract with it (three minutes and a half on two cores). Run it again at any time.
 #
 #   PYTHON    interpreter to make .venv-gpu with (default: python3.12, also pyenv's)
-#   REPORT    file for what was compared (default: .venv-gpu/gpu_contract.txt)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,5 +21,4 @@ PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS='' EXTRAS=test \
   timed "installing the GPU version set" bash tools/install_gpu.sh .venv-gpu
 
 export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 CUDA_VISIBLE_DEVICES=''
-GPU_CONTRACT_REPORT=${REPORT:-$PWD/.venv-gpu/gpu_contract.txt} \
-  timed "tests/gpu_contract" .venv-gpu/bin/pytest -m gpu_contract -W ignore --durations 5 tests/gpu_contract "$@"
+timed "tests/gpu_contract" .venv-gpu/bin/pytest -m gpu_contract -W ignore --durations 5 tests/gpu_contract "$@"

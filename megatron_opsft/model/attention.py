@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from megatron_opsft.batching.zigzag import joined_order, own_pieces
 
@@ -46,12 +48,14 @@ class PackedAttention(torch.nn.Module):
         config: TransformerConfig,
         *args: Any,
         softmax_scale: float | None = None,
-        pg_collection: Any = None,
+        pg_collection: ProcessGroupCollection | None = None,
         **unused: Any,
     ) -> None:
         super().__init__()
         self.softmax_scale = softmax_scale
-        self.context: Any = pg_collection.cp if config.context_parallel_size > 1 else None
+        self.context: ProcessGroup | None = None
+        if config.context_parallel_size > 1 and pg_collection is not None:
+            self.context = pg_collection.cp
 
     def forward(
         self,
@@ -68,19 +72,19 @@ class PackedAttention(torch.nn.Module):
         """
         lengths = packed_seq_params.cu_seqlens_q.diff().tolist()
         if self.context is not None:
-            return self._attend_to_all(query, key, value, lengths)
+            return self._attend_to_all(query, key, value, lengths, self.context)
         parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
         outputs = [self._attend(q, k, v) for q, k, v in parts]
         return torch.cat(outputs).flatten(1)
 
     def _attend_to_all(
-        self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]
+        self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], group: ProcessGroup
     ) -> Tensor:
         """Each of this rank's two pieces of a sequence attends to all that is not behind it."""
-        rank, size = self.context.rank(), self.context.size()
+        rank, size = group.rank(), group.size()
         # The backward pass adds up what the ranks' queries say of a key.
         gathered = gather_from_sequence_parallel_region(
-            torch.stack((key, value), dim=1), tensor_parallel_output_grad=True, group=self.context
+            torch.stack((key, value), dim=1), tensor_parallel_output_grad=True, group=group
         )
         order = joined_order(lengths, size).to(gathered.device)
         keys, values = gathered[order].unbind(1)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import ChainedOptimizer
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint_manifest import damage_of, read_manifest, sealed
@@ -58,8 +59,8 @@ class Checkpointer:
     def __init__(
         self,
         directory: Path,
-        models: list[Any],
-        optimizer: MegatronOptimizer,
+        models: list[GPTModel],
+        optimizer: ChainedOptimizer,
         *,
         keep: int,
         reference: ReferenceModel | None = None,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core.dist_checkpointing import ShardedTensor
@@ -22,7 +22,10 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan
 from torch.distributed.checkpoint.planner import ReadItem
@@ -32,7 +35,7 @@ from megatron_opsft.storage.dist_metadata import METADATA_NAME, damage_named, un
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def describe_models(models: Sequence[Any]) -> dict[str, dict[str, Any]]:
+def describe_models(models: Sequence[GPTModel]) -> dict[str, dict[str, Any]]:
     """`sharded_state_dict` of each model chunk, by the name that it has in a checkpoint."""
     return {
         "model" if len(models) == 1 else f"model{number}": model.sharded_state_dict(metadata={})
@@ -41,7 +44,7 @@ def describe_models(models: Sequence[Any]) -> dict[str, dict[str, Any]]:
 
 
 def own_share(
-    model_state: dict[str, Any], optimizer: MegatronOptimizer, *, is_loading: bool
+    model_state: dict[str, Any], optimizer: ChainedOptimizer, *, is_loading: bool
 ) -> list[ShardedTensor]:
     """Rectangles of weights, main weights and moments; each is a view of the live memory.
 
@@ -61,18 +64,20 @@ def own_share(
             if not is_loading:
                 own[""] = weight.detach().view(-1)[start:end]
         for piece in pieces_of(described[id(weight)], weight):
-            first = piece.data.storage_offset() - weight.storage_offset()
+            view: Any = piece.data
+            first = view.storage_offset() - weight.storage_offset()
             for prefix, values in own.items():
                 share += _rectangles(piece, first, values, start, prefix)
     return share
 
 
 @torch.no_grad()
-def gather_weights(optimizer: MegatronOptimizer) -> None:
+def gather_weights(optimizer: ChainedOptimizer) -> None:
     """Make the weights from main weights that were loaded; collective over data-parallel ranks."""
     for weight, start, end, tensors in _owned_ranges(optimizer):
         weight.view(-1)[start:end].copy_(tensors["main"])
-    for chunk in optimizer.chained_optimizers[0].model_chunks:
+    chunks = cast("list[DistributedDataParallel]", _parts(optimizer)[0].model_chunks)
+    for chunk in chunks:
         chunk.start_param_sync(force_sync=True)
 
 
@@ -97,14 +102,19 @@ def is_tensor(value: Any) -> bool:
 
 
 def _owned_ranges(
-    optimizer: MegatronOptimizer,
+    optimizer: ChainedOptimizer,
 ) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
     """(parameter, first element, end, main weight and moments of that range) of this rank."""
-    for part in optimizer.chained_optimizers:  # two with expert parallelism
+    for part in _parts(optimizer):
         yield from _ranges_of(part)
 
 
-def _ranges_of(part: Any) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
+def _parts(optimizer: ChainedOptimizer) -> list[DistributedOptimizer]:
+    """One, or two with expert parallelism."""
+    return cast("list[DistributedOptimizer]", optimizer.chained_optimizers)
+
+
+def _ranges_of(part: DistributedOptimizer) -> Iterator[tuple[Tensor, int, int, dict[str, Tensor]]]:
     for buffer in part.gbuf_ranges:
         for buckets in buffer.values():
             for bucket in buckets:

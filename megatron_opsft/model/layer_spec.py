@@ -2,18 +2,20 @@
 Megatron's linear layers with our attention and norm.
 """
 
-from typing import Any
+from typing import Any, cast
 
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.attention import SelfAttentionSubmodules
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.model.attention import PackedAttention, RMSNorm
@@ -34,7 +36,7 @@ def layer_spec(
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
     )
-    layer = spec.submodules
+    layer = cast(TransformerLayerSubmodules, spec.submodules)
     if shape.moe is not None:
         # The router's product: Megatron 0.16 leaves this name undefined without TransformerEngine,
         # and with it would multiply in TF32.
@@ -44,7 +46,8 @@ def layer_spec(
         # TransformerEngine's spec fuses none before a router: keep its name here too.
         del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
-    attention = layer.self_attention.submodules
+    self_attention = cast(ModuleSpec, layer.self_attention)
+    attention = cast(SelfAttentionSubmodules, self_attention.submodules)
     attention.core_attention = PackedAttention
     if shape.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm

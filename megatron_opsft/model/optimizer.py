@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import MegatronOptimizer, get_megatron_optimizer
+from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
@@ -24,7 +24,7 @@ def learning_rate(step: int, num_steps: int, config: OptimizerConfig) -> float:
 
 def build_optimizer(
     chunks: list[DistributedDataParallel], config: OptimizerConfig, *, bf16: bool
-) -> MegatronOptimizer:
+) -> ChainedOptimizer:
     """Float32 main weights and moments, sharded over the data-parallel ranks.
 
     The moments are there from the start (zeros), not from the first update on: a checkpoint before
@@ -47,18 +47,19 @@ def build_optimizer(
         chunks,
         use_gloo_process_groups=False,
     )
+    assert isinstance(optimizer, ChainedOptimizer)
     _allocate_state(optimizer)
     return optimizer
 
 
-def set_learning_rate(optimizer: MegatronOptimizer, lr: float, weight_decay: float) -> None:
+def set_learning_rate(optimizer: ChainedOptimizer, lr: float, weight_decay: float) -> None:
     """Set both for the next update; a group of biases and norms has decay multiplier 0."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
 
 
-def update(optimizer: MegatronOptimizer, grad_norm: Any) -> None:
+def update(optimizer: ChainedOptimizer, grad_norm: Any) -> None:
     """The rest of `optimizer.step()` after `prepare_grads` and `get_grad_norm`, which it would call
     again: clip the gradients and apply them. Called by every rank.
 
@@ -71,7 +72,7 @@ def update(optimizer: MegatronOptimizer, grad_norm: Any) -> None:
     optimizer.step_with_ready_grads()
 
 
-def _allocate_state(optimizer: MegatronOptimizer) -> None:
+def _allocate_state(optimizer: ChainedOptimizer) -> None:
     """Give every parameter its (zero) moments and step count; weights do not change.
 
     Megatron's own function leaves the step count to the optimizer. torch's AdamW keeps one for
@@ -85,7 +86,7 @@ def _allocate_state(optimizer: MegatronOptimizer) -> None:
                 state.setdefault("step", torch.tensor(0.0))
 
 
-def forget_moments(optimizer: MegatronOptimizer) -> None:
+def forget_moments(optimizer: ChainedOptimizer) -> None:
     """As if nothing had been learned yet: zero moments and step counts; weights do not change."""
     for part in optimizer.chained_optimizers:
         for state in part.optimizer.state.values():
@@ -97,14 +98,14 @@ def forget_moments(optimizer: MegatronOptimizer) -> None:
             group["step"] = 0 if isinstance(group["step"], int) else torch.zeros_like(group["step"])
 
 
-def settings_of(optimizer: MegatronOptimizer) -> dict[str, Any]:
+def settings_of(optimizer: ChainedOptimizer) -> dict[str, Any]:
     """Everything but weights and moments, in any layout: with expert parallelism the experts have
     an optimizer of their own, with the same settings.
     """
     return optimizer.chained_optimizers[0].state_dict()
 
 
-def load_settings(optimizer: MegatronOptimizer, settings: dict[str, Any]) -> None:
+def load_settings(optimizer: ChainedOptimizer, settings: dict[str, Any]) -> None:
     """Restore what `settings_of` gave.
 
     Megatron hands all parameters of torch's AdamW the same step count, which each of them would

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
+from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
@@ -72,9 +73,9 @@ class ModelPasses:
         self._gathering = False
 
     @property
-    def models(self) -> list[Any]:
+    def models(self) -> list[GPTModel]:
         """The GPTModel chunks without their data-parallel wrapper."""
-        return [chunk.module for chunk in self.chunks]
+        return [cast(GPTModel, chunk.module) for chunk in self.chunks]
 
     @torch.no_grad()
     def score_batches(
@@ -155,7 +156,11 @@ class ModelPasses:
             )
 
     def _forward(
-        self, of_hidden: Any, temperature: float, batches: Iterator[MicroBatch], chunk: Any
+        self,
+        of_hidden: Any,
+        temperature: float,
+        batches: Iterator[MicroBatch],
+        chunk: DistributedDataParallel,
     ) -> tuple[Tensor, Any]:
         """One micro-batch through one chunk, for the schedule: hidden states [1, T, H], and on the
         last stage what is to be made of them.
@@ -167,9 +172,10 @@ class ModelPasses:
             attention_mask=None,
             packed_seq_params=packed_params(batch),
         )
-        if not chunk.module.post_process:
+        model = cast(GPTModel, chunk.module)
+        if not model.post_process:
             return hidden, None
-        head = _output_head(chunk.module, self._vocab_size, temperature)
+        head = _output_head(model, self._vocab_size, temperature)
         return hidden, partial(of_hidden, self._config, head, batch)
 
     def start_gathering_weights(self) -> None:
@@ -235,7 +241,7 @@ def with_log_probs(
 
 
 @contextmanager
-def _without_output_layer(models: Sequence[Any]) -> Iterator[None]:
+def _without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
     """Inside, the output layer of these GPTModels hands its input on."""
     layers = [model.output_layer for model in models if model.post_process]
     for layer in layers:
@@ -254,7 +260,7 @@ def _hand_on(
     return hidden, None
 
 
-def _output_head(model: Any, vocab_size: int, temperature: float) -> OutputHead:
+def _output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
     """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     weight = (
         model.shared_embedding_or_output_weight()

@@ -4,9 +4,9 @@ pulled.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class ModelShards:
     parameters: tuple[tuple[Rule, Tensor], ...]
 
     @classmethod
-    def of(cls, models: Sequence[Any], table: WeightTable, layout: Layout) -> "ModelShards":
+    def of(cls, models: Sequence[GPTModel], table: WeightTable, layout: Layout) -> "ModelShards":
         """models: this rank's GPTModel chunks, unwrapped."""
         parameters: list[tuple[Rule, Tensor]] = []
         experts = layout.own_experts(table.num_experts)

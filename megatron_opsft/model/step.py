@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.optimizer import ChainedOptimizer
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 
@@ -64,7 +64,7 @@ class Trainer(ModelPasses):
     def __init__(
         self,
         chunks: list[DistributedDataParallel],
-        optimizer: MegatronOptimizer,
+        optimizer: ChainedOptimizer,
         config: TransformerConfig,
         layout: Layout,
         *,

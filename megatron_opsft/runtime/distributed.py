@@ -220,8 +220,8 @@ def broadcast_in_replica(tensor: Tensor) -> Tensor:
     """The tensor of the replica's first rank, on all its ranks; each gives one of that size, which
     is overwritten. Collective over the ranks of a data-parallel replica.
     """
-    context = parallel_state.get_context_parallel_group()
-    group = parallel_state.get_model_parallel_group()
+    context: dist.ProcessGroup = parallel_state.get_context_parallel_group()
+    group: dist.ProcessGroup = parallel_state.get_model_parallel_group()
     if context.size() > 1 and group.rank() == 0:
         broadcast_over(tensor, 0, context)
     return tensor if group.size() == 1 else broadcast_over(tensor, 0, group)

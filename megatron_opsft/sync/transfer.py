@@ -10,7 +10,6 @@ unpacked.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,7 +62,7 @@ class _Posted:
 
     sent: Sequence[_Message]
     received: Sequence[_Message]
-    works: Sequence[Any]
+    works: Sequence[dist.Work]
 
 
 class Transfer:

@@ -23,12 +23,9 @@ def write_broken_wheel(path: Path, package: str) -> None:
     info = f"{package}-99.0.dist-info"
     with zipfile.ZipFile(path / f"{package}-99.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"{package}/__init__.py", "raise ImportError('broken on purpose')\n")
-        wheel.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 99.0\n"
-        )
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        about = f"Metadata-Version: 2.1\nName: {package}\nVersion: 99.0\n"
+        wheel.writestr(f"{info}/METADATA", about)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
 

@@ -23,32 +23,16 @@ WANTED = {
     "transformer-engine": "2.20.2",
     "vllm": "0.32.0",
 }
-_notes: dict[str, list[str]] = {}
-
-
-def installed(package: str) -> str:
-    """The version without what a build adds behind a +."""
-    try:
-        return version(package).partition("+")[0]
-    except PackageNotFoundError:
-        return "none"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _gpu_packages() -> None:
-    found = {package: installed(package) for package in WANTED}
+    try:  # without what a build adds behind a +
+        found = {package: version(package).partition("+")[0] for package in WANTED}
+    except PackageNotFoundError as error:
+        found = {str(error.name): "none"}
     if found != WANTED:
         pytest.fail(f"wants {WANTED}, has {found}: run bash tools/gpu_bench.sh", pytrace=False)
-
-
-@pytest.fixture(scope="session")
-def note() -> Callable[[str, list[str]], None]:
-    """Keeps lines under a title, for the report at the end (see `pytest_terminal_summary`)."""
-
-    def keep(title: str, lines: list[str]) -> None:
-        _notes[title] = lines
-
-    return keep
 
 
 @pytest.fixture(scope="session")
@@ -76,15 +60,3 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each title; all lines go to the file that GPU_CONTRACT_REPORT names."""
-    for title, lines in _notes.items():
-        terminalreporter.write_line(f"{title}: {len(lines)}")
-    path = os.environ.get("GPU_CONTRACT_REPORT")
-    if path and _notes:
-        parts = [f"{title} ({len(lines)})\n" + "\n".join(lines) for title, lines in _notes.items()]
-        Path(path).write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        terminalreporter.write_line(f"written to {path}")

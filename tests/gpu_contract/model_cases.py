@@ -1,6 +1,6 @@
 """Models and layouts that are built without memory: TransformerEngine's, and vLLM's engines."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from real_shapes import DISTILL_1_5B, REAL_SHAPES
@@ -90,14 +90,9 @@ class TeCase:
         return self.tp > 1 and (self.shape.moe is not None or self.tp == 2)
 
     def __str__(self) -> str:
-        parts = [self.model, f"tp{self.tp}pp{self.pp}"]
-        parts += [f"cp{self.cp}"] * (self.cp > 1) + [f"ep{self.ep}"] * (self.ep > 1)
-        parts += [f"etp{self.etp}"] * bool(self.etp)
-        parts += [f"vpp{self.vpp}"] * bool(self.vpp) + [f"dp{self.dp}"] * (self.dp > 1)
-        parts += ["sp"] * self.sequence_parallel + ["not-grouped"] * (not self.grouped)
-        parts += ["deterministic"] * self.deterministic
-        parts += [f"{key}={value}" for key, value in self.train.items()]
-        return "-".join(parts)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        defaults = {each.name: each.default for each in fields(self)} | {"train": {}}
+        return " ".join(f"{n}={v}" for n, v in values.items() if v != defaults[n])
 
 
 SELECTIVE, FULL, OFFLOAD = {"recompute": "selective"}, {"recompute": "full"}, {"offload_layers": 2}

@@ -2,7 +2,7 @@
 tables and against Megatron's plain layers.
 
 Prints JSON: for each case how much was compared and what differs. Usage: python te_models.py
-dense|experts|rule|parameter|key; the last three make a mistake on purpose.
+dense|experts|broken; the last makes mistakes on purpose.
 """
 
 import json
@@ -245,17 +245,16 @@ def table_of(case: TeCase) -> WeightTable:
     return WeightTable(case.shape, "te", case.tp)
 
 
-def broken(what: str) -> list[dict[str, Any]]:
-    """One case with a mistake in it: a rule or a parameter that is missing, or a renamed key."""
-    case = replace(DENSE[3], deterministic=False)
-    table = table_of(case)
-    if what == "rule":
-        kept = [r for r in table.rules if "1.mlp.linear_fc1.layer_norm" not in r.mcore_name]
-        table.rules = tuple(kept)
-    elif what == "parameter":
-        case = replace(case, qkv_bias=False)
+def broken() -> list[dict[str, Any]]:
+    """A case without one rule, without one parameter, and with a renamed checkpoint key."""
     from megatron.core.extensions.transformer_engine import TERowParallelLinear
 
+    case = replace(DENSE[3], deterministic=False)
+    lacking = table_of(case)
+    lacking.rules = tuple(
+        rule for rule in lacking.rules if "1.mlp.linear_fc1.layer_norm" not in rule.mcore_name
+    )
+    found = [compare(case, lacking), compare(replace(case, qkv_bias=False), table_of(case))]
     written = TERowParallelLinear.sharded_state_dict
 
     def renamed(self: Any, prefix: str = "", *args: Any, **kwargs: Any) -> Any:
@@ -264,10 +263,8 @@ def broken(what: str) -> list[dict[str, Any]]:
             state[f"{prefix}weight"].key += "_renamed"
         return state
 
-    if what != "key":
-        return [compare(case, table)]
     with patch.object(TERowParallelLinear, "sharded_state_dict", renamed):
-        return [compare(case, table)]
+        return [*found, compare(case, table_of(case))]
 
 
 def main() -> None:
@@ -284,7 +281,7 @@ def main() -> None:
     cpu_compat.install()
     what = sys.argv[1]
     cases = {"dense": DENSE, "experts": EXPERTS}
-    told = broken(what) if what not in cases else [compare(c, table_of(c)) for c in cases[what]]
+    told = broken() if what == "broken" else [compare(c, table_of(c)) for c in cases[what]]
     print(json.dumps(told))
 
 

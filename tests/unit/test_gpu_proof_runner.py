@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ MAIN = "import pathlib, sys, gpu_proof; gpu_proof.main(pathlib.Path(sys.argv.pop
 REPORT = "import json; print(json.dumps({'figures': %s, 'problems': %s, 'details': {}}))"
 GOOD = REPORT % ("{'figure': 1.5}", "[]")
 BAD = REPORT % ("{'figure': 2.5}", "['norm: relative error 0.5, bound 0.1']")
+DIVERGED = (REPORT % ("{'loss': float('nan'), 'norm': 1.0}", "[]")).replace(
+    "'details': {}", "'details': {'losses': [float('inf'), 2.0]}"
+)
 SLEEPER = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
                          start_new_session=True)
-print(child.pid, file=open(os.environ["OUT"] + "/pid", "w"), flush=True)
+print(child.pid, file=open(os.environ["OUT"] + "/pids", "a"), flush=True)
 """
 STAGE = """
 @needs({needs})
@@ -73,6 +77,11 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
     return {stage["name"]: stage for stage in summary(out)["stages"]}
 
 
+def left_running(out: Path) -> list[int]:
+    """Which of the processes that `SLEEPER` started are still there."""
+    return [pid for pid in map(int, (out / "pids").read_text().split()) if lives(pid)]
+
+
 def lives(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -87,6 +96,7 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
         "beyond": BAD,
         "crash": "import torch_that_is_not_there",
         "silent": "print('no report')",
+        "diverged": DIVERGED,
         "package": {"modules": ["json", "no_such_package"]},
         "gpu": {"cpu": False},
         "skipped": {"code": "", "tests": tests},
@@ -96,7 +106,8 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
     code, stdout, _ = prove(tmp_path / "out", stages)
     assert code == 1
     found = results(tmp_path / "out")
-    failed, left_out = ["beyond", "crash", "silent"], ["package", "gpu", "skipped", "slow"]
+    failed = ["beyond", "crash", "silent", "diverged"]
+    left_out = ["package", "gpu", "skipped", "slow"]
     for name, stage in found.items():
         outcome = "failed" if name in failed else "left out" if name in left_out else "passed"
         assert stage["outcome"] == outcome and stage["proves"] == f"that {name} runs"
@@ -106,6 +117,9 @@ def test_every_outcome_has_its_reason_and_the_next_stage_runs(tmp_path: Path) ->
     missing = "exit code 1: ModuleNotFoundError: No module named 'torch_that_is_not_there'"
     assert found["crash"]["reason"] == missing
     assert found["silent"]["reason"] == "it printed no figures"
+    diverged = found["diverged"]
+    assert (diverged["figures"], diverged["reason"]) == ({"norm": 1.0}, "loss is NaN")
+    assert diverged["details"]["losses"] == ["Infinity", 2.0]
     assert f"FAILED: crash: {missing}" in stdout and "logs/crash.err" in stdout
     whole = summary(tmp_path / "out")
     assert (whole["outcome"], whole["failed"]) == ("failed", failed)
@@ -131,34 +145,26 @@ print(json.dumps({"figures": figures, "problems": []}))
     assert summary(tmp_path / "out")["outcome"] == "passed"
 
 
-def test_a_stage_beyond_its_limit_is_killed_with_all_it_started(tmp_path: Path) -> None:
-    code = SLEEPER + "time.sleep(300)"
-    stages: Stages = {"late": {"code": code, "limit": 1.5}, "last": GOOD}
-    exit_code, stdout, _ = prove(tmp_path / "out", stages)
-    assert exit_code == 1
-    late = results(tmp_path / "out")["late"]
-    assert late["outcome"] == "failed"
-    assert late["reason"] == "killed after 2 s, with all it had started"
-    assert not lives(int((tmp_path / "out/pid").read_text()))
-    assert results(tmp_path / "out")["last"]["outcome"] == "passed"
-    assert "FAILED: late" in stdout
-
-
-def test_what_a_stage_leaves_running_is_ended(tmp_path: Path) -> None:
-    assert prove(tmp_path / "out", {"untidy": SLEEPER + GOOD})[0] == 0
-    assert not lives(int((tmp_path / "out/pid").read_text()))
+def test_what_a_stage_started_ends_with_it(tmp_path: Path) -> None:
+    late = {"code": SLEEPER + "time.sleep(300)", "limit": 1.5}
+    assert prove(tmp_path / "out", {"late": late, "untidy": SLEEPER + GOOD})[0] == 1
+    found = results(tmp_path / "out")
+    assert found["late"]["outcome"] == "failed"
+    assert found["late"]["reason"] == "killed after 2 s, with all it had started"
+    assert found["untidy"]["outcome"] == "passed"
+    assert left_running(tmp_path / "out") == []
 
 
 def test_a_stopped_proof_leaves_nothing_running(tmp_path: Path) -> None:
     process = start(tmp_path / "out", {"long": SLEEPER + "time.sleep(300)"})
-    pid, deadline = tmp_path / "out/pid", time.monotonic() + 30
-    while not pid.exists() or not pid.read_text().strip():
+    pids, deadline = tmp_path / "out/pids", time.monotonic() + 30
+    while not pids.exists() or not pids.read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.terminate()
     process.communicate(timeout=30)
     assert process.returncode == 143
-    assert not lives(int(pid.read_text()))
+    assert left_running(tmp_path / "out") == []
     assert {n: s["outcome"] for n, s in results(tmp_path / "out").items()} == {
         "environment": "passed"
     }
@@ -171,15 +177,6 @@ def test_the_time_of_all_stages_is_bounded(tmp_path: Path) -> None:
     found = results(tmp_path / "out")
     assert found["long"]["outcome"] == "failed" and found["long"]["seconds"] < 10
     assert found["last"]["reason"] == "no time: takes about 0 s, 0 s are left"
-
-
-def test_a_figure_that_is_no_number_fails_its_stage(tmp_path: Path) -> None:
-    code = REPORT % ("{'loss': float('nan'), 'norm': 1.0}", "[]")
-    code = code.replace("'details': {}", "'details': {'losses': [float('inf'), 2.0]}")
-    assert prove(tmp_path / "out", {"diverged": code})[0] == 1
-    found = results(tmp_path / "out")["diverged"]
-    assert (found["figures"], found["reason"]) == ({"norm": 1.0}, "loss is NaN")
-    assert found["details"]["losses"] == ["Infinity", 2.0]
 
 
 def test_failing_tests_are_counted_and_named(tmp_path: Path) -> None:
@@ -200,74 +197,54 @@ def test_off(): pytest.skip("needs two GPUs")
 
 def test_only_and_continue_keep_what_is_there(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert prove(out, {"one": GOOD, "two": BAD, "three": {"seconds": 7200}})[0] == 1
-    began = {name: stage["began"] for name, stage in results(out).items()}
-    now_good: Stages = {"one": GOOD, "two": GOOD, "three": GOOD}
-    code, stdout, _ = prove(out, now_good, "--only", "one")
-    assert code == 1 and "two*" in stdout  # an earlier failure stays one
-    assert results(out)["one"]["began"] > began["one"]
-    assert results(out)["two"]["began"] == began["two"]
-    began = {name: stage["began"] for name, stage in results(out).items()}
-    assert prove(out, now_good, "--continue")[0] == 0
-    found = results(out)
-    assert found["one"]["began"] == began["one"] and found["two"]["began"] > began["two"]
-    assert found["three"]["outcome"] == "passed"  # what was left out is not proved yet
-    prove(out, {"one": BAD, "two": GOOD})  # all of them, anew
-    assert results(out)["two"]["began"] > found["two"]["began"]
-    assert results(out)["one"]["outcome"] == "failed"
+
+    def began(stages: Stages, *options: str) -> tuple[int, dict[str, float]]:
+        code, _, _ = prove(out, stages, *options)
+        return code, {name: stage["began"] for name, stage in results(out).items()}
+
+    code, first = began({"one": GOOD, "two": BAD, "three": {"seconds": 7200}})
+    good: Stages = {"one": GOOD, "two": GOOD, "three": GOOD}
+    code, only = began(good, "--only", "one")
+    assert code == 1 and only["one"] > first["one"] and only["two"] == first["two"]
+    code, rest = began(good, "--continue")  # what was left out is not proved yet
+    assert code == 0 and results(out)["three"]["outcome"] == "passed"
+    assert rest["one"] == only["one"] and rest["two"] > only["two"]
+    code, anew = began({"one": BAD, "two": GOOD})
+    assert code == 1 and anew["two"] > rest["two"]
+
+
+def stages_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from proof import test_stages
+
+    return {n.removeprefix("test_"): t for n, t in vars(test_stages).items() if n[:5] == "test_"}
 
 
 def test_the_stages_and_their_limits_are_those_of_the_docs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from proof import test_stages
-    from proof.steps import BOUNDS
-
-    tests = {n: t for n, t in vars(test_stages).items() if n.startswith("test_")}
-    limits = [
-        (name.removeprefix("test_"), mark.kwargs["limit"], mark.kwargs["seconds"])
-        for name, test in tests.items()
-        for mark in test.pytestmark
-    ]
-    assert all(0 <= seconds < limit for _, limit, seconds in limits)
+    stages = stages_of_the_proof(monkeypatch)
+    limits = [(name, mark.kwargs["limit"]) for name, t in stages.items() for mark in t.pytestmark]
     docs = (ROOT / "docs/gpu.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|.*\| (\d+) \|.*\|$", docs, re.MULTILINE)
-    assert rows == [(name, f"{limit:g}") for name, limit, _ in limits]
-    for dtype, bounds in BOUNDS.items():
-        (row,) = re.findall(rf"^\| {dtype}, at most \|(.*)\|$", docs, re.MULTILINE)
-        assert [float(cell) for cell in row.split("|")] == [*bounds.values()]
+    assert rows == [(name, f"{limit:g}") for name, limit in limits]
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_the_stages_name_files_and_options_that_are_there(
-    monkeypatch: pytest.MonkeyPatch, device: str
+def test_on_a_gpu_the_stages_name_files_and_options_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from proof import test_stages
+    """On a CPU tests/gloo/test_gpu_proof.py runs them."""
 
-    class Asked(Exception):
-        """What a stage would run."""
+    def ask(words: str, ranks: int = 1) -> None:
+        raise InterruptedError(words)
 
-    class Asking:
-        def __init__(self) -> None:
-            self.device, self.on_gpu = device, device == "cuda"
-
-        def run(self, words: str, ranks: int = 1) -> None:
-            raise Asked(words)
-
-        run_tests = run
-
-    checked = 0
-    for stage in [test for name, test in vars(test_stages).items() if name.startswith("test_")]:
-        patch = [monkeypatch] * ("monkeypatch" in stage.__code__.co_varnames)
-        with pytest.raises(Asked) as asked:
-            stage(Asking(), *patch)
-        words = str(asked.value).removeprefix("-m ").split()
-        name = words[0] if "/" in words[0] else f"tools/{words[0].replace('.', '/')}.py"
-        text = (ROOT / name).read_text(encoding="utf-8")
+    stage = SimpleNamespace(device="cuda", on_gpu=True, run=ask, run_tests=ask)
+    for test in stages_of_the_proof(monkeypatch).values():
+        with pytest.raises(InterruptedError) as asked:
+            test(stage, *[monkeypatch] * ("monkeypatch" in test.__code__.co_varnames))
+        name, *words = str(asked.value).removeprefix("-m ").split()
+        file = name if "/" in name else f"tools/{name.replace('.', '/')}.py"
+        text = (ROOT / file).read_text(encoding="utf-8")
         options = [word.split("=")[0] for word in words if word.startswith("--")]
-        assert all(f'"{option}"' in text for option in options), f"{name} has not all of {options}"
-        checked += len(options)
-    assert checked > 30
+        assert all(f'"{option}"' in text for option in options), f"{file}: {options}"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -32,6 +32,14 @@ from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.rules import WeightTable
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.logprobs import Logprob
+    from vllm.v1.metrics import reader
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as FirstRunner
+    from vllm.v1.worker.gpu_worker import Worker
 
 _log = logging.getLogger(__name__)
 _SPEC_COUNTS = {
@@ -68,20 +76,25 @@ class VllmEngine(RolloutEngine):
         self._llm = start_llm(settings, table)
         # Under the external launcher this process has one worker, and can call it.
         (wrapper,) = self._llm.collective_rpc(lambda wrapper: wrapper)
-        self._worker = wrapper.worker
-        self._tensors = EngineTensors(self._worker.model_runner.get_model())
+        self._worker: Worker = wrapper.worker
+        self._tensors = EngineTensors(self._runner.get_model())
         self.layout = vllm_layout(table, settings.tp, packed_head=self._tensors.packs_head)
         self._is_speculative = settings.speculative is not None
         self._draft: DraftWeights | None = None
         if self._is_speculative:
             self._open_speculative(settings)
 
+    @property
+    def _runner(self) -> "FirstRunner | SecondRunner":
+        """vLLM's runner of the model; it chooses between two."""
+        return self._worker.model_runner
+
     def _open_speculative(self, settings: EngineSettings) -> None:
         if not settings.is_cuda:
             from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
 
             correct_expansion()
-        runner = self._worker.model_runner
+        runner = self._runner
         if (draft := runner.get_draft_model()) is not None:
             self._draft = DraftWeights(draft, runner.get_model())
         if settings.rank == 0:
@@ -136,26 +149,30 @@ class VllmEngine(RolloutEngine):
         scoring = SamplingParams(max_tokens=1, detokenize=False, prompt_logprobs=0)
         log_probs = []
         for sample, output in zip(samples, self._run(whole, scoring), strict=True):
-            of_token = output.prompt_logprobs[len(sample.prompt_ids) :]
+            by_token = cast("list[dict[int, Logprob]]", output.prompt_logprobs)
+            of_token = by_token[len(sample.prompt_ids) :]
             ids = sample.response_ids
             log_probs.append(tuple(at[i].logprob for at, i in zip(of_token, ids, strict=True)))
         return Scores(log_probs=tuple(log_probs), stale_tokens=first.num_cached_tokens or 0)
 
-    def _run(self, prompts: Sequence[Sequence[int]], params: Any) -> list[Any]:
+    def _run(
+        self, prompts: Sequence[Sequence[int]], params: "SamplingParams"
+    ) -> "list[RequestOutput]":
         """vLLM's outputs of some prompts, in their order."""
         for index, prompt in enumerate(prompts):
             self._add(str(index), prompt, params)
-        outputs: list[Any] = []
+        outputs: list[RequestOutput] = []
         while len(outputs) < len(prompts):
             outputs += self._step()
         return sorted(outputs, key=lambda output: int(output.request_id))
 
-    def _add(self, name: str, prompt_ids: Sequence[int], params: Any) -> None:
+    def _add(self, name: str, prompt_ids: Sequence[int], params: "SamplingParams") -> None:
         self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt_ids)}, params)
 
-    def _step(self) -> list[Any]:
+    def _step(self) -> "list[RequestOutput]":
         """One more pass; the outputs that ended in it."""
-        ended = [output for output in self._llm.llm_engine.step() if output.finished]
+        outputs = cast("list[RequestOutput]", self._llm.llm_engine.step())
+        ended = [output for output in outputs if output.finished]
         count_tokens(sum(len(output.outputs[0].token_ids) for output in ended))
         count_done(len(ended))
         return ended
@@ -164,7 +181,8 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.spec_counts`; all ranks of an engine count the same."""
         if not (self._is_speculative and self.share.answers):
             return Counter()
-        metrics = self._llm.get_metrics()  # there may be several of a name
+        # There may be several of a name.
+        metrics = cast("list[reader.Counter]", self._llm.get_metrics())
         return Counter(
             {
                 key: int(sum(metric.value for metric in metrics if metric.name == name))
@@ -181,10 +199,11 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.load_files`: by vLLM's own readers and loaders."""
         from vllm.model_executor.model_loader import weight_utils
 
-        read = weight_utils.pt_weights_iterator
+        names = [str(file) for file in files]
         if files[0].suffix == ".safetensors":
-            read = weight_utils.safetensors_weights_iterator
-        tensors = read([str(file) for file in files], use_tqdm_on_load=False)
+            tensors = weight_utils.safetensors_weights_iterator(names, use_tqdm_on_load=False)
+        else:
+            tensors = weight_utils.pt_weights_iterator(names, use_tqdm_on_load=False)
         known = ((name, tensor) for name, tensor in tensors if name in self.layout.hf_columns)
         self.load_weights(known, version)
 

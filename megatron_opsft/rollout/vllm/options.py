@@ -3,7 +3,7 @@
 import gc
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -13,12 +13,15 @@ from megatron_opsft.rollout.limits import check_installed
 from megatron_opsft.runtime.libraries import collector_at_rest
 from megatron_opsft.weights.rules import WeightTable
 
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+
 _CPU_WORKER = "megatron_opsft.rollout.vllm.cpu_worker.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
 
-def start_llm(settings: EngineSettings, table: WeightTable) -> Any:
+def start_llm(settings: EngineSettings, table: WeightTable) -> "LLM":
     """vLLM's `LLM`. Errors: `UserError` for what vLLM refuses."""
     check_installed("vllm")
     if table.shape.moe and not settings.is_cuda:
@@ -136,7 +139,7 @@ def _cpu_cache(settings: EngineSettings, table: WeightTable) -> int:
     return max(min(wanted, memory // 4), 2**24)
 
 
-def sampling_params(sampling: SamplingSettings, seed: int) -> Any:
+def sampling_params(sampling: SamplingSettings, seed: int) -> "SamplingParams":
     """vLLM's `SamplingParams` for one response."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
