@@ -1,5 +1,6 @@
 """The shipped tiny reasoner: its prompt, its tokens, its skill at the task."""
 
+import json
 import re
 from itertools import islice
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 import megatron_opsft
