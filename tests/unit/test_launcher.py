@@ -6,12 +6,8 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.launcher import RENDEZVOUS, is_launched, usual_variables
 
 MASTER = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "9",
-    "OMPI_COMM_WORLD_SIZE": "16",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
-}
+OPEN_MPI = {"RANK": "9", "SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8"}
+OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in OPEN_MPI.items()}
 HYDRA = {"PMI_RANK": "9", "PMI_SIZE": "16", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "8"}
 SRUN = {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "1"}
 PLACE = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}

@@ -26,14 +26,8 @@ class Installed:
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         """`megatron-opsft *words`, as installed."""
-        script = str(self.site / "bin/megatron-opsft")
-        return self._start(sys.executable, script, *words)
-
-    def python(self, program: str) -> str:
-        return finished(self._start(sys.executable, "-c", program))
-
-    def _start(self, *words: str) -> "subprocess.Popen[str]":
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = (sys.executable, str(self.site / "bin/megatron-opsft"), *words)
         return subprocess.Popen(words, cwd=self.cwd, env=self._env, text=True, **pipes)
 
 
@@ -97,8 +91,6 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
 
 def test_commands_outside_the_checkout(installed: Installed) -> None:
     """The quickstart for a step, a plan, a conversion there and a job script."""
-    where = installed.python("import megatron_opsft; print(megatron_opsft.__file__)").strip()
-    assert Path(where).is_relative_to(installed.site)
     train = installed.start("train", CONFIG, "run.steps=1", "eval.num_problems=8")
     assert finished(installed.start("--version")) == "megatron-opsft 0.1.0\n"
     job = finished(installed.start("launch", "slurm", CONFIG, "--dry-run"))
