@@ -120,7 +120,7 @@ def test_hung_and_dying_workers_are_replaced_and_cost_only_their_item() -> None:
 
 
 def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> None:
-    items = [("keep 100", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
+    items = [("keep 200", "x"), ("keep 400", "keep 400"), ("keep 2000", "x"), ("fine", "fine")]
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.score(items)
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
