@@ -32,15 +32,20 @@ def _hand_on(
     return hidden, None
 
 
-def output_head(model: Any, vocab_size: int, temperature: float = 1.0) -> OutputHead:
-    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
-    weight = (
+def output_weight(model: Any) -> Tensor:
+    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
+    weight: Tensor = (
         model.shared_embedding_or_output_weight()
         if model.share_embeddings_and_output_weights
         else model.output_layer.weight
     )
+    return weight
+
+
+def output_head(model: Any, vocab_size: int, temperature: float = 1.0) -> OutputHead:
+    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     return OutputHead(
-        weight_VH=weight,
+        weight_VH=output_weight(model),
         vocab_size=vocab_size,
         group=model.pg_collection.tp,
         temperature=temperature,

@@ -35,6 +35,20 @@ def _as_in_training(
     return summed_loss(method, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses)[1]
 
 
+def _hidden_states(
+    config: TransformerConfig,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
+    non_loss_data: bool = True,
+) -> Tensor:
+    """What the output layer gets where one micro-batch predicts response tokens, [R, H]; in the
+    CPU's memory, where a whole batch of them has room.
+    """
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    return hidden_TH[batch.loss_indices_R].cpu()
+
+
 def _in_float32(
     config: TransformerConfig,
     head: OutputHead,
@@ -63,6 +77,25 @@ def score_batches(
     if not batches:
         return []
     return _run(schedule, partial(_as_in_training, method), batches, temperature=temperature)
+
+
+@torch.no_grad()
+def hidden_states(schedule: PassSchedule, batches: Sequence[MicroBatch]) -> list[Tensor]:
+    """Hidden states [R, H] at the response tokens of each micro-batch, of the whole pack under
+    context parallelism; ranks and batches as for `score_batches`.
+    """
+    if not batches:
+        return []
+    found = _run(schedule, _hidden_states, batches, temperature=1.0)
+    device = batches[0].labels_R.device
+    return [
+        states_RH
+        if batch.response_indices_R is None
+        else join_over_context(
+            states_RH.to(device), batch.response_indices_R, sum(batch.response_lengths)
+        ).cpu()
+        for batch, states_RH in zip(batches, found, strict=False)
+    ]
 
 
 @torch.no_grad()

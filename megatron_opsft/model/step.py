@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,15 @@ from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.teacher import Teacher
 from megatron_opsft.loss.token_losses import token_losses
-from megatron_opsft.methods.objective import LIKELIHOOD, Objective
+from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
+from megatron_opsft.model.hidden_states import output_weight
 from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.model.schedule import PassSchedule
-from megatron_opsft.model.score import score_batches, score_samples
+from megatron_opsft.model.score import hidden_states, score_batches, score_samples
 from megatron_opsft.records import MicroBatch, Sample, StepResult
 from megatron_opsft.runtime.distributed import (
     Layout,
@@ -42,18 +45,45 @@ def _sum_losses(
     with the sums of the objective's statistics.
     """
     losses = token_losses(objective, batch)
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden.device)
+    sums: tuple[Tensor, ...]
+    if isinstance(objective.surrogate, Distillation):
+        loss_sum, found = fused_linear_loss(
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            teacher=_teacher_of(objective.surrogate, head, batch),
+        )
+        assert found.divergence_R is not None
+        clipped, _ = losses.statistics(found.log_probs_R)
+        sums = (loss_sum.detach().clone(), clipped, found.divergence_R.sum())
+        return loss_sum, num_tokens, sums
     loss_sum, log_probs_R = summed_loss(
         method,
-        whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel),
+        hidden_TH,
         head,
         batch.loss_indices_R,
         batch.labels_R,
         losses,
         accumulation_fusion=config.gradient_accumulation_fusion,
     )
-    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
     sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
     return loss_sum, num_tokens, sums
+
+
+def _teacher_of(distillation: Distillation, head: OutputHead, batch: MicroBatch) -> Teacher:
+    """As `ReferenceModel.with_teacher` has left it in the micro-batch."""
+    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
+    assert states_RH is not None and weight_VH is not None, "a distilled batch has a teacher"
+    return Teacher(
+        hidden_RH=states_RH.to(weight_VH.device),
+        head=replace(head, weight_VH=weight_VH),
+        weights_R=distillation.beta * batch.weights_R,
+        forward=distillation.forward,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +132,11 @@ class Trainer:
         """The GPTModel chunks without their data-parallel wrapper."""
         return self._schedule.models
 
+    @property
+    def output_weight(self) -> Tensor:
+        """This rank's rows of the output layer; on the last pipeline stage."""
+        return output_weight(self.models[-1])
+
     def accumulate(self, batches: Sequence[MicroBatch], factor: float) -> Accumulated:
         """Main gradients of `factor` x the weighted sum of all ranks' token losses.
 
@@ -130,7 +165,7 @@ class Trainer:
             loss=factor * loss,
             trained_tokens=int(tokens),
             clip_share=clipped / tokens if self.objective.clips else None,
-            kl_mean=divergence / tokens if self.objective.needs_reference else None,
+            kl_mean=divergence / tokens if self.objective.keeps_frozen_model else None,
         )
 
     def score(
@@ -155,6 +190,10 @@ class Trainer:
         if temperature is None:
             temperature = self.objective.temperature
         return score_batches(self._schedule, batches, self._cross_entropy, temperature=temperature)
+
+    def hidden_states(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """See `score.hidden_states`."""
+        return hidden_states(self._schedule, batches)
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:
         """One update with learning rate `lr`; called by every rank.
