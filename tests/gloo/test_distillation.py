@@ -43,7 +43,7 @@ def expected(case: Case, method: SelfDistillation, found: Found) -> tuple[float,
         divisor = by_length if method.aggregation == "sequence" else total
         p = log_probs(policy, s.prompt_ids, s.response_ids)
         with torch.no_grad():
-            q = log_probs(teacher, teacher_prompt(s.problem_id, same=False), s.response_ids)
+            q = log_probs(teacher, teacher_prompt(s.problem_id), s.response_ids)
         if method.direction == "reverse":
             of_tokens = (p.exp() * (p - q)).sum(1)
         else:
@@ -120,6 +120,7 @@ def test_gradient_matches_hf_for_any_packing(world: World, budget: int) -> None:
 def test_a_policy_that_is_its_teacher_has_no_loss_and_no_gradient(
     world: World, case: Case, direction: str
 ) -> None:
+    """After the teacher was made the policy again."""
     method = SelfDistillation.model_validate({"direction": direction})
     found = world.run(distilled_gradient, case.world_size, case, method, 500, True)[0]
     assert found.loss == found.kl_mean == 0
@@ -130,7 +131,7 @@ def test_pairs_that_are_too_long_are_left_out_of_the_mean_too(world: World) -> N
     """Those of the correct responses; a micro-batch has room for 40 tokens."""
     case = replace(Case(dp=2), budget=40)
     lengths = [
-        len(s.response_ids) + max(len(s.prompt_ids), len(teacher_prompt(s.problem_id, same=False)))
+        len(s.response_ids) + max(len(s.prompt_ids), len(teacher_prompt(s.problem_id)))
         for n, s in enumerate(plain_samples())
         if is_correct(n)
     ]

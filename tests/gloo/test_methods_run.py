@@ -67,13 +67,14 @@ SAMPLING: dict[str, list[str]] = {
     "a_dlp": [f"method.reference_accuracy={ACCURACY_WANTED}"],
     "smart_thinker": [],
     "linear": [],
+    "self_distillation": ["method.refresh_every=2", "method.responses=all"],
 }
 FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
-# A stage is to have begun, so one step more.
-LENGTHENED = {"thinkprune": ["run.steps=3"]}
-KILLED_AFTER = {"thinkprune": 2}
+# A stage is to have begun, or a teacher to be in the second step of its own.
+LENGTHENED = {"thinkprune": ["run.steps=3"], "self_distillation": ["run.steps=4"]}
+KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
 # Methods whose steps depend on no step before them resume by the same code: one of each kind.
-RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", *FIXED} | {
+RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation", *FIXED} | {
     name for name, method in METHODS.items() if method.state_class is not MethodState
 }
 # In the run's process: what its prompts say, what its monitor sees, and its directory as it is
@@ -221,7 +222,7 @@ def check_state(name: str, killed: Path, state: State) -> None:
     assert kept["step"] == state.step
     if name == "dler":
         assert kept["refills"] > 0
-    elif name == "thinkprune":
+    elif name in ("thinkprune", "self_distillation"):
         assert b"reference." in (checkpoint / ".metadata").read_bytes()
     elif name == "a_dlp":
         assert kept["price"] == pytest.approx(state.price) != 1e-3

@@ -43,10 +43,8 @@ class Found:
     left_out: int
 
 
-def teacher_prompt(problem_id: str, *, same: bool) -> tuple[int, ...]:
+def teacher_prompt(problem_id: str) -> tuple[int, ...]:
     """Of other lengths than the plain ones."""
-    if same:
-        return next(s.prompt_ids for s in plain_samples() if s.problem_id == problem_id)
     draw = random.Random(problem_id)
     return tuple(draw.randrange(257) for _ in range(draw.randint(1, 15)))
 
@@ -89,12 +87,9 @@ def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
     )
 
 
-def session(case: Case, built: Built, method: SelfDistillation, *, same_prompts: bool) -> Any:
+def session(case: Case, built: Built, method: SelfDistillation) -> Any:
     """As much of one as a step's packing takes."""
     device = case.device
-
-    def encode(problem: Problem) -> tuple[int, ...]:
-        return teacher_prompt(problem.id, same=same_prompts)
 
     def fetch(rollouts: Any, problems: Any, responses: Any, indices_of: Any) -> Any:
         return fetch_samples(
@@ -107,7 +102,7 @@ def session(case: Case, built: Built, method: SelfDistillation, *, same_prompts:
         device=device,
         layout=built.layout,
         method=MethodRun(method, seed=0),
-        teacher=SimpleNamespace(encode=encode),
+        teacher=SimpleNamespace(encode=lambda problem: teacher_prompt(problem.id)),
         trainer=built.trainer,
         shards=built.shards,
         reference=ReferenceModel(built.trainer, device),
@@ -115,20 +110,34 @@ def session(case: Case, built: Built, method: SelfDistillation, *, same_prompts:
     )
 
 
+def refresh(s: Any) -> None:
+    """The optimizer keeps what it has learned."""
+    parts = s.trainer.optimizer.chained_optimizers
+    states = [state for part in parts for state in part.optimizer.state.values()]
+    before = [{key: value.clone() for key, value in state.items()} for state in states]
+    s.reference.replace()
+    for state, kept in zip(states, before, strict=True):
+        assert state["exp_avg_sq"].any()
+        assert all((state[key] == value).all() for key, value in kept.items())
+    plain = {sample.problem_id: sample.prompt_ids for sample in plain_samples()}
+    s.teacher.encode = lambda problem: plain[problem.id]
+
+
 def distilled_gradient(
     case: Case, method: SelfDistillation, chunk_tokens: int, alike: bool = False
 ) -> Found:
-    """The gradient on a batch of a policy that has moved on from its teacher; or, if alike, of one
-    that is its teacher, prompts included.
+    """The gradient on a batch of a policy that has moved on from its teacher; or, if alike, when
+    that has become the policy again and has the plain prompts.
     """
     loss_memory._CHUNK_BYTES = chunk_tokens * 8 * 301  # of the models of one rank
     try:
         built = build(replace(case, objective=method.objective(1.0)))
-        s = session(case, built, method, same_prompts=alike)
+        s = session(case, built, method)
         watch = Stopwatch(case.device)
-        if not alike:
-            (moved,) = pack_taught(s, judged(case, s, seed=1), watch)
-            s.trainer.step(moved.microbatches, moved.factor, lr=DRIFT)
+        (moved,) = pack_taught(s, judged(case, s, seed=1), watch)
+        s.trainer.step(moved.microbatches, moved.factor, lr=DRIFT)
+        if alike:
+            refresh(s)
         batch = without_long_pairs(s, judged(case, s, seed=0))
         (update,) = pack_taught(s, batch, watch)
         now = as_arrays(exported(built))

@@ -133,7 +133,9 @@ def smart(g: Group, state: State) -> Array:
 
 
 REWARDS: dict[str, Callable[[Group, State], Array]] = {
-    **dict.fromkeys(("on_policy_sft", "grpo", "dr_grpo", "thinkprune"), lambda g, s: g.c),
+    **dict.fromkeys(
+        ("on_policy_sft", "grpo", "dr_grpo", "thinkprune", "self_distillation"), lambda g, s: g.c
+    ),
     **dict.fromkeys(("dler", "ddca"), lambda g, s: g.c),
     "o1_pruner": lambda g, s: REFERENCE_TOKENS / g.n - 1 + 2 * (g.c - REFERENCE_ACCURACY),
     "l1_exact": l1,
@@ -175,6 +177,7 @@ ADVANTAGES: dict[str, Callable[[Group, Array], Array]] = {
     "er_rl": lambda g, r: r - (r.sum() - r) / (len(r) - 1),
     "gdpo": lambda g, r: normalized(g.c) + normalized(1.0 * (g.finished & (g.n <= TARGET))),
     "ddca": ddca,
+    "self_distillation": lambda g, r: 0 * r + 1,  # all responses
 }
 
 
