@@ -81,6 +81,7 @@ INSTANCE_CALLS: dict[str, dict[str, Targets]] = {
         "self._trainer.finish_gathering_weights": (
             f"{_PACKAGE}.model.step.Trainer.finish_gathering_weights"
         ),
+        "self._trainer.hidden_states": f"{_PACKAGE}.model.step.Trainer.hidden_states",
         "self._trainer.score_batches": f"{_PACKAGE}.model.step.Trainer.score_batches",
     },
     "model/schedule.py": {
