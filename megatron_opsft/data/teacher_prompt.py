@@ -33,6 +33,12 @@ class TeacherPrompt:
                     f"{_OPTION}={template} must do with `problem` alone: {error}"
                 ) from None
 
+    @property
+    def example(self) -> str:
+        """The prompt of a problem `1`, as text."""
+        prompt = self.encode(Problem(id="", text="1", answer=""))
+        return str(self._encoder.tokenizer.decode(prompt))
+
     def encode(self, problem: Problem) -> tuple[int, ...]:
         """Prompt token ids up to where the response begins."""
         if self._file is not None:

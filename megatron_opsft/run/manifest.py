@@ -18,12 +18,18 @@ def manifest_of(session: Session) -> dict[str, object]:
         "config_hash": config_hash(session.config),
         "data": session.problems.name,
         "data_sha256": session.problems.sha256,
-        "example_prompt": session.sampler.encoder.example,
+        "example_prompt": _example_prompt(session),
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),
         "model": str(session.config.model.path),
         "world_size": session.layout.world_size,
     }
+
+
+def _example_prompt(session: Session) -> str:
+    """With the teacher's behind it, where there is one."""
+    teacher = "" if session.teacher is None else session.teacher.example
+    return session.sampler.encoder.example + teacher
 
 
 def check_same_run(session: Session, directory: Path) -> None:
@@ -36,7 +42,7 @@ def check_same_run(session: Session, directory: Path) -> None:
             f"{session.problems.name} is not the data that {directory} was trained on (its hash "
             "differs); restore the data, or start a new run"
         )
-    if manifest["example_prompt"] != session.sampler.encoder.example:
+    if manifest["example_prompt"] != _example_prompt(session):
         raise UserError(
             f"the chat template of {session.model_dir} makes other prompts than those that "
             f"{directory} was trained on (example_prompt in its manifest.json); restore the "

@@ -36,7 +36,7 @@ class SelfDistillation(MethodSettings):
         description="Steps after which the teacher's weights are the model's again; 0: never.",
     )
     direction: Literal["reverse", "forward"] = Field(
-        "reverse", description="KL(policy || teacher), or KL(teacher || policy)."
+        "reverse", description="KL of the policy to the teacher, or of the teacher to the policy."
     )
     beta: float = Field(1.0, gt=0, description="Weight of the divergence from the teacher.")
     likelihood: float = Field(
