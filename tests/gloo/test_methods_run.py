@@ -200,17 +200,26 @@ def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
             check_state(name, tmp_path / "killed", state)
 
 
-def test_a_step_whose_groups_are_all_dropped_changes_no_weight(
-    cli: ForkedCli, tmp_path: Path
+# No response of two tokens is correct: DLER keeps no group of two draws of four problems. No pair
+# of self-distillation has room.
+NOTHING = {
+    "dler": ["rollout.max_response_tokens=2", "method.max_refills=1"],
+    "self_distillation": ["method.responses=all", "train.max_tokens_per_microbatch=9"],
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_step_that_learns_from_nothing_changes_no_weight(
+    cli: ForkedCli, tmp_path: Path, name: str
 ) -> None:
-    """No response of two tokens is correct: DLER keeps no group of two draws of four problems."""
-    keys = ["rollout.max_response_tokens=2", "method.name=dler", "method.max_refills=1"]
-    keys += ["run.steps=1", "data.prompts_per_step=4", "run.eval_every=0", f"run.dir={tmp_path}/a"]
+    keys = [*NOTHING[name], f"method.name={name}", "run.steps=1", "data.prompts_per_step=4"]
+    keys += ["run.eval_every=0", f"run.dir={tmp_path}/a"]
     ended = cli.run(["train", QUICKSTART, *RUN, *keys])
     assert ended.exit_code == 0, ended.stderr
     (line,) = read_lines(tmp_path / "a/metrics.jsonl")
     assert (line["zero_advantage_groups"], line["num_rollouts"]) == (4, 16)
     assert (line["trained_tokens"], line["num_microbatches"], line["grad_norm"]) == (0, 0, 0)
+    assert line.get("num_pairs_left_out", 16) == 16
 
 
 def check_state(name: str, killed: Path, state: State) -> None:
