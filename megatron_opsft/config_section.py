@@ -102,7 +102,7 @@ def _sources(value: Any) -> Any:
 
 # One source, or several with weights.
 Sources = Annotated[str | tuple[MixturePart, ...], BeforeValidator(_sources)]
-SHIPPED_TEMPLATES = ("r1", "cod", "chat")
+SHIPPED_TEMPLATES = ("r1", "cod", "concise", "chat")
 
 
 def _template_name(name: str) -> str:

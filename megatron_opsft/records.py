@@ -151,7 +151,9 @@ class MicroBatch:
     the whole pack. response_indices_R: int64 [R], ascending: which of its response tokens are here;
     None: all.
     What else an objective needs, float32 [R]: advantages_R, and the tokens' log-probabilities under
-    the policy that sampled (None: the current one) and under the reference model.
+    the policy that sampled (None: the current one) and under the reference model. Of a teacher, in
+    the model's dtype: teacher_RH, its hidden states where it predicts the R tokens, and teacher_VH,
+    this rank's rows of its output weight, which all micro-batches share.
     """
 
     tokens_T: Tensor
@@ -165,6 +167,8 @@ class MicroBatch:
     advantages_R: Tensor | None = None
     old_log_probs_R: Tensor | None = None
     reference_log_probs_R: Tensor | None = None
+    teacher_RH: Tensor | None = None
+    teacher_VH: Tensor | None = None
     response_indices_R: Tensor | None = None
 
     @property

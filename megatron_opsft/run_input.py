@@ -29,6 +29,7 @@ from megatron_opsft.data.prompts import (
     load_tokenizer,
 )
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
+from megatron_opsft.data.teacher_prompt import TeacherPrompt
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.evaluate.results import read_pass_rates
@@ -45,13 +46,15 @@ from megatron_opsft.verify.verifier import check_row_judges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
-    """What a run reads before it computes anything. settings: how training samples; more_held_out:
+    """What a run reads before it computes anything. teacher: its prompts, where the method has one;
+    settings: how training samples; more_held_out:
     the sets of eval.more by name; bad_rows: what is left out, of the training data and of the
     held-out problems; notes: what the user should know.
     """
 
     model_dir: Path
     encoder: PromptEncoder
+    teacher: TeacherPrompt | None
     settings: SamplingSettings
     problems: ProblemSet
     held_out: HeldOut | None
@@ -91,12 +94,14 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     for judged in read:
         check_row_judges(config.verify, judged.problems)
     stored = _read_stored(config, shape.max_position_embeddings)
+    teacher: str | None = getattr(config.method, "teacher_template", None)
     evaluated = None
     if held_out is not None:
         evaluated = _evaluation(config, config.eval, end_tokens, held_out)
     return RunInput(
         model_dir=model_dir,
         encoder=encoder,
+        teacher=None if teacher is None else TeacherPrompt(encoder, teacher),
         settings=_sampling_of(config.rollout, end_tokens),
         problems=problems,
         held_out=evaluated,

@@ -213,10 +213,10 @@ def _build(
     checkpoints = config.run.dir / "checkpoints"
     resumes = resume and broadcast_object(bool(list_checkpoints(checkpoints)))
     # The reference model is what the run began with.
-    if not resumes or trainer.objective.needs_reference:
+    if not resumes or trainer.objective.keeps_frozen_model:
         by_engine = config.model.load != "disk" and engine_traits(config.rollout.engine).reads_files
         load_first_weights(parts, sync, engine if by_engine else None)
-    reference = ReferenceModel(trainer, device) if trainer.objective.needs_reference else None
+    reference = ReferenceModel(trainer, device) if trainer.objective.keeps_frozen_model else None
     return Session(
         **{field.name: getattr(given, field.name) for field in fields(given)},
         config=config,

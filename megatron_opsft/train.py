@@ -27,6 +27,7 @@ from megatron_opsft.step.batch import (
 )
 from megatron_opsft.step.fixed_batch import stored_batch
 from megatron_opsft.step.sampled_log_probs import score_sampled
+from megatron_opsft.step.teaching import pack_taught, without_long_pairs
 
 log = logging.getLogger("megatron_opsft")
 
@@ -78,10 +79,15 @@ def run_step(s: Session, recorder: RunRecorder, step: int) -> None:
     watch = Stopwatch(s.device)
     if s.config.method.starts_stage(s.method.state):
         begin_stage(s)
+    if s.reference is not None and s.config.method.refreshes_teacher(s.method.state):
+        s.reference.replace()
     observe_monitor(s, watch)
     batch = sample_batch(s, step, watch) if s.stored is None else stored_batch(s, s.stored, step)
+    if s.teacher is not None:
+        batch = without_long_pairs(s, batch)
     recorder.begin_rollouts(step, batch, score_sampled(s, batch, watch))
-    updates = pack_updates(s, batch, watch)
+    packed = pack_updates if s.teacher is None else pack_taught
+    updates = packed(s, batch, watch)
     lr = learning_rate(step, s.config.run.steps, s.config.optimizer)
     with watch.phase("train"):
         try:

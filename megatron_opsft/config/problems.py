@@ -58,7 +58,7 @@ class DataConfig(Section):
     )
     template: TemplateName = Field(
         "r1",
-        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template.",
+        description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template.",
     )
     system_prompt: str = Field(
         "",

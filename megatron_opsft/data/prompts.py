@@ -22,6 +22,10 @@ from megatron_opsft.records import Message, Problem
 _FINAL = "put your final answer within \\boxed{}."
 _INSTRUCTIONS: dict[str, str] = {
     "r1": f"\nPlease reason step by step, and {_FINAL}",
+    "concise": (
+        "\nSolve it concisely and correctly. Be direct: no elaboration, no redundant steps, no "
+        f"restating of the problem. Give only the key steps, and {_FINAL}"
+    ),
     "cod": (
         "\nPlease reason step by step, but only keep a minimum draft for each thinking step, "
         f"with 5 words at most, and {_FINAL}"
@@ -39,7 +43,8 @@ _OLDER_FILES = (("tokenizer.model",), ("vocab.json", "merges.txt"))
 class PromptEncoder:
     """Problems to prompts of one model.
 
-    template: r1 (step by step), cod (draft); any other adds nothing to a problem's text.
+    template: r1 (step by step), cod (draft), concise (key steps alone); any other adds nothing to a
+    problem's text.
     system_prompt: told before each problem that has no system message of its own.
     """
 

@@ -88,7 +88,7 @@ class EvalSettings(Section):
     deer: DeerSettings = DeerSettings()
     template: TemplateName = Field(
         "r1",
-        description="r1: step by step; cod: Chain of Draft; chat: the problem alone; or the path of a .jinja file, as in a run.",
+        description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or the path of a .jinja file, as in a run.",
     )
     system_prompt: str = Field("", description="What the model is told before each problem.")
     temperature: float = Field(

@@ -10,6 +10,9 @@ many as without chunks. A token's weight in them is minus the derivative of its 
 log-probability, which is known by then. The gradient of the output weight goes straight into
 Megatron's float32 `main_grad` where there is one, as its fused linear layers do it.
 
+With a teacher each chunk has its logits too, for the divergence over the whole vocabulary: one GEMM
+more, and half as many tokens in a chunk.
+
 Suffixes: T tokens of a micro-batch, R response tokens among them, C those of a chunk, V rows of the
 weight, H hidden size.
 """
@@ -26,6 +29,7 @@ from megatron_opsft.loss.gemms import add_outer_, add_product_
 from megatron_opsft.loss.logit_chunks import RowStatistics
 from megatron_opsft.loss.loss_memory import tokens_per_chunk
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.loss.teacher import Teacher
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.runtime.distributed import max_over, sum_over
 
@@ -34,11 +38,13 @@ from megatron_opsft.runtime.distributed import max_over, sum_over
 class TokenStatistics:
     """float32 [R], equal on every rank of the tensor-parallel group, without gradient.
 
-    entropy_R: of the whole next-token distribution, in nats; None where it was not asked for.
+    entropy_R: of the whole next-token distribution, in nats; divergence_R: from the teacher's; None
+    where it was not asked for.
     """
 
     log_probs_R: Tensor
     entropy_R: Tensor | None
+    divergence_R: Tensor | None
 
 
 def fused_linear_loss(
@@ -48,10 +54,12 @@ def fused_linear_loss(
     labels_R: Tensor,
     losses: TokenLosses,
     *,
+    teacher: Teacher | None = None,
     entropy: bool = False,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, TokenStatistics]:
-    """Sum of the losses by log p(labels_r | hidden[positions_r]), float32 [], and what made them.
+    """Sum of the losses by log p(labels_r | hidden[positions_r]), float32 [], and what made them;
+    with a teacher also of its weights times the divergences from it.
 
     positions_R: int64, each at most once; labels_R: int64 in the whole vocabulary; losses: those
     that join tokens cost one more pass over the logits; chunk_tokens: tokens of a chunk, by default
@@ -64,7 +72,7 @@ def fused_linear_loss(
     if losses.joins_tokens and torch.is_grad_enabled():
         seen = token_statistics(hidden_TH, head, positions_R, labels_R, chunk_tokens=chunk_tokens)
         weights_R = losses.weights(seen.log_probs_R)
-    loss, log_probs_R, entropy_R = _FusedLinearLoss.apply(
+    loss, log_probs_R, entropy_R, divergence_R = _FusedLinearLoss.apply(
         hidden_TH,
         head.weight_VH,
         head,
@@ -72,11 +80,14 @@ def fused_linear_loss(
         labels_R,
         losses,
         weights_R,
+        teacher,
         entropy,
-        chunk_tokens or tokens_per_chunk(len(head.weight_VH)),
+        chunk_tokens or tokens_per_chunk(len(head.weight_VH), with_teacher=teacher is not None),
         torch.is_grad_enabled(),
     )
-    return loss, TokenStatistics(log_probs_R=log_probs_R, entropy_R=entropy_R)
+    return loss, TokenStatistics(
+        log_probs_R=log_probs_R, entropy_R=entropy_R, divergence_R=divergence_R
+    )
 
 
 @torch.no_grad()
@@ -109,13 +120,15 @@ class _FusedLinearLoss(torch.autograd.Function):
         labels_R: Tensor,
         losses: TokenLosses,
         weights_R: Tensor | None,
+        teacher: Teacher | None,
         entropy: bool,
         chunk_tokens: int,
         with_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """weights_R: those of the losses, where they are known already."""
         log_probs_R = torch.zeros_like(labels_R, dtype=torch.float32)
         entropy_R = torch.zeros_like(log_probs_R) if entropy else None
+        divergence_R = torch.zeros_like(log_probs_R) if teacher is not None else None
         gradient = _Gradient(hidden_TH, head) if with_gradient else None
         ops = operations(hidden_TH.device)
         for first in range(0, len(labels_R), chunk_tokens):
@@ -127,18 +140,27 @@ class _FusedLinearLoss(torch.autograd.Function):
             log_probs_R[part] = (found.target_C - found.lse_C).float()
             if entropy_R is not None and found.mean_C is not None:
                 entropy_R[part] = (found.lse_C - found.mean_C).float()
+            taught = None
+            if teacher is not None and divergence_R is not None:
+                taught = _compare(teacher, part, logits_CV, found.lse_C)
+                divergence_R[part] = taught.divergence_C
             if gradient is not None:
                 if weights_R is None:
                     weights_C = losses.weights(log_probs_R[part], part)
                 else:
                     weights_C = weights_R[part]
-                gradient.add(
-                    hidden_CH, positions_R[part], labels_C, weights_C, found.lse_C, logits_CV
-                )
-            del logits_CV  # before the next ones
+                lse_C = found.lse_C.float()
+                grad_CV = gradient.of_logits(labels_C, weights_C, lse_C, logits_CV, taught)
+                gradient.add(hidden_CH, positions_R[part], grad_CV)
+                del grad_CV
+            del logits_CV, taught  # before the next ones
         ctx.gradient, ctx.weight = gradient, weight_VH
-        ctx.mark_non_differentiable(log_probs_R, *([] if entropy_R is None else [entropy_R]))
-        return losses(log_probs_R).sum(), log_probs_R, entropy_R
+        loss = losses(log_probs_R).sum()
+        if teacher is not None and divergence_R is not None:
+            loss = loss + (teacher.weights_R * divergence_R).sum()
+        asked = [found_R for found_R in (entropy_R, divergence_R) if found_R is not None]
+        ctx.mark_non_differentiable(log_probs_R, *asked)
+        return loss, log_probs_R, entropy_R, divergence_R
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, *unused: Any) -> Any:
@@ -155,7 +177,7 @@ class _FusedLinearLoss(torch.autograd.Function):
         else:
             gradient.hidden_TH.mul_(grad_loss)
             grad_weight_VH = gradient.weight_VH.mul_(grad_loss).to(ctx.weight.dtype)
-        return gradient.hidden_TH, grad_weight_VH, *([None] * 8)
+        return gradient.hidden_TH, grad_weight_VH, *([None] * 9)
 
 
 class _Gradient:
@@ -171,26 +193,79 @@ class _Gradient:
         self._head = head
         self._ops = operations(hidden_TH.device)
 
-    def add(
+    def of_logits(
         self,
-        hidden_CH: Tensor,
-        positions_C: Tensor,
         labels_C: Tensor,
         weights_C: Tensor,
         lse_C: Tensor,
         logits_CV: Tensor,
-    ) -> None:
-        """lse_C: over the whole vocabulary; logits_CV: of this rank's rows, overwritten."""
+        taught: "_Taught | None",
+    ) -> Tensor:
+        """The gradient of a chunk's logits; lse_C: over the whole vocabulary, float32; logits_CV:
+        of this rank's rows, overwritten as the teacher's are.
+        """
         # A CPU's GEMMs convert to float32 anyway.
-        dtype = hidden_CH.dtype if hidden_CH.is_cuda else torch.float32
+        dtype = self.hidden_TH.dtype if self.hidden_TH.is_cuda else torch.float32
+        temperature = self._head.temperature
+        if temperature != 1.0:
+            weights_C = weights_C / temperature
+        if taught is None:
+            found: Tensor = self._ops.loss_gradient_(logits_CV, labels_C, lse_C, weights_C, dtype)
+            return found
+        return logit_chunks.distillation_gradient_(
+            logits_CV,
+            taught.logits_CV,
+            labels_C,
+            lse_C,
+            taught.lse_C,
+            taught.divergence_C,
+            weights_C,
+            taught.weights_C / temperature,
+            dtype,
+            forward=taught.forward,
+        )
+
+    def add(self, hidden_CH: Tensor, positions_C: Tensor, grad_CV: Tensor) -> None:
+        """grad_CV: as `of_logits` gave it."""
         total_CH = torch.zeros_like(hidden_CH, dtype=torch.float32)
-        if self._head.temperature != 1.0:
-            weights_C = weights_C / self._head.temperature
         num_rows = self._head.num_rows
-        grad_CV = self._ops.loss_gradient_(logits_CV, labels_C, lse_C.float(), weights_C, dtype)
         add_product_(total_CH, grad_CV, self._head.weight_VH[:num_rows])
         add_outer_(self.weight_VH[:num_rows], grad_CV, hidden_CH)
         self.hidden_TH[positions_C] = total_CH.to(self.hidden_TH.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taught:
+    """A chunk of the teacher's logits, of this rank's rows, and how far the student is from them;
+    float32, lse_C and divergence_C over all ranks' rows.
+    """
+
+    logits_CV: Tensor
+    lse_C: Tensor
+    divergence_C: Tensor
+    weights_C: Tensor
+    forward: bool
+
+
+def _compare(teacher: Teacher, part: slice, logits_CV: Tensor, lse_C: Tensor) -> _Taught:
+    """logits_CV, lse_C: the student's, of those of the R tokens that `part` names."""
+    head, hidden_CH = teacher.head, teacher.hidden_RH[part]
+    teacher_CV = head.logits(hidden_CH)
+    nowhere_C = torch.full_like(lse_C, -1, dtype=torch.int64)
+    own = operations(logits_CV.device).row_statistics(teacher_CV, nowhere_C)
+    teacher_lse_C = _over_ranks(own, head).lse_C.float()
+    divergence_C = logit_chunks.divergences(
+        logits_CV, teacher_CV, lse_C.float(), teacher_lse_C, forward=teacher.forward
+    )
+    if head.group.size() > 1:
+        divergence_C = sum_over(divergence_C, head.group)
+    return _Taught(
+        logits_CV=teacher_CV,
+        lse_C=teacher_lse_C,
+        divergence_C=divergence_C,
+        weights_C=teacher.weights_R[part],
+        forward=teacher.forward,
+    )
 
 
 def operations(device: torch.device) -> ModuleType:

@@ -1,7 +1,8 @@
-"""What the loss needs of a chunk of logits, in two operations that read every logit once each.
+"""What the loss needs of a chunk of logits, in two operations that read every logit once each, and
+two more for the divergence from a teacher's logits.
 
-The PyTorch version, used on CPUs; `logit_kernels` has the Triton version of the same two functions.
-Neither communicates: a rank's statistics are of its own columns.
+The PyTorch version, used on CPUs; `logit_kernels` has the Triton version of `row_statistics` and
+`loss_gradient_`. None communicates: a rank's statistics are of its own columns.
 
 Shapes: C response tokens of a chunk, V columns of the vocabulary (this tensor-parallel rank's), G
 of the C rows. C and V may be 0. Labels are int64 and count columns of the rank: one that is
@@ -87,6 +88,56 @@ def loss_gradient_(
         if not in_place:
             out_CV[rows] = grad_GV
     return out_CV.index_fill_(0, (weights_C == 0).nonzero()[:, 0], 0.0)
+
+
+def divergences(
+    logits_CV: Tensor, teacher_CV: Tensor, lse_C: Tensor, teacher_lse_C: Tensor, *, forward: bool
+) -> Tensor:
+    """What these columns add to KL(p || q), float32 [C], or to KL(q || p) if forward; p the softmax
+    of the logits, q that of the teacher's. Both log-sum-exps are over all columns of all ranks.
+    """
+    sums_C = torch.zeros_like(lse_C)
+    for rows in _groups(logits_CV) if logits_CV.numel() else ():
+        log_p_GV = logits_CV[rows] - lse_C[rows, None]
+        log_q_GV = teacher_CV[rows] - teacher_lse_C[rows, None]
+        if forward:
+            log_p_GV, log_q_GV = log_q_GV, log_p_GV
+        difference_GV = torch.sub(log_p_GV, log_q_GV, out=log_q_GV)
+        sums_C[rows] = difference_GV.mul_(log_p_GV.exp_()).sum(1)
+    return sums_C
+
+
+def distillation_gradient_(
+    logits_CV: Tensor,
+    teacher_CV: Tensor,
+    labels_C: Tensor,
+    lse_C: Tensor,
+    teacher_lse_C: Tensor,
+    divergence_C: Tensor,
+    weights_C: Tensor,
+    teacher_weights_C: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    forward: bool,
+) -> Tensor:
+    """`loss_gradient_` with the weights, and teacher_weight_c times the gradient of the divergence:
+    p (log p - log q - KL), or p - q if forward. No gradient reaches the teacher.
+
+    divergence_C: over all columns of all ranks. Overwrites the teacher's logits; rows of which both
+    weights are 0 are exact zeros.
+    """
+    for rows in _groups(logits_CV) if logits_CV.numel() else ():
+        log_p_GV = logits_CV[rows] - lse_C[rows, None]
+        teacher_GV = teacher_CV[rows].sub_(teacher_lse_C[rows, None])
+        if forward:
+            torch.sub(log_p_GV.exp_(), teacher_GV.exp_(), out=teacher_GV)
+        else:
+            torch.sub(log_p_GV, teacher_GV, out=teacher_GV).sub_(divergence_C[rows, None])
+            teacher_GV.mul_(log_p_GV.exp_())
+        teacher_GV.mul_(teacher_weights_C[rows, None])
+    grad_CV = loss_gradient_(logits_CV, labels_C, lse_C, weights_C, logits_CV.dtype)
+    teacher_CV.index_fill_(0, (teacher_weights_C == 0).nonzero()[:, 0], 0.0)
+    return grad_CV.add_(teacher_CV).to(out_dtype)
 
 
 def _locate(labels_C: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:

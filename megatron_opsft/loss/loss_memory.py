@@ -18,9 +18,11 @@ _CHUNK_BYTES = 512 * 2**20
 _MAX_TE_LOGIT_BYTES = 4 * 2**30
 
 
-def tokens_per_chunk(rows_per_rank: int) -> int:
-    """As many as make 512 MiB of float32 logits; rows_per_rank: of this rank, with padding."""
-    return max(16, _CHUNK_BYTES // (4 * rows_per_rank))
+def tokens_per_chunk(rows_per_rank: int, *, with_teacher: bool = False) -> int:
+    """As many as make 512 MiB of float32 logits, a teacher's included; rows_per_rank: of this rank,
+    with padding.
+    """
+    return max(16, _CHUNK_BYTES // ((8 if with_teacher else 4) * rows_per_rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,16 @@ def choose_cross_entropy(
     *,
     max_tokens: int,
     rows_per_rank: int,
+    with_teacher: bool = False,
 ) -> CrossEntropy:
     """wanted: `train.cross_entropy`, of which auto is the fastest that fits; te_problem: why
     TransformerEngine's kernel is not for this run, empty where it is; max_tokens: of a micro-batch;
-    rows_per_rank: of the output layer.
+    rows_per_rank: of the output layer; with_teacher: whose logits a chunk is compared with.
 
     Errors: `UserError` when `te` is asked for and cannot be had.
     """
+    if with_teacher:
+        te_problem = "the divergence from a teacher is computed chunk by chunk"
     if wanted == "te" and te_problem:
         raise UserError(
             f"train.cross_entropy=te: {te_problem}; use train.cross_entropy=auto or fused_linear"
@@ -70,6 +75,7 @@ def fused_linear_bytes(
     dtype_bytes: int,
     on_cuda: bool = True,
     sequence_parallel: bool = False,
+    with_teacher: bool = False,
     chunk_tokens: int | None = None,
 ) -> int:
     """Bytes on one rank above the model, its main gradients and the hidden states that come in.
@@ -79,19 +85,25 @@ def fused_linear_bytes(
     two moments: a chunk in the forward pass (its logits, their gradient where GEMMs take it in the
     model's dtype, its hidden states and their gradient), and the placeholder of the weight's
     gradient in the backward pass (which a CPU never touches). The gradient of the hidden states is
-    there in both, and under sequence parallelism all ranks' hidden states.
+    there in both, and under sequence parallelism all ranks' hidden states. with_teacher: its hidden
+    states of the response tokens and its logits too, and what PyTorch's operations on both take.
     """
-    tokens = min(chunk_tokens or tokens_per_chunk(rows_per_rank), num_loss_tokens)
+    most = chunk_tokens or tokens_per_chunk(rows_per_rank, with_teacher=with_teacher)
+    tokens = min(most, num_loss_tokens)
     hidden_bytes = num_tokens * hidden_size * dtype_bytes
     held = hidden_bytes * (2 if sequence_parallel else 1) + 24 * num_loss_tokens
     half = dtype_bytes < 4
     chunk = tokens * rows_per_rank * (4 + dtype_bytes * (half and on_cuda))
     chunk += tokens * hidden_size * (dtype_bytes + 4 + 4 * (half and not on_cuda))
+    if with_teacher:
+        held += num_loss_tokens * (hidden_size * dtype_bytes + 8)
+        chunk += 4 * tokens * rows_per_rank
+        chunk += 12 * min(2**24, tokens * rows_per_rank) * on_cuda
     if on_cuda:
         return held + max(chunk, rows_per_rank * hidden_size * dtype_bytes)
     # One after the other: a part of the logits once more, then converted factors and their product.
     block = min(BLOCK_ROWS, rows_per_rank)
-    scratch = 4 * min(2**20, tokens * rows_per_rank)
+    scratch = 4 * min(2**20, tokens * rows_per_rank) * (3 if with_teacher else 1)
     return held + chunk + max(scratch, half * 4 * block * (hidden_size + tokens))
 
 

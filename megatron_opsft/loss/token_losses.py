@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron_opsft.loss import surrogates
 from megatron_opsft.methods.objective import (
+    Distillation,
     Likelihood,
     Objective,
     SequenceClip,
@@ -91,6 +92,8 @@ class ObjectiveLosses:
         match self.objective.surrogate:
             case Likelihood():
                 return surrogates.likelihood(log_probs_C, advantages_C)
+            case Distillation(likelihood=weight):  # the rest is no function of log-probs
+                return weight * surrogates.likelihood(log_probs_C, advantages_C)
             case TokenClip(low=low, high=high, dual=dual):
                 return surrogates.token_clip(
                     log_probs_C, old_C, advantages_C, low=low, high=high, dual=dual

@@ -49,7 +49,18 @@ class SquaredLogRatio:
     tau: float
 
 
-Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distillation:
+    """likelihood A log p - beta KL(p || q) over the whole vocabulary, q the teacher's: the same
+    model's earlier weights under another prompt. forward: KL(q || p) instead.
+    """
+
+    beta: float = 1.0
+    likelihood: float = 0.0
+    forward: bool = False
+
+
+Surrogate = Likelihood | TokenClip | SequenceClip | SquaredLogRatio | Distillation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +83,16 @@ class Objective:
     def is_weighted_likelihood(self) -> bool:
         """Whether the advantage can go into a token's weight, and nothing else is needed."""
         return isinstance(self.surrogate, Likelihood) and not self.needs_reference
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether distributions are drawn to a teacher's."""
+        return isinstance(self.surrogate, Distillation)
+
+    @property
+    def keeps_frozen_model(self) -> bool:
+        """Whether a run has a frozen copy of the model: a reference, or a teacher."""
+        return self.needs_reference or self.has_teacher
 
     @property
     def needs_reference(self) -> bool:

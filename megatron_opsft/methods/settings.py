@@ -169,6 +169,10 @@ class MethodSettings(Section):
         """Whether optimizer and reference model begin anew with this step."""
         return False
 
+    def refreshes_teacher(self, state: State) -> bool:
+        """Whether the teacher's weights are the model's again from this step on."""
+        return False
+
     def target_length(self, problem_id: str, seed: int) -> LengthTarget | None:
         """The length that the prompt of a problem asks for."""
         return None

@@ -70,11 +70,13 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     )
     norm_names: Literal["te", "local"] = "te" if with_te else "local"
     table = WeightTable(shape, norm_names, config.parallel.tp)
+    objective = config.method.objective(config.rollout.temperature)
     loss = choose_cross_entropy(
         config.train.cross_entropy,
         te_problem(device, config.model.dtype),
         max_tokens=config.train.max_tokens_per_microbatch,
         rows_per_rank=padded_vocab_size(shape.vocab_size, config.parallel.tp) // config.parallel.tp,
+        with_teacher=objective.has_teacher,
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
@@ -92,7 +94,7 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
         vocab_size=shape.vocab_size,
         weight_decay=config.optimizer.weight_decay,
         cross_entropy=loss.method,
-        objective=config.method.objective(config.rollout.temperature),
+        objective=objective,
     )
     # The distributed optimizer has moved the parameters into its own buffer.
     shards = ModelShards.of(models, table, layout)

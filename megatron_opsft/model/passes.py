@@ -77,6 +77,11 @@ class ModelPasses:
         """The GPTModel chunks without their data-parallel wrapper."""
         return [cast(GPTModel, chunk.module) for chunk in self.chunks]
 
+    @property
+    def output_weight(self) -> Tensor:
+        """This rank's rows of the output layer; on the last pipeline stage."""
+        return _output_weight(self.models[-1])
+
     @torch.no_grad()
     def score_batches(
         self, batches: Sequence[MicroBatch], *, temperature: float | None = None
@@ -92,6 +97,24 @@ class ModelPasses:
         if temperature is None:
             temperature = self.objective.temperature
         return self._score(partial(_as_in_training, self._cross_entropy), batches, temperature)
+
+    @torch.no_grad()
+    def hidden_states(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Hidden states [R, H] at the response tokens of each micro-batch, of the whole pack under
+        context parallelism, in the CPU's memory; ranks and batches as for `score_batches`.
+        """
+        if not batches:
+            return []
+        found = self._score(_hidden_states, batches, 1.0)
+        device = batches[0].labels_R.device
+        return [
+            states_RH
+            if batch.response_indices_R is None
+            else join_over_context(
+                states_RH.to(device), batch.response_indices_R, sum(batch.response_lengths)
+            ).cpu()
+            for batch, states_RH in zip(batches, found, strict=False)
+        ]
 
     @torch.no_grad()
     def score(
@@ -209,6 +232,20 @@ def _as_in_training(
     return summed_loss(method, hidden_TH, head, batch.loss_indices_R, batch.labels_R, losses)[1]
 
 
+def _hidden_states(
+    config: TransformerConfig,
+    head: OutputHead,
+    batch: MicroBatch,
+    hidden: Tensor,
+    non_loss_data: bool = True,
+) -> Tensor:
+    """What the output layer gets where one micro-batch predicts response tokens, [R, H]; in the
+    CPU's memory, where a whole batch of them has room.
+    """
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    return hidden_TH[batch.loss_indices_R].cpu()
+
+
 def _in_float32(
     config: TransformerConfig,
     head: OutputHead,
@@ -260,15 +297,20 @@ def _hand_on(
     return hidden, None
 
 
-def _output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
-    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
-    weight = (
+def _output_weight(model: GPTModel) -> Tensor:
+    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
+    weight: Tensor = (
         model.shared_embedding_or_output_weight()
         if model.share_embeddings_and_output_weights
         else model.output_layer.weight
     )
+    return weight
+
+
+def _output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
+    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
     return OutputHead(
-        weight_VH=weight,
+        weight_VH=_output_weight(model),
         vocab_size=vocab_size,
         group=model.pg_collection.tp,
         temperature=temperature,

@@ -1,4 +1,4 @@
-"""The reference model: what the trained one must not drift away from.
+"""The reference model: what the trained one must not drift away from, or its teacher.
 
 A frozen copy of this rank's weights that takes their place for a pass. Contents are exchanged, not
 tensors: the weights are views of Megatron's buffers, on which the optimizer's are views again. So
@@ -56,6 +56,32 @@ class ReferenceModel:
         with self.in_place():
             log_probs = self._trainer.score_batches(batches)
         return with_log_probs(batches, log_probs, "reference_log_probs_R")
+
+    def with_teacher(
+        self, batches: Sequence[MicroBatch], prompted: Sequence[MicroBatch]
+    ) -> list[MicroBatch]:
+        """The micro-batches with this model as their teacher, on the ranks of the last stage, which
+        alone read it.
+
+        prompted: the same responses in the same packs, under the teacher's prompts.
+        """
+        with self.in_place():
+            found = self._trainer.hidden_states(prompted)
+        if not found:
+            return list(batches)
+        weight = self._trainer.output_weight
+        (own,) = [f for f, live in zip(self._frozen, self._live(), strict=True) if live is weight]
+        teacher_VH = own.to(weight.device)
+        return [
+            dataclasses.replace(
+                batch,
+                teacher_RH=states_RH
+                if batch.response_indices_R is None
+                else states_RH[batch.response_indices_R.cpu()],
+                teacher_VH=teacher_VH,
+            )
+            for batch, states_RH in zip(batches, found, strict=True)
+        ]
 
     def replace(self) -> None:
         """From now on the reference is the model as it is."""

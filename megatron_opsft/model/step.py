@@ -13,9 +13,11 @@ from torch import Tensor
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
+from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
+from megatron_opsft.loss.teacher import Teacher
 from megatron_opsft.loss.token_losses import token_losses
-from megatron_opsft.methods.objective import LIKELIHOOD, Objective
+from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update
 from megatron_opsft.model.passes import ModelPasses
 from megatron_opsft.records import MicroBatch, StepResult
@@ -44,18 +46,45 @@ def _sum_losses(
     with the sums of the objective's statistics.
     """
     losses = token_losses(objective, batch)
+    hidden_TH = whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel)
+    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=hidden.device)
+    sums: tuple[Tensor, ...]
+    if isinstance(objective.surrogate, Distillation):
+        loss_sum, found = fused_linear_loss(
+            hidden_TH,
+            head,
+            batch.loss_indices_R,
+            batch.labels_R,
+            losses,
+            teacher=_teacher_of(objective.surrogate, head, batch),
+        )
+        assert found.divergence_R is not None
+        clipped, _ = losses.statistics(found.log_probs_R)
+        sums = (loss_sum.detach().clone(), clipped, found.divergence_R.sum())
+        return loss_sum, num_tokens, sums
     loss_sum, log_probs_R = summed_loss(
         method,
-        whole_hidden(hidden[0], head.group, sequence_parallel=config.sequence_parallel),
+        hidden_TH,
         head,
         batch.loss_indices_R,
         batch.labels_R,
         losses,
         accumulation_fusion=config.gradient_accumulation_fusion,
     )
-    num_tokens = torch.tensor(batch.num_loss_tokens, dtype=torch.int, device=loss_sum.device)
     sums = (loss_sum.detach().clone(), *losses.statistics(log_probs_R))
     return loss_sum, num_tokens, sums
+
+
+def _teacher_of(distillation: Distillation, head: OutputHead, batch: MicroBatch) -> Teacher:
+    """As `ReferenceModel.with_teacher` has left it in the micro-batch."""
+    states_RH, weight_VH = batch.teacher_RH, batch.teacher_VH
+    assert states_RH is not None and weight_VH is not None, "a distilled batch has a teacher"
+    return Teacher(
+        hidden_RH=states_RH.to(weight_VH.device),
+        head=replace(head, weight_VH=weight_VH),
+        weights_R=distillation.beta * batch.weights_R,
+        forward=distillation.forward,
+    )
 
 
 class Trainer(ModelPasses):
@@ -122,7 +151,7 @@ class Trainer(ModelPasses):
             trained_tokens=int(tokens),
             num_microbatches=len(batches),
             clip_share=clipped / tokens if self.objective.clips else None,
-            kl_mean=divergence / tokens if self.objective.needs_reference else None,
+            kl_mean=divergence / tokens if self.objective.keeps_frozen_model else None,
         )
 
     def step(self, batches: Sequence[MicroBatch], factor: float, lr: float) -> StepResult:

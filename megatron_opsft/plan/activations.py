@@ -145,4 +145,5 @@ def _loss_bytes(job: Job) -> float:
         dtype_bytes=e,
         on_cuda=job.hardware.is_cuda,
         sequence_parallel=job.sequence_parallel,
+        with_teacher=job.has_teacher,
     )

@@ -129,7 +129,13 @@ class Job:
             problem,
             max_tokens=self.config.train.max_tokens_per_microbatch,
             rows_per_rank=self.rows_per_rank,
+            with_teacher=self.has_teacher,
         )
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the loss compares with a teacher's logits."""
+        return self.config.method.objective(1.0).has_teacher
 
     @property
     def num_responses(self) -> int:

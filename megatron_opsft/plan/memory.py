@@ -51,6 +51,8 @@ def rank_memory(job: Job, stage: Stage, num_microbatches: int) -> RankMemory:
     """A rank of a stage; num_microbatches: of an update on each data-parallel rank."""
     in_flight = num_in_flight(job, stage.index, num_microbatches)
     kept, moment, loss = activation_bytes(job, stage, in_flight)
+    if loss and job.has_teacher and reference_bytes(job, stage)[1]:
+        loss += job.rows_per_rank * job.shape.hidden_size * job.dtype_bytes  # of its output layer
     # The two exist one after the other: the larger one counts.
     of_backward, of_loss = ((), ("train",)) if loss > moment else (("train",), ())
     terms: Terms = {
@@ -83,7 +85,7 @@ def reference_bytes(job: Job, stage: Stage) -> tuple[int, int]:
     As `model.reference` decides when trainer and engine are there: on a GPU it stays only where it
     takes no more than a tenth of what is free.
     """
-    if not job.config.method.objective(1.0).needs_reference:
+    if not job.config.method.objective(1.0).keeps_frozen_model:
         return 0, 0
     held = stage.weight_bytes + stage.gradient_bytes + stage.optimizer_bytes
     taken = job.hardware.reserved_bytes + held + _sum_of(_engine_terms(job), "rollout")

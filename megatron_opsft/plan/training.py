@@ -24,7 +24,8 @@ _RESPONSE_SECONDS = 15e-6
 def training_seconds(job: Job) -> dict[str, float]:
     """One step on all ranks. train: passes, `exchange` (of gradients, as far as no pass hides it)
     and `update`, of all updates; old_logprob, reference: passes of the policy that sampled and of
-    the reference model, where the method asks for them. bubble: no seconds, but the share of the
+    the reference model, where the method asks for them; of a teacher, with the GEMM that the loss
+    makes of its hidden states. bubble: no seconds, but the share of the
     passes' time that a rank waits in its pipeline. Nothing to train on takes no time.
     """
     workload, stages, hardware = job.workload, job.stages, job.hardware
@@ -63,7 +64,7 @@ def training_seconds(job: Job) -> dict[str, float]:
         "update": factor * update,
         "bubble": 1 - sum(both) / len(both) / passes,
         "old_logprob": score if scores_before and not method.has_fixed_data else 0.0,
-        "reference": score + factor * _swap_seconds(job) if objective.needs_reference else 0.0,
+        "reference": score + factor * _swap_seconds(job) if objective.keeps_frozen_model else 0.0,
     }
 
 

@@ -94,7 +94,7 @@ class RunRecorder:
             "num_microbatches": result.num_microbatches,
             "packing_efficiency": packing.fill,
             "rank_imbalance": packing.imbalance,
-            **batch.spec_metrics,
+            **batch.metrics,
             "weight_version": pushed.version,
             **_differences(pushed),
             **{f"{phase}_seconds": seconds for phase, seconds in watch.seconds.items()},

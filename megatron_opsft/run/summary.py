@@ -24,7 +24,9 @@ def manifest_of(session: Session) -> dict[str, Any]:
         "data": session.problems.name,
         "identity": {
             "data_sha256": session.problems.sha256,
-            "example_prompt": session.sampler.encoder.example,
+            # With the teacher's behind it, where there is one.
+            "example_prompt": session.sampler.encoder.example
+            + ("" if session.teacher is None else session.teacher.example),
         },
         "num_problems": len(session.problems.problems),
         "num_bad_rows": len(session.problems.bad_rows),

@@ -286,11 +286,11 @@ def sum_over_context(part: Tensor) -> Tensor:
 def join_over_context(
     values_R: Tensor, response_indices_R: Tensor | None, num_tokens: int
 ) -> Tensor:
-    """Of all response tokens of a pack, [num_tokens], what the group's ranks have at their
+    """Of all response tokens of a pack, [num_tokens, ...], what the group's ranks have at their
     places; `values_R` itself where there is no group. Bit for bit: all others add zero.
     """
     if response_indices_R is None:
         return values_R
-    whole = values_R.new_zeros(num_tokens)
+    whole = values_R.new_zeros(num_tokens, *values_R.shape[1:])
     whole[response_indices_R] = values_R
     return sum_over_context(whole)

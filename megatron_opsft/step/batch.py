@@ -29,13 +29,13 @@ class JudgedBatch(JudgedProblems):
 
     responses: of the groups that the method keeps, or of the first ones where it keeps none;
     groups: the same by problem; weights: what the method makes of them, in the same order; refills:
-    how often problems were drawn again; spec_metrics: of `rollout.speculative`, where it is set.
+    how often problems were drawn again; metrics: what else is to be said of it.
     """
 
     groups: Sequence[Group]
     weights: Weights
     refills: int = 0
-    spec_metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accepted(self) -> list[Response]:
@@ -89,7 +89,7 @@ def sample_batch(s: Session, step: int, watch: Stopwatch) -> JudgedBatch:
         groups=groups,
         weights=weights,
         refills=refills,
-        spec_metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
+        metrics=_spec_metrics(s, s.sampler.engine.spec_counts() - counted),
     )
 
 
@@ -167,14 +167,19 @@ def pack_updates(s: Session, batch: JudgedBatch, watch: Stopwatch) -> list[Packe
     return [replace(update, microbatches=pack) for update, pack in zip(updates, packs, strict=True)]
 
 
-def pack_update(s: Session, update: Update, fetch: Fetch) -> PackedUpdate:
-    """Every rank calls it with the same update; no micro-batch where nothing is trained on."""
+def pack_update(
+    s: Session, update: Update, fetch: Fetch, lengths: Sequence[int] | None = None
+) -> PackedUpdate:
+    """Every rank calls it with the same update; no micro-batch where nothing is trained on.
+
+    lengths: the room that each response takes, if not that of its prompt and its tokens.
+    """
     if not update.responses:
         return PackedUpdate(microbatches=[], factor=0.0, packing=PackingReport())
     is_plain = s.trainer.objective.is_weighted_likelihood
     products = map(mul, update.token_weights, update.advantages)
     microbatches, packing = pack(
-        [response.sequence_tokens for response in update.responses],
+        lengths or [response.sequence_tokens for response in update.responses],
         tuple(products) if is_plain else update.token_weights,
         fetch,
         advantages=None if is_plain else update.advantages,

@@ -73,13 +73,14 @@ SAMPLING: dict[str, list[str]] = {
     "linear": [],
     "gr3": [],
     "gfpo": [f"method.kept={KEPT}"],
+    "self_distillation": ["method.refresh_every=2", "method.responses=all"],
 }
 FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
-# A stage is to have begun, so one step more.
-LENGTHENED = {"thinkprune": ["run.steps=3"]}
-KILLED_AFTER = {"thinkprune": 2}
+# A stage is to have begun, or a teacher to be in the second step of its own.
+LENGTHENED = {"thinkprune": ["run.steps=3"], "self_distillation": ["run.steps=4"]}
+KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
 # Methods whose steps depend on no step before them resume by the same code: one of each kind.
-RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", *FIXED} | {
+RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation", *FIXED} | {
     name for name, method in METHODS.items() if method.state_class is not MethodState
 }
 # In the run's process: what its prompts say, what its monitor sees, and its directory as it is
@@ -231,17 +232,26 @@ def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
     assert kept[0]["method_state"]["refills"] > 0
 
 
-def test_a_step_whose_groups_are_all_dropped_changes_no_weight(
-    cli: ForkedCli, tmp_path: Path
+# No response of two tokens is correct: DLER keeps no group of two draws of four problems. No pair
+# of self-distillation has room.
+NOTHING = {
+    "dler": ["rollout.max_response_tokens=2", "method.max_refills=1"],
+    "self_distillation": ["method.responses=all", "train.max_tokens_per_microbatch=9"],
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_step_that_learns_from_nothing_changes_no_weight(
+    cli: ForkedCli, tmp_path: Path, name: str
 ) -> None:
-    """No response of two tokens is correct: DLER keeps no group of two draws of four problems."""
-    keys = ["rollout.max_response_tokens=2", "method.name=dler", "method.max_refills=1"]
-    keys += ["run.steps=1", "data.prompts_per_step=4", "run.eval_every=0", f"run.dir={tmp_path}/a"]
+    keys = [*NOTHING[name], f"method.name={name}", "run.steps=1", "data.prompts_per_step=4"]
+    keys += ["run.eval_every=0", f"run.dir={tmp_path}/a"]
     ended = cli.run(["train", QUICKSTART, *RUN, *keys])
     assert ended.exit_code == 0, ended.stderr
     (line,) = read_lines(tmp_path / "a/metrics.jsonl")
     assert (line["zero_advantage_groups"], line["num_rollouts"]) == (4, 16)
     assert (line["trained_tokens"], line["num_microbatches"], line["grad_norm"]) == (0, 0, 0)
+    assert line.get("num_pairs_left_out", 16) == 16
 
 
 def check_state(name: str, killed: Path, state: State) -> None:
@@ -253,7 +263,7 @@ def check_state(name: str, killed: Path, state: State) -> None:
     assert kept["step"] == state.step
     if name == "dler":
         assert kept["refills"] > 0
-    elif name == "thinkprune":
+    elif name in ("thinkprune", "self_distillation"):
         assert b"reference." in (checkpoint / ".metadata").read_bytes()
     elif name == "a_dlp":
         assert kept["price"] == pytest.approx(state.price) != 1e-3

@@ -75,14 +75,15 @@ def test_gradient_matches_hf_for_objective(world: World, case: Case) -> None:
 
 def objectives_of_presets() -> dict[tuple[Objective, int], str]:
     """With the number of updates, up to 2, and the presets that have them; of methods that sample.
-    Plain likelihood, which is what most are in a batch's only update, is `test_gradient.py`'s.
+    Plain likelihood, which is what most are in a batch's only update, is `test_gradient.py`'s; a
+    teacher's divergence `test_distillation.py`'s.
     """
     found: dict[tuple[Objective, int], list[str]] = {}
     for path in sorted((ROOT / "examples/configs/methods").glob("*.yaml")):
         config = load_config(path)
         method, temperature = config.method, config.rollout.temperature
         objective = method.objective(temperature)
-        if not (method.has_fixed_data or objective.is_weighted_likelihood):
+        if not (method.has_fixed_data or objective.is_weighted_likelihood or objective.has_teacher):
             found.setdefault((objective, min(method.num_updates, 2)), []).append(path.stem)
     return {kind: "+".join(names) for kind, names in found.items()}
 

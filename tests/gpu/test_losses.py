@@ -16,6 +16,7 @@ from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss, operations, token_statistics
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.loss.teacher import Teacher
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.methods.objective import Objective
 from megatron_opsft.runtime.device import PeakMemory, has_transformer_engine, select_device
@@ -97,6 +98,39 @@ def test_fused_linear_equals_float64_autograd(dtype: torch.dtype, chunk_tokens: 
     assert error(hidden.grad, expected[1]) < LIMITS[dtype]
     assert error(weight.main_grad[:vocab_size], expected[2]) < LIMITS[dtype]
     assert not weight.main_grad[vocab_size:].any()
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("forward", [False, True], ids=["reverse", "forward"])
+def test_a_teacher_s_divergence_equals_float64_autograd(dtype: torch.dtype, forward: bool) -> None:
+    vocab_size, tokens = 5003, 200
+    hidden, weight, labels, weights = given(dtype, tokens, vocab_size, 256)
+    of_teacher, states = weight.detach().roll(1, 0) * 0.5, (hidden.detach() + 0.1).to(dtype)
+    exact, rows = (t.detach().double().requires_grad_() for t in (hidden, weight[:vocab_size]))
+    log_p = (exact @ rows.T).log_softmax(-1)
+    log_q = (states.double() @ of_teacher[:vocab_size].double().T).log_softmax(-1)
+    drawn, to = (log_q, log_p) if forward else (log_p, log_q)
+    expected = ((drawn.exp() * (drawn - to)).sum(-1) * weights.double()).sum()
+    expected.backward()
+    loss, _ = fused_linear_loss(
+        hidden,
+        head_of(weight, vocab_size),
+        torch.arange(tokens, device="cuda"),
+        labels,
+        WeightedLikelihood(torch.zeros_like(weights)),
+        teacher=Teacher(
+            hidden_RH=states,
+            head=head_of(of_teacher, vocab_size),
+            weights_R=weights,
+            forward=forward,
+        ),
+        chunk_tokens=64,
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=LIMITS[dtype])
+    assert hidden.grad is not None and exact.grad is not None and rows.grad is not None
+    assert error(hidden.grad, exact.grad) < LIMITS[dtype]
+    assert error(weight.main_grad[:vocab_size], rows.grad) < LIMITS[dtype]
 
 
 def test_losses_of_whole_logits_are_near_float64_autograd() -> None:

@@ -136,7 +136,7 @@ def smart(g: Group, state: State) -> Array:
 
 REWARDS: dict[str, Callable[[Group, State], Array]] = {
     **dict.fromkeys(("on_policy_sft", "dr_grpo", "thinkprune"), lambda g, s: g.c),
-    **dict.fromkeys(("dler", "ddca", "gfpo"), lambda g, s: g.c),
+    **dict.fromkeys(("dler", "ddca", "gfpo", "self_distillation"), lambda g, s: g.c),
     "grpo": lambda g, s: g.c + np.clip((LIMIT - BUFFER - g.n) / BUFFER, -1, 0),
     "o1_pruner": lambda g, s: REFERENCE_TOKENS / g.n - 1 + 2 * (g.c - REFERENCE_ACCURACY),
     "l1_exact": l1,
@@ -187,6 +187,7 @@ ADVANTAGES: dict[str, Callable[[Group, Array], Array]] = {
     "gdpo": lambda g, r: normalized(g.c) + normalized(1.0 * (g.finished & (g.n <= TARGET))),
     "ddca": ddca,
     "gfpo": gfpo,
+    "self_distillation": lambda g, r: 0 * r + 1,  # all responses
 }
 
 

@@ -287,7 +287,7 @@ def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: s
 def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
     given = ["model.path=m", "data.train=d", f"method.name={name}", "rollout.group_size=1"]
     given += ["method.references=r.jsonl"] * (name == "o1_pruner")
-    if name in ("on_policy_sft", "o1_pruner"):
+    if name in ("on_policy_sft", "o1_pruner", "self_distillation"):
         assert load_config(None, given).method.name == name
     else:
         with pytest.raises(UserError, match=f"method.name={name} compares the responses to one"):

@@ -83,6 +83,28 @@ def test_a_reference_stays_on_a_device_with_room() -> None:
     assert plan.step["reference"] < planned("method.name=grpo").step["reference"] - 0.3
 
 
+def test_a_teacher_costs_what_a_reference_does_and_its_part_of_the_loss() -> None:
+    """Its pass and its weights, and on the device its output layer for as long as the loss."""
+    plan = planned("method.name=self_distillation", "method.responses=all")
+    reference, alone = planned("method.name=grpo"), planned("method.name=grpo", "method.beta=0")
+    assert plan.job.workload == reference.job.workload
+    assert plan.step["reference"] == reference.step["reference"] > 0
+    assert plan.reference_host_bytes == reference.reference_host_bytes > 0
+    assert plan.job.cross_entropy.method == "fused_linear"
+    loss = plan.memory[0].terms["loss"] - alone.memory[0].terms["loss"]
+    shape, tokens = plan.job.shape, plan.job.microbatch_tokens
+    head, states = (2 * shape.hidden_size * n for n in (plan.job.rows_per_rank, tokens))
+    assert loss == pytest.approx(head + states, rel=0.6)
+    accepted = planned("method.name=self_distillation")
+    assert accepted.job.workload == planned().job.workload
+
+
+@pytest.mark.parametrize("kind", ["authors", "paper"])
+def test_the_presets_of_self_distillation_fit_on_a_node(kind: str) -> None:
+    config = load_config(METHODS / f"self_distillation_{kind}.yaml")
+    assert planned_job(read_job(config, load_hardware("h100"), 8)).is_safe
+
+
 def test_several_updates_share_the_batch_and_score_it_before() -> None:
     one = planned("method.name=dr_grpo")
     four = planned("method.name=dr_grpo", "method.updates_per_batch=4")

@@ -20,6 +20,7 @@ from megatron_opsft.methods.catalog.linear import Linear
 from megatron_opsft.methods.catalog.mastery_gated import MasteryGated
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.catalog.short_rl import ShortRl
 from megatron_opsft.methods.catalog.smart_thinker import SmartThinker
 from megatron_opsft.methods.catalog.thinkprune import ThinkPrune
@@ -28,10 +29,11 @@ from megatron_opsft.methods.settings import MethodSettings
 _BASIC = (OnPolicySft, Grpo, DrGrpo)
 _LENGTH = (ThinkPrune, O1Pruner, L1Exact, L1Max, ErRl, Laser, LaserD, LaserDe)
 _LATER = (Kimi, MasteryGated, Dler, Gdpo, Ddca, ShortRl, ADlp, SmartThinker, Linear, Gr3, Gfpo)
+_DISTILLED = (SelfDistillation,)
 _FIXED_DATA = (Crst, TokenSkip, StepEntropy, OffPolicySft)
 METHODS: dict[str, type[MethodSettings]] = {
     method.model_fields["name"].default: method
-    for method in (*_BASIC, *_LENGTH, *_LATER, *_FIXED_DATA)
+    for method in (*_BASIC, *_LENGTH, *_LATER, *_DISTILLED, *_FIXED_DATA)
 }
 
 

@@ -1,0 +1,154 @@
+"""What the workers run for a teacher's divergence: the step's own packing, pass and loss."""
+
+import random
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from jobs import (
+    Built,
+    Case,
+    _finished,
+    as_arrays,
+    build,
+    collect_reduced_parts,
+    exported,
+    sampled_here,
+    whole_gradient,
+)
+from megatron_opsft.runtime.stopwatch import Stopwatch
+from tiny_models import samples
+
+from megatron_opsft.batching.exchange import fetch_samples, share_facts
+from megatron_opsft.config import TrainConfig
+from megatron_opsft.loss import loss_memory
+from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
+from megatron_opsft.methods.updates import MethodRun
+from megatron_opsft.model.reference import ReferenceModel
+from megatron_opsft.records import Outcome, Problem, Response, Sample, Verdict
+from megatron_opsft.step.batch import JudgedBatch
+from megatron_opsft.step.teaching import pack_taught, without_long_pairs
+
+DRIFT = 6e-4  # the learning rate that takes the policy away from its teacher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """On rank 0; weights by HF name."""
+
+    now: dict[str, Any]
+    gradient: dict[str, Any]
+    loss: float
+    kl_mean: float | None
+    left_out: int
+
+
+def teacher_prompt(problem_id: str) -> tuple[int, ...]:
+    """Of other lengths than the plain ones."""
+    draw = random.Random(problem_id)
+    return tuple(draw.randrange(257) for _ in range(draw.randint(1, 15)))
+
+
+def plain_samples(seed: int = 0, count: int = 13) -> list[Sample]:
+    """Of two responses to each problem, which have its prompt."""
+    drawn = samples(count, seed=seed)
+    return [
+        replace(s, prompt_ids=drawn[number - number % 2].prompt_ids)
+        for number, s in enumerate(drawn)
+    ]
+
+
+def is_correct(number: int) -> bool:
+    """Of the samples in order."""
+    return number % 3 > 0
+
+
+def judged(case: Case, s: Any, seed: int) -> JudgedBatch:
+    """A batch as the ranks have sampled and judged it."""
+    of_all = plain_samples(seed, case.num_samples)
+    mine = sampled_here(case, s.layout, of_all)
+    problems = [Problem(id=f"p{n}", text="", answer="") for n in range(-(-len(of_all) // 2))]
+    rollouts = [_finished(sample) for sample in mine]
+    number_of = {(s.problem_id, s.sample_index): n for n, s in enumerate(of_all)}
+    outcomes = (Outcome.WRONG, Outcome.CORRECT)
+    verdicts = [
+        Verdict(outcome=outcomes[is_correct(number_of[r.problem_id, r.sample_index])])
+        for r in rollouts
+    ]
+    responses: list[Response] = share_facts(rollouts, verdicts, problems)
+    groups = s.method.groups(responses, problems, 100)
+    return JudgedBatch(
+        problems=problems,
+        rollouts=rollouts,
+        verdicts=verdicts,
+        responses=responses,
+        groups=groups,
+        weights=s.method.weigh(groups),
+    )
+
+
+def session(case: Case, built: Built, method: SelfDistillation) -> Any:
+    """As much of one as a step's packing takes."""
+    device = case.device
+
+    def fetch(rollouts: Any, problems: Any, responses: Any, indices_of: Any) -> Any:
+        return fetch_samples(
+            responses, indices_of, rollouts, problems, built.layout, device.torch_device
+        )
+
+    train = TrainConfig(max_tokens_per_microbatch=case.budget)
+    return SimpleNamespace(
+        config=SimpleNamespace(train=train, parallel=case.parallel),
+        device=device,
+        layout=built.layout,
+        method=MethodRun(method, seed=0),
+        teacher=SimpleNamespace(encode=lambda problem: teacher_prompt(problem.id)),
+        trainer=built.trainer,
+        shards=built.shards,
+        reference=ReferenceModel(built.trainer, device),
+        fetch=fetch,
+    )
+
+
+def refresh(s: Any) -> None:
+    """The optimizer keeps what it has learned."""
+    parts = s.trainer.optimizer.chained_optimizers
+    states = [state for part in parts for state in part.optimizer.state.values()]
+    before = [{key: value.clone() for key, value in state.items()} for state in states]
+    s.reference.replace()
+    for state, kept in zip(states, before, strict=True):
+        assert state["exp_avg_sq"].any()
+        assert all((state[key] == value).all() for key, value in kept.items())
+    plain = {sample.problem_id: sample.prompt_ids for sample in plain_samples()}
+    s.teacher.encode = lambda problem: plain[problem.id]
+
+
+def distilled_gradient(
+    case: Case, method: SelfDistillation, chunk_tokens: int, alike: bool = False
+) -> Found:
+    """The gradient on a batch of a policy that has moved on from its teacher; or, if alike, when
+    that has become the policy again and has the plain prompts.
+    """
+    loss_memory._CHUNK_BYTES = chunk_tokens * 8 * 301  # of the models of one rank
+    try:
+        built = build(replace(case, objective=method.objective(1.0)))
+        s = session(case, built, method)
+        watch = Stopwatch(case.device)
+        (moved,) = pack_taught(s, judged(case, s, seed=1), watch)
+        s.trainer.step(moved.microbatches, moved.factor, lr=DRIFT)
+        if alike:
+            refresh(s)
+        batch = without_long_pairs(s, judged(case, s, seed=0))
+        (update,) = pack_taught(s, batch, watch)
+        now = as_arrays(exported(built))
+        found = s.trainer.accumulate(update.microbatches, update.factor)
+    finally:
+        loss_memory._CHUNK_BYTES = 512 * 2**20
+    collect_reduced_parts(s.trainer)
+    return Found(
+        now=now,
+        gradient=whole_gradient(built),
+        loss=found.loss,
+        kl_mean=found.kl_mean,
+        left_out=int(batch.metrics["num_pairs_left_out"]),
+    )
