@@ -16,7 +16,6 @@ from jobs import (
     sampled_here,
     whole_gradient,
 )
-from megatron_opsft.runtime.stopwatch import Stopwatch
 from tiny_models import samples
 
 from megatron_opsft.batching.exchange import fetch_samples, share_facts
@@ -26,6 +25,7 @@ from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import Outcome, Problem, Response, Sample, Verdict
+from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.step.batch import JudgedBatch
 from megatron_opsft.step.teaching import pack_taught, without_long_pairs
 
