@@ -5,7 +5,6 @@ them hidden states instead of logits.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -26,6 +25,7 @@ from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
+from megatron_opsft.model.output_layer import output_head, output_weight, without_output_layer
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
 
@@ -80,7 +80,7 @@ class ModelPasses:
     @property
     def output_weight(self) -> Tensor:
         """This rank's rows of the output layer; on the last pipeline stage."""
-        return _output_weight(self.models[-1])
+        return output_weight(self.models[-1])
 
     @torch.no_grad()
     def score_batches(
@@ -166,7 +166,7 @@ class ModelPasses:
         iterators = [iter(batches) for _ in self.chunks]
         interleaved = len(self.chunks) > 1
         self.finish_gathering_weights()
-        with _without_output_layer(self.models):
+        with without_output_layer(self.models):
             return get_forward_backward_func()(
                 forward_step_func=partial(self._forward, of_hidden, temperature),
                 data_iterator=iterators if interleaved else iterators[0],
@@ -198,7 +198,7 @@ class ModelPasses:
         model = cast(GPTModel, chunk.module)
         if not model.post_process:
             return hidden, None
-        head = _output_head(model, self._vocab_size, temperature)
+        head = output_head(model, self._vocab_size, temperature)
         return hidden, partial(of_hidden, self._config, head, batch)
 
     def start_gathering_weights(self) -> None:
@@ -275,43 +275,3 @@ def with_log_probs(
         return list(batches)
     found: list[dict[str, Any]] = [{name: each} for each in log_probs]
     return [replace(batch, **each) for batch, each in zip(batches, found, strict=True)]
-
-
-@contextmanager
-def _without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
-    """Inside, the output layer of these GPTModels hands its input on."""
-    layers = [model.output_layer for model in models if model.post_process]
-    for layer in layers:
-        layer.forward = _hand_on  # hides the class's method
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
-
-
-def _hand_on(
-    hidden: Tensor, weight: Tensor | None = None, **unused: Any
-) -> tuple[Tensor, Tensor | None]:
-    """In place of `ColumnParallelLinear.forward`, which returns (logits, bias)."""
-    return hidden, None
-
-
-def _output_weight(model: GPTModel) -> Tensor:
-    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
-    weight: Tensor = (
-        model.shared_embedding_or_output_weight()
-        if model.share_embeddings_and_output_weights
-        else model.output_layer.weight
-    )
-    return weight
-
-
-def _output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
-    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
-    return OutputHead(
-        weight_VH=_output_weight(model),
-        vocab_size=vocab_size,
-        group=model.pg_collection.tp,
-        temperature=temperature,
-    )
