@@ -194,7 +194,10 @@ def _load_arithmetic(split: str, prompt_file: PromptFile | None) -> ProblemSet:
 
     problems = load_arithmetic(cast(Split, split))  # refuses another split itself
     if prompt_file is not None:
-        problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
+        try:
+            problems = [replace(p, text=prompt_file.render(p.text, {})) for p in problems]
+        except RowError as error:
+            raise UserError(f"{error}; a row of {ARITHMETIC} has no columns") from None
     return _from_source(ARITHMETIC, problems, range(1, len(problems) + 1), [])
 
 

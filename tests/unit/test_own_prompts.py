@@ -146,13 +146,14 @@ def test_a_jinja_file_makes_the_user_s_message_of_the_row(tmp_path: Path, tokeni
         ("{{ problem ", "is no Jinja template: unexpected end of template"),
         ("{{ problem }} {{ options }}", r"names options; .* write row.options for a column"),
         ("Solve it.", "names neither problem nor row"),
+        ("{{ row.options }}", "has no attribute 'options'; a row of arithmetic has no columns"),
     ],
 )
 def test_a_wrong_jinja_file_is_one_line(tmp_path: Path, text: str | None, reason: str) -> None:
     file = tmp_path / "prompt.jinja"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UserError, match=f"data.template={file} {reason}") as caught:
+    with pytest.raises(UserError, match=f"data.template(={file})?:? .*{reason}") as caught:
         load_problems(ARITHMETIC, template=str(file))
     assert "\n" not in str(caught.value)
 
