@@ -76,8 +76,8 @@ def run_conversion(arguments: list[str]) -> dict[str, float]:
 
 def own_rss_mb() -> float:
     """Peak memory of an interpreter with the same imports that converts nothing."""
-    imports = "import megatron_opsft.convert.run; from megatron_opsft.runtime import memory"
-    code = f"{imports}; print(memory.peak_resident_bytes())"
+    imports = "import megatron_opsft.convert.run; from megatron_opsft.runtime import device"
+    code = f"{imports}; print(device.peak_resident_bytes())"
     return int(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT)) / 2**20
 
 
