@@ -44,8 +44,7 @@ def train(
     0: finished; 75: stopped by a signal or the time limit with a checkpoint, to be started again
     with `resume`; 128 + n: stopped by signal n before the first step. Called by every rank. Errors:
     `UserError` before anything is computed, `NothingLeft` for a resumed run that is finished,
-    `NonFiniteError` with the batch saved. callbacks: hear
-    of it on rank 0.
+    `NonFiniteError` with the batch saved. callbacks: hear of it on rank 0.
     """
     stop = StopSignal(config.run.max_minutes)
     with (

@@ -251,20 +251,12 @@ def _section(rows: Sequence[ScalingRow]) -> Section:
             for row, share in zip(rows, shares, strict=True)
         ],
     )
+    nodes = [row.nodes for row in rows]
     seconds: list[Series] = []
     for place, name in enumerate(_SECONDS):
-        measured = [(row.nodes, row.measured[name]) for row in rows]
-        planned = [(row.nodes, row.planned[name]) for row in rows]
-        seconds.append(Series(label=name, place=place, points=measured))
-        seconds.append(Series(label="", place=place, points=planned, kind="held"))
-    measured, planned = (
-        [(row.nodes, share[which]) for row, share in zip(rows, shares, strict=True)]
-        for which in (0, 1)
-    )
-    share_of = [
-        Series(label="measured", place=0, points=measured),
-        Series(label="planned", place=0, points=planned, kind="held"),
-    ]
+        values = [(row.measured[name], row.planned[name]) for row in rows]
+        seconds += _lines(nodes, values, labels=(name, ""), place=place)
+    share_of = _lines(nodes, shares, labels=("measured", "planned"))
     return Section(
         title=table.caption,
         text="Lines: measured; dots: planned. Efficiency: sampled tokens a second and GPU.",
@@ -276,3 +268,20 @@ def _section(rows: Sequence[ScalingRow]) -> Section:
             ),
         ],
     )
+
+
+def _lines(
+    nodes: Sequence[int],
+    values: Sequence[tuple[float, float]],
+    *,
+    labels: tuple[str, str],
+    place: int = 0,
+) -> list[Series]:
+    """A line of what was measured and dots of what was planned. values: (measured, planned)."""
+    measured, planned = zip(*values, strict=True)
+    return [
+        Series(label=labels[0], place=place, points=[*zip(nodes, measured, strict=True)]),
+        Series(
+            label=labels[1], place=place, points=[*zip(nodes, planned, strict=True)], kind="held"
+        ),
+    ]
