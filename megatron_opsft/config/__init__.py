@@ -35,7 +35,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
-        """Errors: `UserError` where the method cannot be had with the other sections."""
+        """Scales what the method's defaults are in tokens, where responses are too short for them.
+
+        Errors: `UserError` where the method cannot be had with the other sections.
+        """
+        fitted = self.method.fitted(self.rollout.max_response_tokens)
+        object.__setattr__(self, "method", fitted)  # the section is frozen
         self.method.check(
             RunSize(
                 group_size=self.rollout.group_size,

@@ -4,9 +4,9 @@ the keys of its settings, its methods say what it does otherwise than the classe
 `config.method` is an instance of one of them, chosen by its `name`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -24,6 +24,8 @@ from megatron_opsft.methods.objective import (
     Surrogate,
     TokenClip,
 )
+
+PAPER_LIMIT = 3500  # L of the on-policy SFT paper; defaults in tokens suit about this length
 
 # Keys of several methods, whose defaults differ.
 AggregationKey = Annotated[
@@ -93,12 +95,17 @@ class MethodSettings(Section):
 
     formula, paper: for the table of methods; needs: what a run must have beyond a model and
     problems, in words. state: the method's before the step in question.
+
+    per_token: keys that are lengths in tokens (1) or prices of a token (-1); their defaults hold
+    where responses may have `fits_from` tokens or more.
     """
 
     formula: ClassVar[str]
     paper: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     state_class: ClassVar[type[MethodState]] = MethodState
+    per_token: ClassVar[Mapping[str, Literal[1, -1]]] = {}
+    fits_from: ClassVar[int] = 0
 
     name: str = Field(
         "on_policy_sft", description="The method; `megatron-opsft methods` lists them."
@@ -128,6 +135,17 @@ class MethodSettings(Section):
     def objective(self, sampling_temperature: float) -> Objective:
         """What the loss makes of log-probabilities; see `loss/`."""
         return LIKELIHOOD
+
+    def fitted(self, max_response_tokens: int) -> Self:
+        """Lengths and prices that nobody set, scaled where responses are too short for them."""
+        if max_response_tokens >= self.fits_from:
+            return self
+        ratio = max_response_tokens / PAPER_LIMIT
+        values = dict(self)
+        for key in self.per_token.keys() - self.model_fields_set:
+            is_length = self.per_token[key] > 0
+            values[key] = max(1, round(values[key] * ratio)) if is_length else values[key] / ratio
+        return self.model_construct(self.model_fields_set, **values)
 
     def check(self, run: RunSize) -> None:
         """Errors: `UserError`, one line, where a run does not fit the method."""

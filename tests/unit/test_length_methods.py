@@ -283,6 +283,33 @@ def test_a_method_that_does_not_fit_is_one_line(overrides: list[str], message: s
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [
+        ("laser", {"target": 37}),
+        ("laser_de", {"lowest_target": 19, "highest_target": 300, "target_step": 19}),
+        ("gdpo", {"target": 37}),
+        ("l1_max", {"lowest_target": 2, "highest_target": 64, "alpha": 0.01640625}),
+        ("short_rl", {"length_tolerance": 2}),
+        ("a_dlp", {"first_price": 0.0546875, "price_rate": 0.0546875}),
+    ],
+)
+def test_lengths_and_prices_fit_short_responses(name: str, scaled: dict[str, float]) -> None:
+    """The authors' values at L = 3,500, times or over 64 / 3,500; what is set stays."""
+
+    def found(*more: str) -> dict[str, float]:
+        given = ["model.path=m", "data.train=d", f"method.name={name}", *more]
+        method = load_config(None, given).method
+        return {key: getattr(method, key) for key in scaled}
+
+    authors = {key: METHODS[name].model_fields[key].default for key in scaled}
+    assert found("rollout.max_response_tokens=3500") == authors
+    assert found("rollout.max_response_tokens=64") == pytest.approx(scaled)
+    key = min(scaled)
+    kept = found("rollout.max_response_tokens=64", f"method.{key}=20")
+    assert kept == pytest.approx(scaled | {key: 20})
+
+
 @pytest.mark.parametrize("name", ONLINE)
 def test_one_response_a_problem_is_refused_where_responses_are_compared(name: str) -> None:
     given = ["model.path=m", "data.train=d", f"method.name={name}", "rollout.group_size=1"]

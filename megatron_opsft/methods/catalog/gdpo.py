@@ -15,6 +15,8 @@ class Gdpo(GroupNormalizedSettings):
 
     formula = "A = whitened over the batch, sum over 1[correct] and 1[n <= Lt] of (r - mean)/std"
     paper = "GDPO, arXiv 2601.05242"
+    per_token = {"target": 1}
+    fits_from = 2001
     name: Literal["gdpo"] = "gdpo"
     target: int = Field(2000, ge=1, description="Tokens within which the length reward is paid.")
     whiten: Literal["none", "responses", "tokens"] = Field(

@@ -14,6 +14,8 @@ class L1Settings(GroupNormalizedSettings):
     """What L1-Exact and L1-Max share."""
 
     paper = "L1, arXiv 2503.04697"
+    per_token = {"lowest_target": 1, "highest_target": 1, "alpha": -1}
+    fits_from = 3500
     eval_kind: ClassVar[LengthKind] = "exact"
     beta: Beta = 0.001
     dual_clip: DualClip = 3.0

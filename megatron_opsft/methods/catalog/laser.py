@@ -52,6 +52,8 @@ class Laser(LaserRewards):
     """LASER."""
 
     formula = "r = R + 0.5 [correct and n <= Lt], R = 1, -0.5 or -1"
+    per_token = {"target": 1}
+    fits_from = 2049
     name: Literal["laser"] = "laser"
     target: int = Field(2048, ge=1, description="Lt: tokens within which the bonus is paid.")
 
@@ -70,6 +72,8 @@ class LaserTargets(LaserRewards):
 
     needs = ("monitor problems",)
     state_class = LaserState
+    per_token = {"lowest_target": 1, "highest_target": 1, "target_step": 1}
+    fits_from = 1025
     lowest_target: int = Field(
         1024, ge=1, description="Candidates for a target length: from here ..."
     )

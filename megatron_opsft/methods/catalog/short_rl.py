@@ -22,6 +22,8 @@ class ShortRl(GroupNormalizedSettings):
     formula = "correct: r = 1.5 - (n - min)+/(max - min), only while accuracy >= best - tol"
     paper = "Short-RL, arXiv 2505.12284"
     state_class = ShortRlState
+    per_token = {"length_tolerance": 1}
+    fits_from = 101
     name: Literal["short_rl"] = "short_rl"
     beta: Beta = 0.001
     length_tolerance: int = Field(100, ge=0, description="Tokens beyond the shortest at no cost.")
