@@ -17,9 +17,9 @@ from megatron_opsft.methods.settings import MethodSettings
 def reference_table(model: type[BaseModel] = Config) -> str:
     """All keys with defaults and meaning as a Markdown table; those of docs/."""
     lines = ["| key | default | meaning |", "|---|---|---|"]
-    for key, default, meaning in _rows(model):
-        escaped = default.replace("|", r"\|")
-        lines.append(f"| `{key}` | {escaped} | {meaning} |")
+    for cells in _rows(model):
+        key, default, meaning = (cell.replace("|", r"\|") for cell in cells)
+        lines.append(f"| `{key}` | {default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -35,20 +35,22 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, 
 
 
 def _method_rows() -> Iterator[tuple[str, str, str]]:
-    """Keys of all methods; one row where several have a key with the same default and meaning."""
+    """Keys of all methods; one row where several have a key with the same meaning."""
     which = MethodSettings.model_fields["name"]
     yield "method.name", _default_of(which), str(which.description)
-    owners: dict[str, dict[tuple[str, str], list[str]]] = {}
+    owners: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, method in METHODS.items():
         for key, field in method.model_fields.items():
             if key != "name":
-                row = (_default_of(field), str(field.description))
-                owners.setdefault(key, {}).setdefault(row, []).append(name)
-    for key, rows in owners.items():
-        for (default, meaning), names in rows.items():
-            many = "the others" if len(rows) > 1 else "most methods"
-            whose = ", ".join(names) if len(names) <= 9 else many
-            yield f"method.{key}", default, f"{meaning} ({whose})"
+                defaults = owners.setdefault((key, str(field.description)), {})
+                defaults.setdefault(_default_of(field), []).append(name)
+    for (key, meaning), defaults in owners.items():
+        names = [name for each in defaults.values() for name in each]
+        usual = max(defaults, key=lambda default: len(defaults[default]))
+        special = [f"{default} ({', '.join(whose)})" for default, whose in defaults.items()]
+        shown = [each for default, each in zip(defaults, special, strict=True) if default != usual]
+        whose = ", ".join(names) if len(names) <= 9 else "most methods"
+        yield f"method.{key}", "; ".join([usual, *shown]), f"{meaning} ({whose})"
 
 
 def _default_of(field: FieldInfo) -> str:
