@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.zigzag import padded
+from megatron_opsft.batching.microbatch import padded
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy

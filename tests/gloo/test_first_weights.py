@@ -21,10 +21,9 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync import first_weights
-from megatron_opsft.sync.first_weights import load_first_weights
+from megatron_opsft.sync import weight_sync
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.sync.weight_sync import WeightSync
+from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
 GATE, UP = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
@@ -66,7 +65,7 @@ def build_parts(case: Case, model_dir: Path) -> Parts:
 def load(parts: Parts) -> list[str]:
     """Through the engine if that can be; what the log says."""
     said: list[str] = []
-    with mock.patch.object(first_weights.log, "info", lambda line, *args: said.append(line % args)):
+    with mock.patch.object(weight_sync.log, "info", lambda line, *args: said.append(line % args)):
         load_first_weights(parts.trainer, parts.sync, parts.engine)
     return said
 

@@ -63,10 +63,10 @@ def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, Parall
 
 def build(case: TeCase, gpu: PretendedGpu, parallel: ParallelConfig, *, te: bool) -> list[Any]:
     """The model chunks of this rank, of either layer spec."""
-    from megatron_opsft.model import build, layer_spec, transformer_config
+    from megatron_opsft.model import build, transformer_config
 
     chosen = {"uses_transformer_engine": lambda device, dtype: te}
-    with patch.multiple(transformer_config, **chosen), patch.multiple(layer_spec, **chosen):
+    with patch.multiple(transformer_config, **chosen), patch.multiple(build, **chosen):
         config = transformer_config.transformer_config(
             case.shape,
             dtype="bfloat16",

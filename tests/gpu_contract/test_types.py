@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "megatron_opsft"
 CHECKED = ["loss", "model", "runtime", "sync", "rollout/vllm", "storage/dist_metadata.py"]
 CHECKED += ["convert/megatron_layout.py", "launch/torchrun.py"]
-CPU_ONLY = {"cpu_compat.py", "cpu_kernels.py", "cpu_worker.py"}
+CPU_ONLY = {"cpu_compat.py", "cpu.py"}
 BUILD, STEP, PASSES = "model/build.py", "model/step.py", "model/passes.py"
 ENGINE, OPTIONS, HEAD = "rollout/vllm/engine.py", "rollout/vllm/options.py", "loss/output_head.py"
 # One line each: of a file, what it says, and what it must not be able to say.

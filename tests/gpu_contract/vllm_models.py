@@ -62,7 +62,7 @@ def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, 
 
 def compare(shape: ModelShape, planned: ModelShape, tp: int) -> dict[str, Any]:
     """On the first and on the last tensor-parallel rank. planned: what the layout is made for."""
-    from megatron_opsft.rollout.vllm.layout import vllm_layout
+    from megatron_opsft.rollout.vllm.weights import vllm_layout
 
     with tempfile.TemporaryDirectory() as directory:
         hf_config(shape).save_pretrained(directory)

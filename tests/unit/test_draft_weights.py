@@ -2,7 +2,7 @@
 
 import torch
 
-from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
+from megatron_opsft.rollout.vllm.weights import DraftWeights
 
 
 def models() -> tuple[torch.nn.ModuleDict, torch.nn.ModuleDict]:

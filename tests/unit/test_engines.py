@@ -18,7 +18,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.records import NO_RANK, FinishReason, Sample
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.requests import make_requests, make_rollouts
-from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import vllm_layout, with_tied_head
 from megatron_opsft.session import Session
 from megatron_opsft.weights.rules import WeightTable
 

@@ -15,15 +15,17 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.catalog.laser import choose_targets
 from megatron_opsft.methods.facts import (
     Group,
     LengthTarget,
     PromptChange,
     ReferenceStatistics,
+    check_monitor,
+    check_references,
+    read_references,
 )
-from megatron_opsft.methods.laser_targets import choose_targets
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
-from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.settings import PolicySettings
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.run_input import read_input
