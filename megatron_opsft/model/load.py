@@ -13,7 +13,7 @@ from megatron_opsft.config import Config
 from megatron_opsft.loss.cross_entropy import te_problem
 from megatron_opsft.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.model.build import build_model, wrap_for_training
-from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
@@ -59,7 +59,6 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     check_layout(shape, config.parallel)
     stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
     with_te = uses_transformer_engine(device, config.model.dtype)
-    check_offload(shape, config.train, config.parallel, with_te=with_te)
     megatron = transformer_config(
         shape,
         dtype=config.model.dtype,
