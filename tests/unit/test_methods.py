@@ -139,7 +139,6 @@ GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]
     ("gfpo", {"kept": 3}, {}, [1, 1, 0, 1], [0.7071, 0.7071, -1.4142, 0]),
     ("gfpo", {"kept": 2}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
     ("gfpo", {"kept": 3, "keep_by": "reward_per_token"}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
-    ("linear", {}, {}, [0.9625, 0.9250, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
     (
         "linear",
         {"only_correct": True},
