@@ -146,14 +146,14 @@ class MicroBatch:
     loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
     labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses;
     response_lengths: how many of the R each response has.
-    A rank of a context-parallel group has its part (`batching.microbatch`) of a pack in which
-    padding ends each sequence: T and R then count that part, cu_seqlens, max_seqlen and
-    response_lengths the whole pack. response_indices_R: int64 [R], ascending: which of its
-    response tokens are here; None: all. What else an objective needs, float32 [R]:
-    advantages_R, and the tokens' log-probabilities under the policy that sampled (None: the
-    current one) and under the reference model. Of a teacher, in the model's dtype: teacher_RH,
-    its hidden states where it predicts the R tokens, and teacher_VH, this rank's rows of its
-    output weight, which all micro-batches share.
+    A rank of a context-parallel group has its part of a pack in which padding
+    ends each sequence: T and R then count that part, cu_seqlens, max_seqlen and response_lengths
+    the whole pack. response_indices_R: int64 [R], ascending: which of its response tokens are here;
+    None: all.
+    What else an objective needs, float32 [R]: advantages_R, and the tokens' log-probabilities under
+    the policy that sampled (None: the current one) and under the reference model. Of a teacher, in
+    the model's dtype: teacher_RH, its hidden states where it predicts the R tokens, and teacher_VH,
+    this rank's rows of its output weight, which all micro-batches share.
     """
 
     tokens_T: Tensor
