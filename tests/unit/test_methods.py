@@ -24,7 +24,11 @@ PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
 ALL = (1, 1, 1, 1)
 TWO: dict[str, Any] = {"lengths": (5, 9), "correct": (1, 0)}
 LATE: dict[str, Any] = {"lengths": (10, 99), "correct": (1, 0)}
-GDPO = {"target": 50, "whiten": "none", "std_epsilon": 0.0}
+CUT = {"limit": LIMIT}
+EXACT = {"target": LengthTarget(num_tokens=2000)}
+MOST = {"target": LengthTarget(num_tokens=2000, kind="max")}
+REFERENCE = {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)}
+GDPO: dict[str, Any] = {"target": 50, "whiten": "none", "std_epsilon": 0.0}
 
 
 def golden(
@@ -40,16 +44,16 @@ def golden(
 
 # To the four digits that are known.
 GOLDEN = [
-    golden("thinkprune", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], {"limit": LIMIT}),
+    golden("thinkprune", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], CUT),
     golden(
         "grpo",
         [1, 1, 0, 0],
         [0.5, 0.5, -0.5, -0.5],
-        {"limit": LIMIT},
+        CUT,
         reward="truncation",
         advantage="group_centered",
     ),
-    golden("on_policy_sft", [1, 1, 0, 0], [1, 1, 0, 0], {"limit": LIMIT}),
+    golden("on_policy_sft", [1, 1, 0, 0], [1, 1, 0, 0], CUT),
     golden("er_rl", [0.9727, 0.9597, 0, 0.9202], [0.3461, 0.3287, -0.9509, 0.2761], alpha=0.1),
     golden("laser", [1.5, 1.5, -0.5, 1.0], [0.6603, 0.6603, -1.4527, 0.1321], target=2048),
     golden("laser_de", [1.5, 1.5, 0, 1.0], [0.7071, 0.7071, -1.4142, 0]),
@@ -75,41 +79,20 @@ GOLDEN = [
     ),
     golden("smart_thinker", [1, 1], [0, 0], {**TWO, "correct": (1, 1)}),
     golden("linear", [0.9625, 0.925, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
-    golden(
-        "l1_exact",
-        [0.64, 0.88, -0.12, 0.40],
-        [0.4444, 1.0057, -1.3332, -0.1169],
-        {"target": LengthTarget(num_tokens=2000)},
-    ),
-    golden(
-        "l1_max",
-        [0.86, 0.62, 0, 0],
-        [1.1179, 0.5703, -0.8441, -0.8441],
-        {"target": LengthTarget(num_tokens=2000, kind="max")},
-    ),
+    golden("l1_exact", [0.64, 0.88, -0.12, 0.40], [0.4444, 1.0057, -1.3332, -0.1169], EXACT),
+    golden("l1_max", [0.86, 0.62, 0, 0], [1.1179, 0.5703, -0.8441, -0.8441], MOST),
     golden(
         "l1_max",
         [1, 1, 0, 0],
         [0.8660, 0.8660, -0.8660, -0.8660],
-        {"target": LengthTarget(num_tokens=2000, kind="max")},
+        MOST,
         alpha=0.01,
         code_reward=True,
     ),
-    golden(
-        "o1_pruner",
-        [2.25, 0.875, -1.5833, 0.05],
-        [2.25, 0.875, -1.5833, 0.05],
-        {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)},
-    ),
+    golden("o1_pruner", [2.25, 0.875, -1.5833, 0.05], [2.25, 0.875, -1.5833, 0.05], REFERENCE),
     golden("mastery_gated", [1, 1, 0, 1], [0.5, 0.5, -1.5, 0.5]),
     golden("mastery_gated", [1, 1, 0.8, 0], [0.6301, 0.6301, 0.2100, -1.4703], {"correct": ALL}),
-    golden(
-        "dler",
-        [1, 1, 0, 0],
-        [0.8660, 0.8660, -0.8660, -0.8660],
-        {"limit": LIMIT},
-        whiten="responses",
-    ),
+    golden("dler", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], CUT, whiten="responses"),
     golden(
         "dler",
         [1, 1, 0, 0],
