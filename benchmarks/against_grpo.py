@@ -37,7 +37,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import Config, OptimizerConfig, RolloutConfig
-from megatron_opsft.methods.aggregation import aggregate
+from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.device import PeakMemory, select_device

@@ -28,7 +28,7 @@ from megatron_opsft.model.build import build_model
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config, uses_transformer_engine
 from megatron_opsft.rollout.engine import EngineShare, EngineWeights
-from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.weights import vllm_layout, with_tied_head
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.sync.weight_sync import WeightSync

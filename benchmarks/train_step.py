@@ -30,7 +30,7 @@ from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import te_problem
 from megatron_opsft.loss.loss_memory import choose_cross_entropy
-from megatron_opsft.methods.aggregation import aggregate
+from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer

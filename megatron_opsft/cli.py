@@ -112,7 +112,7 @@ class Methods(Command):
 
     def run(self) -> None:
         """Print them."""
-        from megatron_opsft.methods.table import describe_methods, show_methods
+        from megatron_opsft.methods.catalog import describe_methods, show_methods
 
         if self.as_json:
             print(json.dumps(describe_methods(), indent=1))

@@ -146,7 +146,7 @@ class MicroBatch:
     loss_indices_R: int64 [R], ascending: where in the pack the model predicts a response token.
     labels_R: int64 [R], those response tokens; weights_R: float32 [R], the weights of their losses;
     response_lengths: how many of the R each response has.
-    A rank of a context-parallel group has its part (`batching.zigzag`) of a pack in which padding
+    A rank of a context-parallel group has its part of a pack in which padding
     ends each sequence: T and R then count that part, cu_seqlens, max_seqlen and response_lengths
     the whole pack. response_indices_R: int64 [R], ascending: which of its response tokens are here;
     None: all.

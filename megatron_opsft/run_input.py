@@ -33,8 +33,12 @@ from megatron_opsft.data.teacher_prompt import TeacherPrompt
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.evaluate.results import read_pass_rates
-from megatron_opsft.methods.facts import ReferenceStatistics
-from megatron_opsft.methods.references import check_monitor, check_references, read_references
+from megatron_opsft.methods.facts import (
+    ReferenceStatistics,
+    check_monitor,
+    check_references,
+    read_references,
+)
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.check import check_responses

@@ -52,8 +52,7 @@ from megatron_opsft.runtime.phase import announce, enter_phase
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model
-from megatron_opsft.sync.first_weights import load_first_weights
-from megatron_opsft.sync.weight_sync import WeightSync
+from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.verify.verifier import Verifier
 
 log = logging.getLogger("megatron_opsft")

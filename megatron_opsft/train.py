@@ -23,9 +23,9 @@ from megatron_opsft.step.batch import (
     observe_monitor,
     pack_updates,
     sample_batch,
+    stored_batch,
     whole_result,
 )
-from megatron_opsft.step.fixed_batch import stored_batch
 from megatron_opsft.step.sampled_log_probs import score_sampled
 from megatron_opsft.step.teaching import pack_taught, without_long_pairs
 

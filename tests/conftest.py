@@ -54,7 +54,7 @@ def pytest_unconfigure() -> None:
 
 
 # In vLLM's folder: what needs none of the folder's ranks, but processes of its own.
-_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py", "test_cpu_kernels.py")
+_OWN_PROCESSES = ("test_cpu_worker_apart.py", "test_defaults.py")
 
 
 @pytest.hookimpl(optionalhook=True)  # of pytest-xdist

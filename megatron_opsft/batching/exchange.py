@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from megatron_opsft.methods.batch import has_unclosed_think
+from megatron_opsft.methods.facts import has_unclosed_think
 from megatron_opsft.records import (
     FinishReason,
     Outcome,

@@ -101,8 +101,3 @@ class TrainConfig(Section):
         "none",
         description="Activations computed again in the backward pass: of feed-forward parts (selective), or of whole layers (full).",
     )
-    offload_layers: int = Field(
-        0,
-        ge=0,
-        description="Layers that keep activations in CPU memory; needs TransformerEngine, parallel.pp=1 and no recomputation.",
-    )

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.model import EvalModel
-from megatron_opsft.loss.gemms import times_transposed
+from megatron_opsft.loss.output_head import times_transposed
 from megatron_opsft.records import Sample
 from megatron_opsft.report.diagnosis import Alternative
 from megatron_opsft.runtime.device import Device

@@ -21,7 +21,7 @@ from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.model import EvalModel, open_model
 from megatron_opsft.report.diagnosis import TOKENS, DiagnosedResponse
-from megatron_opsft.rollout.pieces import pieces_of
+from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.durable import append_line
 from megatron_opsft.runtime.libraries import installed_versions

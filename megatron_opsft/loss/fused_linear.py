@@ -25,11 +25,9 @@ import torch
 from torch import Tensor
 
 from megatron_opsft.loss import logit_chunks
-from megatron_opsft.loss.gemms import add_outer_, add_product_
 from megatron_opsft.loss.logit_chunks import RowStatistics
 from megatron_opsft.loss.loss_memory import tokens_per_chunk
-from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.teacher import Teacher
+from megatron_opsft.loss.output_head import OutputHead, Teacher, add_outer_, add_product_
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.runtime.distributed import max_over, sum_over
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.loss.gemms import BLOCK_ROWS
 
 Method = Literal["te", "fused_linear"]
+
+BLOCK_ROWS = 8192  # of an output weight, which a CPU converts to float32 at a time
 
 # Every chunk reads and writes the whole gradient of its rows: many small ones would cost more than
 # their GEMMs.

@@ -10,9 +10,8 @@ from statistics import fmean
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.make_data.samples import samples_of, scores_of
 from megatron_opsft.methods.advantages import z_score
-from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner, against
-from megatron_opsft.methods.facts import ReferenceStatistics
+from megatron_opsft.methods.facts import ReferenceStatistics, select
 from megatron_opsft.records import Response
 from megatron_opsft.session import Session
 from megatron_opsft.step.judged_problems import JudgedProblems

@@ -17,10 +17,10 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.make_data.chosen import o1_rows, rows_of, shortest, with_z_scores
 from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
-from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft
+from megatron_opsft.methods.facts import select
 from megatron_opsft.runtime.distributed import broadcast_object
 from megatron_opsft.runtime.durable import append_line, whole_lines, write_bytes
 from megatron_opsft.runtime.phase import Stopwatch

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.methods.batch import THINK, THINK_END
+from megatron_opsft.methods.facts import THINK, THINK_END
 from megatron_opsft.records import Response, Sample
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError
 from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of
-from megatron_opsft.methods.batch import THINK_END, select
 from megatron_opsft.methods.catalog.fixed_data import StepEntropy
+from megatron_opsft.methods.facts import THINK_END, select
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session

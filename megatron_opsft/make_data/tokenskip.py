@@ -20,8 +20,8 @@ from megatron_opsft.data.boxed import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError, UserError, first_line
 from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of
-from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import SELF, TokenSkip
+from megatron_opsft.methods.facts import select
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.session import Session

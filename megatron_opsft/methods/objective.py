@@ -4,10 +4,28 @@ The loss of a batch is, over its trained responses i and their tokens t,
 
     factor * sum_i w_i sum_t [ -surrogate(A_i, log p_t, log old_t) + beta k(log p_t, log ref_t) ]
 
-with the advantage A_i and the weights of `aggregation`. old: the policy that sampled, as it was
-before the batch's first update; ref: the reference model. `loss.surrogates` has the formulas.
+with the advantage A_i, and the weights w_i and the factor of `aggregate`. old: the policy that
+sampled, as it was before the batch's first update; ref: the reference model. `loss.surrogates` has
+the formulas.
+
+Of N sampled responses of n_i tokens, of which some are accepted (their advantage is not 0), and
+M the longest accepted one:
+
+| name              | weight of a token | factor                  |                              |
+|-------------------|-------------------|-------------------------|------------------------------|
+| `max_accepted`    | 1                 | 1 / (N M)               | Algorithm 1 of on-policy SFT |
+| `accepted_tokens` | 1                 | 1 / sum of accepted n_i | its released code            |
+| `all_tokens`      | 1                 | 1 / sum of all n_i      | verl's token mean, DAPO      |
+| `sequence`        | 1 / n_i           | 1 / N                   | GRPO's paper; the ablation   |
+|                   |                   |                         | of on-policy SFT's           |
+| `sequence_sum`    | 1                 | 1 / N                   | whole responses              |
+| `constant`        | 1                 | 1 / (N limit)           | Dr. GRPO                     |
+
+Weights are applied as losses are summed, the factor once, to the accumulated gradient before
+clipping; both are of the whole optimizer batch, so that micro-batches cannot matter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,7 +87,7 @@ class Objective:
     log-probabilities are those of softmax(logits / temperature).
 
     reward_beta: factor of a divergence that is each token's reward instead, as k1; A_t is then of
-    the token, whitened over the tokens of the batch if `whitens_tokens` (`model.token_rewards`).
+    the token, whitened over the tokens of the batch if `whitens_tokens` (`model.reference`).
     """
 
     surrogate: Surrogate = field(default_factory=Likelihood)
@@ -106,3 +124,32 @@ class Objective:
 
 
 LIKELIHOOD = Objective()
+
+
+Aggregation = Literal[
+    "max_accepted", "accepted_tokens", "all_tokens", "sequence", "sequence_sum", "constant"
+]
+
+
+def aggregate(
+    name: Aggregation, lengths: Sequence[int], accepted: Sequence[bool], limit: int
+) -> tuple[tuple[float, ...], float]:
+    """(weight of each response's tokens, factor); the factor is 0 where it divides by nothing.
+
+    lengths: tokens of every sampled response; accepted: whether it has an advantage; limit: the
+    longest that a response could be.
+    """
+    if name == "sequence":
+        weights = tuple(1.0 / length for length in lengths)
+    else:
+        weights = (1.0,) * len(lengths)
+    kept = [length for length, is_kept in zip(lengths, accepted, strict=True) if is_kept]
+    divisor = {
+        "max_accepted": len(lengths) * max(kept, default=0),
+        "accepted_tokens": sum(kept),
+        "all_tokens": sum(lengths),
+        "sequence": len(lengths),
+        "sequence_sum": len(lengths),
+        "constant": len(lengths) * limit,
+    }[name]
+    return weights, 1.0 / divisor if divisor else 0.0

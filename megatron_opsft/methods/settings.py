@@ -13,11 +13,11 @@ from pydantic import Field
 from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.advantages import Values, group_centered, group_normalized
-from megatron_opsft.methods.aggregation import Aggregation
 from megatron_opsft.methods.dapo import DapoSettings
 from megatron_opsft.methods.facts import Group, LengthTarget, PromptChange
 from megatron_opsft.methods.objective import (
     LIKELIHOOD,
+    Aggregation,
     KlEstimator,
     Likelihood,
     Objective,

@@ -11,8 +11,8 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from megatron_opsft.methods.aggregation import aggregate
 from megatron_opsft.methods.facts import Group, PromptChange, ReferenceStatistics
+from megatron_opsft.methods.objective import aggregate
 from megatron_opsft.methods.settings import MethodSettings, MethodState
 from megatron_opsft.records import Problem, Response
 

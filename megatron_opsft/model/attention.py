@@ -17,7 +17,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from megatron_opsft.batching.zigzag import joined_order, own_pieces
+from megatron_opsft.batching.microbatch import joined_order, own_pieces
 
 
 class RMSNorm(torch.nn.Module):

@@ -1,22 +1,44 @@
-"""Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP."""
+"""Megatron's GPTModel for a Hugging Face model, on this rank's part of TP x PP.
+
+`layer_spec` is the only place where modules are chosen: TransformerEngine's on CUDA where it is
+there; elsewhere Megatron's linear layers with our attention and norm. The product of the output
+layer is the losses' own: the model hands on hidden states in place of logits.
+"""
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
     set_tensor_model_parallel_attributes,
 )
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.attention import SelfAttentionSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_layer import TransformerLayerSubmodules
+from torch import Tensor
 
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import ParallelConfig
-from megatron_opsft.model.layer_spec import layer_spec
+from megatron_opsft.loss.output_head import OutputHead
+from megatron_opsft.model.attention import PackedAttention, RMSNorm
+from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.weights.rules import padded_vocab_size
 
@@ -133,3 +155,75 @@ def wrap_for_training(
         no_sync = [chunk.no_sync for chunk in wrapped]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
     return wrapped
+
+
+def layer_spec(
+    shape: ModelShape, config: TransformerConfig, device: Device, vp_stage: int | None
+) -> ModuleSpec | TransformerBlockSubmodules:
+    """Which module does what in each layer of this stage."""
+    if uses_transformer_engine(device, "bfloat16" if config.bf16 else "float32"):
+        return get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts,
+            moe_grouped_gemm=config.moe_grouped_gemm,
+            qk_layernorm=shape.qk_norm,
+        )
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts, qk_layernorm=shape.qk_norm, normalization="RMSNorm"
+    )
+    layer = cast(TransformerLayerSubmodules, spec.submodules)
+    if shape.moe is not None:
+        # The router's product: Megatron 0.16 leaves this name undefined without TransformerEngine,
+        # and with it would multiply in TF32.
+        router: Any = moe_utils
+        router.te_general_gemm = None
+        # In a checkpoint Megatron calls a norm as if it were fused into the linear that follows.
+        # TransformerEngine's spec fuses none before a router: keep its name here too.
+        del layer.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    self_attention = cast(ModuleSpec, layer.self_attention)
+    attention = cast(SelfAttentionSubmodules, self_attention.submodules)
+    attention.core_attention = PackedAttention
+    if shape.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
+
+
+@contextmanager
+def without_output_layer(models: Sequence[GPTModel]) -> Iterator[None]:
+    """Inside, the output layer of these GPTModels hands its input on."""
+    layers = [model.output_layer for model in models if model.post_process]
+    for layer in layers:
+        layer.forward = _hand_on  # hides the class's method
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _hand_on(
+    hidden: Tensor, weight: Tensor | None = None, **unused: Any
+) -> tuple[Tensor, Tensor | None]:
+    """In place of `ColumnParallelLinear.forward`, which returns (logits, bias)."""
+    return hidden, None
+
+
+def output_weight(model: GPTModel) -> Tensor:
+    """This rank's rows of the output layer of a GPTModel on the last pipeline stage."""
+    weight: Tensor = (
+        model.shared_embedding_or_output_weight()
+        if model.share_embeddings_and_output_weights
+        else model.output_layer.weight
+    )
+    return weight
+
+
+def output_head(model: GPTModel, vocab_size: int, temperature: float) -> OutputHead:
+    """The output layer of a GPTModel on the last pipeline stage; `vocab_size` without padding."""
+    return OutputHead(
+        weight_VH=output_weight(model),
+        vocab_size=vocab_size,
+        group=model.pg_collection.tp,
+        temperature=temperature,
+    )

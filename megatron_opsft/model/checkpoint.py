@@ -17,7 +17,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import ChainedOptimizer
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checkpoint_manifest import damage_of, read_manifest, sealed
 from megatron_opsft.model.checkpoint_share import (
     describe_models,
     gather_weights,
@@ -25,7 +24,13 @@ from megatron_opsft.model.checkpoint_share import (
     own_share,
     read_tensors,
 )
-from megatron_opsft.model.checkpoint_write import CheckpointWrite, Checksums
+from megatron_opsft.model.checkpoint_write import (
+    CheckpointWrite,
+    Checksums,
+    damage_of,
+    read_manifest,
+    sealed,
+)
 from megatron_opsft.model.optimizer import load_settings, settings_of
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all

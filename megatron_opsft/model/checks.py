@@ -1,7 +1,7 @@
-"""What a model and its training settings must agree on, checked without Megatron."""
+"""What a model and a layout must agree on, checked without Megatron."""
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.config import ParallelConfig, TrainConfig
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
 
 
@@ -46,23 +46,3 @@ def check_layout(shape: ModelShape, parallel: ParallelConfig) -> None:
         )
     if parallel.vpp and parallel.pp < 2:
         raise UserError(f"parallel.vpp={parallel.vpp} needs parallel.pp of at least 2")
-
-
-def check_offload(
-    shape: ModelShape, train: TrainConfig, parallel: ParallelConfig, *, with_te: bool
-) -> None:
-    """Errors: `UserError` where Megatron cannot keep activations in CPU memory as asked."""
-    layers = train.offload_layers
-    problem = (
-        "needs TransformerEngine, on CUDA and in bfloat16"
-        if not with_te
-        else f"needs parallel.pp=1, which is {parallel.pp}"
-        if parallel.pp > 1
-        else f"needs train.recompute=none, which is {train.recompute}"
-        if train.recompute != "none"
-        else f"must be below the model's {shape.num_layers} layers"
-        if layers >= shape.num_layers
-        else ""
-    )
-    if layers and problem:
-        raise UserError(f"train.offload_layers={layers} {problem}; change it or use 0")

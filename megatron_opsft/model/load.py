@@ -1,19 +1,16 @@
 """From a model directory to a trainer on this rank: shape, shards, optimizer; then its weights."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-import torch
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.loss.cross_entropy import te_problem
 from megatron_opsft.loss.loss_memory import choose_cross_entropy
 from megatron_opsft.model.build import build_model, wrap_for_training
-from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.step import Trainer
@@ -59,7 +56,6 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     check_layout(shape, config.parallel)
     stored = open_weights(model_dir, WeightTable(shape, "te"), check=layout.is_main)
     with_te = uses_transformer_engine(device, config.model.dtype)
-    check_offload(shape, config.train, config.parallel, with_te=with_te)
     megatron = transformer_config(
         shape,
         dtype=config.model.dtype,
@@ -80,9 +76,6 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     )
     if layout.is_main:
         log.info(describe_parts(megatron, loss, device))
-        dtypes = {stored.dtype(name) for name in table.hf_shapes()}
-        if conversion := describe_conversion(dtypes, megatron.params_dtype):
-            log.info(conversion)
     models = build_model(shape, megatron, device)
     chunks = wrap_for_training(models, megatron, config.parallel)
     optimizer = build_optimizer(chunks, config.optimizer, bf16=megatron.bf16)
@@ -99,20 +92,3 @@ def build_trainer(config: Config, model_dir: Path, device: Device, layout: Layou
     # The distributed optimizer has moved the parameters into its own buffer.
     shards = ModelShards.of(models, table, layout)
     return TrainerParts(trainer=trainer, shards=shards, stored=stored)
-
-
-def describe_conversion(stored: Iterable[torch.dtype], trained: torch.dtype) -> str:
-    """What loading does to weights of these dtypes, in one line; "" where they stay as they are."""
-    others = {dtype for dtype in stored if dtype != trained}
-    if not others:
-        return ""
-    names = " and ".join(sorted(_name(dtype) for dtype in others))
-    exact = all(torch.promote_types(dtype, trained) == trained for dtype in others)
-    what = (
-        "every value is kept" if exact else "rounded once, here; float32 main weights start there"
-    )
-    return f"weights stored in {names} are trained in {_name(trained)} (model.dtype): {what}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

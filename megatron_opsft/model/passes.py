@@ -25,7 +25,7 @@ from megatron_opsft.loss.fused_linear import token_statistics
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.objective import LIKELIHOOD, Objective
-from megatron_opsft.model.output_layer import output_head, output_weight, without_output_layer
+from megatron_opsft.model.build import output_head, output_weight, without_output_layer
 from megatron_opsft.records import MicroBatch, Sample
 from megatron_opsft.runtime.distributed import Layout, broadcast_over, join_over_context
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss
-from megatron_opsft.loss.output_head import OutputHead, whole_hidden
-from megatron_opsft.loss.teacher import Teacher
+from megatron_opsft.loss.output_head import OutputHead, Teacher, whole_hidden
 from megatron_opsft.loss.token_losses import token_losses
 from megatron_opsft.methods.objective import LIKELIHOOD, Distillation, Objective
 from megatron_opsft.model.optimizer import set_learning_rate, update

@@ -91,8 +91,6 @@ def transformer_config(
 
 def _memory_settings(train: TrainConfig, *, moe: bool) -> dict[str, Any]:
     """The part of Megatron's config that trades time for the memory of activations."""
-    if train.offload_layers:
-        return {"cpu_offloading": True, "cpu_offloading_num_layers": train.offload_layers}
     if train.recompute == "full":
         return {
             "recompute_granularity": "full",

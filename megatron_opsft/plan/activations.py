@@ -34,11 +34,9 @@ def activation_bytes(job: Job, stage: Stage, in_flight: float) -> tuple[float, f
     the largest micro-batch. The loss exists on the last stage alone, never together with the
     second.
     """
-    tokens, offloaded = job.microbatch_tokens, job.config.train.offload_layers
+    tokens = job.microbatch_tokens
     entering, of_layer, again = layer_bytes(job)
-    kept = in_flight * tokens * (stage.num_layers - offloaded) * of_layer
-    if offloaded:
-        kept += 2 * tokens * of_layer  # one on its way to the CPU and one back
+    kept = in_flight * tokens * stage.num_layers * of_layer
     moment = tokens * again
     if not stage.has_output:
         kept += in_flight * tokens * entering  # the schedule keeps what it has sent on

@@ -7,11 +7,11 @@ from typing import Any
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.batching.zigzag import padded
+from megatron_opsft.batching.microbatch import padded
 from megatron_opsft.config import Config, ParallelConfig
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
-from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout
 from megatron_opsft.plan.hardware import Hardware
 from megatron_opsft.plan.workload import Workload, make_workload
 from megatron_opsft.rollout.limits import (
@@ -248,7 +248,6 @@ def check_job(job: Job) -> None:
     check_world(job.world_size, config.parallel)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    check_offload(shape, config.train, config.parallel, with_te=job.with_te)
     _ = job.cross_entropy
     check_rollout_tp(shape, rollout.tp)
     if shape.moe and not hardware.is_cuda and not job.engine.experts_on_cpu:

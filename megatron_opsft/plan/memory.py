@@ -20,7 +20,7 @@ from megatron_opsft.weights.vllm_layout import vllm_parameters
 # Of an engine beside weights and keys and values: CUDA graphs and its own buffers, which stay while
 # it sleeps. Assumption.
 _GRAPH_BYTES = 1.5e9
-# The Hugging Face engine's buffers grow by a quarter (`rollout.hf.kv_cache`).
+# The Hugging Face engine's buffers grow by a quarter (`rollout.hf.attention`).
 _HF_CACHE_SLACK = 1.25
 
 # Of a parameter in a checkpoint: float32 main weight and two moments.

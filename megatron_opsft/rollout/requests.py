@@ -1,9 +1,9 @@
-"""What engines are asked for, and the rollouts that they make of it."""
+"""What engines are asked for, the rollouts that they make of it, and the text of their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from megatron_opsft.records import FinishReason, Rollout
 from megatron_opsft.rollout.sampling import response_seed
@@ -96,3 +96,33 @@ def make_rollouts(
         )
         for request, ids, text, stop in zip(requests, responses, texts, stopped, strict=True)
     ]
+
+
+_TORN = "\N{REPLACEMENT CHARACTER}"
+
+
+def pieces_of(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    """The text that each token adds to those before it; joined they are the whole text.
+
+    A character of several tokens is with the last of them, the others add nothing. Decoded in
+    context, since some tokenizers drop a space where a text begins.
+    """
+
+    def text_of(first: int, stop: int) -> str:
+        return str(
+            tokenizer.decode(
+                token_ids[first:stop],
+                skip_special_tokens=False,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    pieces: list[str] = []
+    context = read = 0  # first token of the context, first token that was not read yet
+    for stop in range(1, len(token_ids) + 1):
+        before, text = text_of(context, read), text_of(context, stop)
+        is_whole = not text.endswith(_TORN) or stop == len(token_ids)
+        pieces.append(text[len(before) :] if is_whole else "")
+        if is_whole:
+            context, read = read, stop
+    return pieces

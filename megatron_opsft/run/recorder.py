@@ -10,7 +10,7 @@ from megatron_opsft.callbacks import Callback
 from megatron_opsft.config.identity import config_hash
 from megatron_opsft.config.load import to_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.batch import describe_rollouts
+from megatron_opsft.methods.facts import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import StepResult, SyncResult, TokenScores

@@ -1,4 +1,6 @@
-"""The batch of a step: judged responses, weighed by the method, packed for this rank."""
+"""The batch of a step: judged responses or rows of fixed data, weighed by the method, packed for
+this rank.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,13 +12,14 @@ from megatron_opsft.architectures.flops import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.data.problems import shuffled_subset
-from megatron_opsft.methods.batch import select
-from megatron_opsft.methods.facts import Group
+from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.stored_responses import StoredResponses
+from megatron_opsft.methods.facts import Group, select
 from megatron_opsft.methods.updates import Update, Weights
 from megatron_opsft.model.optimizer import forget_moments
 from megatron_opsft.model.passes import with_log_probs
-from megatron_opsft.model.token_rewards import with_token_rewards
-from megatron_opsft.records import MicroBatch, Response, StepResult
+from megatron_opsft.model.reference import with_token_rewards
+from megatron_opsft.records import NO_RANK, MicroBatch, Outcome, Problem, Response, StepResult
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session
@@ -219,4 +222,43 @@ def whole_result(results: Sequence[StepResult]) -> StepResult:
         num_microbatches=sum(result.num_microbatches for result in applied),
         clip_share=over_tokens([r.clip_share for r in applied]),
         kl_mean=over_tokens([r.kl_mean for r in applied]),
+    )
+
+
+def stored_batch(s: Session, stored: StoredResponses, step: int) -> JudgedBatch:
+    """The step's responses: as many as another method would sample, epoch after epoch in a new
+    order.
+    """
+    order = ProblemSampler(
+        members=(range(len(stored)),),
+        weights=(1.0,),
+        batch_size=s.config.data.prompts_per_step * s.config.rollout.group_size,
+        seed=s.config.run.seed,
+    )
+    rows = order.indices(s.method.first_draw(step))
+    responses = [
+        Response(
+            problem_index=index,
+            sample_index=0,
+            num_prompt_tokens=stored.num_prompt_tokens[row],
+            num_tokens=stored.num_response_tokens[row],
+            outcome=Outcome.CORRECT,
+            finished=True,
+            unclosed_think=False,
+            rank=NO_RANK,
+            rollout_index=row,
+            advantage=stored.advantage(row),
+        )
+        for index, row in enumerate(rows)
+    ]
+    problems = [Problem(id=stored.problem_id(row), text="", answer="") for row in rows]
+    groups = s.method.groups(responses, problems, max(r.num_tokens for r in responses))
+
+    return JudgedBatch(
+        problems=problems,
+        rollouts=[],
+        verdicts=[],
+        responses=responses,
+        groups=groups,
+        weights=s.method.weigh(groups),
     )

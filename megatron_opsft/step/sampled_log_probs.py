@@ -6,7 +6,7 @@ from itertools import islice
 
 from megatron_opsft.methods.updates import Update
 from megatron_opsft.records import Sample, TokenScores
-from megatron_opsft.rollout.pieces import pieces_of
+from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.distributed import deal, join_over_context
 from megatron_opsft.runtime.phase import Stopwatch
 from megatron_opsft.session import Session

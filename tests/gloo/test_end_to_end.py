@@ -216,46 +216,6 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     assert all((after[name] == before[name]).all() for name in after)
 
 
-def damage(checkpoint: Path) -> Path:
-    """Flip a bit of its largest file."""
-    file = max(checkpoint.iterdir(), key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    return file
-
-
-def test_damaged_checkpoint_is_named_on_resume(
-    cli: ForkedCli, undisturbed: Path, tmp_path: Path
-) -> None:
-    import shutil
-
-    run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run"))
-    (run_dir / "summary.json").unlink()  # as if it had ended before its export
-    checkpoints = run_dir / "checkpoints"
-    newest = damage(checkpoints / "step_000003")
-    fallen_back = cli.run([*train_args(run_dir), "--resume"])
-    assert fallen_back.exit_code == 0
-    assert str(newest) in fallen_back.stderr
-    assert f"continues from {checkpoints / 'step_000002'}" in fallen_back.stderr
-    assert compare_runs(undisturbed, run_dir) == []
-    assert (checkpoints / "damaged_step_000003").is_dir()
-
-    (run_dir / "summary.json").unlink()
-    both = [damage(checkpoints / name) for name in ("step_000002", "step_000003")]
-    ended = cli.run([*train_args(run_dir), "--resume"])
-    assert ended.exit_code == 2
-    assert all(str(file) in ended.stderr for file in both)
-    assert "Traceback" not in ended.stderr
-    assert {path.name for path in checkpoints.iterdir()} >= {"step_000002", "step_000003"}
-
-
-def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: Path) -> None:
-    ended = cli.run([*train_args(undisturbed, "optimizer.lr=1e-3"), "--resume"])
-    assert ended.exit_code == 2
-    assert "optimizer.lr" in ended.stderr
-
-
 def test_another_chat_template_is_refused_on_resume(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:

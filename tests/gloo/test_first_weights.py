@@ -1,5 +1,6 @@
-"""The weights that a run starts from are the same bits by way of an engine and from disk; what an
-engine holds at other places than it says is noticed before anything is sampled.
+"""An engine that cannot be read leaves the first weights to the disk; what one holds at other
+places than it says is noticed before anything is sampled. That the weights are the same bits by
+both ways: tests/vllm.
 """
 
 from collections.abc import Sequence
@@ -21,10 +22,9 @@ from megatron_opsft.errors import SyncError
 from megatron_opsft.model.load import TrainerParts
 from megatron_opsft.rollout.hf.engine import HfEngine
 from megatron_opsft.storage.hf_files import HfTensors
-from megatron_opsft.sync import first_weights
-from megatron_opsft.sync.first_weights import load_first_weights
+from megatron_opsft.sync import weight_sync
 from megatron_opsft.sync.transfer import Transfer
-from megatron_opsft.sync.weight_sync import WeightSync
+from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
 from megatron_opsft.weights.rectangles import Copy, Parameter, Rect
 
 GATE, UP = (f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up"))
@@ -66,7 +66,7 @@ def build_parts(case: Case, model_dir: Path) -> Parts:
 def load(parts: Parts) -> list[str]:
     """Through the engine if that can be; what the log says."""
     said: list[str] = []
-    with mock.patch.object(first_weights.log, "info", lambda line, *args: said.append(line % args)):
+    with mock.patch.object(weight_sync.log, "info", lambda line, *args: said.append(line % args)):
         load_first_weights(parts.trainer, parts.sync, parts.engine)
     return said
 
@@ -77,49 +77,10 @@ def state(parts: TrainerParts) -> list[Tensor]:
     return [t.detach().clone() for t in [*parts.shards.by_name.values(), *main]]
 
 
-def both_ways(case: Case, model_dir: Path) -> tuple[bool, list[str]]:
-    """Whether shards and main weights are the same bits by both ways, and what was said of the
-    first.
-    """
-    parts = build_parts(case, model_dir)
-    said = load(parts)
-    found = state(parts.trainer)
-    for tensor in parts.trainer.shards.by_name.values():
-        tensor.fill_(7.0)
-    parts.trainer.fill_from_disk()
-    same = all(torch.equal(a, b) for a, b in zip(found, state(parts.trainer), strict=True))
-    parts.sync.push(0)  # proves the layout: no SyncError
-    return same, said
-
-
 @pytest.fixture
 def model_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     save_file(weights(request.param), tmp_path / "model.safetensors")
     return tmp_path
-
-
-CASES = [
-    Case(model="qwen2_tied", tp=2, pp=2, dtype="bfloat16"),
-    Case(model="llama3", pp=2, vpp=2, dp=2, dtype="bfloat16"),
-    Case(model="qwen3", tp=2, dp=2),
-]
-
-
-@pytest.mark.parametrize(
-    ("case", "model_dir"), [(c, c.model) for c in CASES], indirect=["model_dir"], ids=str
-)
-def test_shards_and_main_weights_from_an_engine_are_those_from_disk(
-    world: World, case: Case, model_dir: Path
-) -> None:
-    size = (model_dir / "model.safetensors").stat().st_size / 1e9
-    for rank, (same, said) in enumerate(world.run(both_ways, case.world_size, case, model_dir)):
-        assert same
-        if rank:
-            assert said == []
-            continue
-        (line,) = [line for line in said if line.startswith("weights: ")]
-        assert line.startswith(f"weights: {size:.3g} GB of files read in ")
-        assert line.endswith(" s by the engine")
 
 
 def why_from_disk(case: Case, model_dir: Path) -> list[tuple[list[str], bool]]:

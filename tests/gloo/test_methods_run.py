@@ -1,40 +1,33 @@
-"""Every method trains the tiny reasoner: its rewards and advantages are those of the formulas, and
-a run that is killed resumes to the last bit, of every method that carries something on.
+"""Every method trains the tiny reasoner: rewards and advantages are what it makes of the responses
+(by hand: tests/unit/test_methods.py), and a run that is killed resumes to the last bit, of every
+method that carries something on.
 """
 
 import gzip
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from forked_cli import ROOT, ForkedCli
+from groups import group
 from jobs import run_training
-from method_formulas import (
-    ACCURACY_WANTED,
-    BUFFER,
-    KEPT,
-    REFERENCE_ACCURACY,
-    REFERENCE_TOKENS,
-    TARGET,
-    TOLERANCE,
-    Group,
-    State,
-    choose_targets,
-    group_of,
-    weigh,
-)
+from responses import facts
 from run_differences import compare_runs
 from small_run import QUICKSTART, SMALL_RUN
 from world import World
 
+from megatron_opsft.config.load import load_config
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
+from megatron_opsft.methods.facts import read_references
 from megatron_opsft.methods.settings import MethodState
+from megatron_opsft.methods.updates import MethodRun
+from megatron_opsft.records import Outcome, Problem, Response
 
 RUN = [
     *SMALL_RUN,
@@ -47,41 +40,41 @@ RUN = [
 ]
 # What a run of this size needs; lengths here are some dozens of tokens, not thousands.
 ASKED = ["method.lowest_target=8", "method.highest_target=60"]
-CANDIDATES = range(16, 65, 16)
 MONITOR = ["lowest_target=16", "highest_target=64", "target_step=16"]
 MONITOR = [f"method.{key}" for key in (*MONITOR, "monitor_problems=3", "monitor_samples=4")]
 SAMPLING: dict[str, list[str]] = {
     "on_policy_sft": [],
-    "grpo": ["method.beta=0.04", "method.updates_per_batch=2", f"method.overlong_buffer={BUFFER}"],
+    "grpo": ["method.beta=0.04", "method.updates_per_batch=2", "method.overlong_buffer=40"],
     "dr_grpo": ["method.updates_per_batch=2"],
     "thinkprune": ["method.limits=64,50", "method.stage_steps=1", "method.beta=0.04"],
     "o1_pruner": [],
     "l1_exact": ASKED,
     "l1_max": ASKED,
     "er_rl": ["method.beta=0.01", "method.whiten=tokens"],
-    "laser": [f"method.target={TARGET}"],
+    "laser": ["method.target=40"],
     "laser_d": MONITOR,
     "laser_de": [*MONITOR, "method.updates_per_batch=2"],
     "kimi": ["method.updates_per_batch=2", "method.warmup_steps=1"],
     "mastery_gated": [],
     "dler": ["method.max_refills=2", "rollout.max_response_tokens=50"],
-    "gdpo": [f"method.target={TARGET}"],
+    "gdpo": ["method.target=40"],
     "ddca": [],
-    "short_rl": [f"method.length_tolerance={TOLERANCE}"],
-    "a_dlp": [f"method.reference_accuracy={ACCURACY_WANTED}"],
+    "short_rl": ["method.length_tolerance=2"],
+    "a_dlp": ["method.reference_accuracy=0.5"],
     "smart_thinker": [],
     "linear": [],
     "gr3": [],
-    "gfpo": [f"method.kept={KEPT}"],
+    "gfpo": ["method.kept=3"],
     "self_distillation": ["method.refresh_every=2", "method.responses=all"],
 }
 FIXED = ["crst", "tokenskip", "step_entropy", "off_policy_sft", "o1_pruner"]
 # A stage is to have begun, or a teacher to be in the second step of its own.
 LENGTHENED = {"thinkprune": ["run.steps=3"], "self_distillation": ["run.steps=4"]}
 KILLED_AFTER = {"thinkprune": 2, "self_distillation": 3}
-# Methods whose steps depend on no step before them resume by the same code: one of each kind.
-RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation", *FIXED} | {
-    name for name, method in METHODS.items() if method.state_class is not MethodState
+# Methods whose steps depend on no step before them resume by the same code, and make one step here
+# if they are none of these: one of each kind.
+RESUMED = {"on_policy_sft", "grpo", "thinkprune", "kimi", "dler", "self_distillation"} | {
+    *("crst", "o1_pruner", "laser_de", "short_rl", "a_dlp"),  # the last three have a state
 }
 # In the run's process: what its prompts say, what its monitor sees, and its directory as it is
 # when a kill after so many steps would leave it.
@@ -125,6 +118,7 @@ def run_and_resume(cli: ForkedCli, tmp_path: Path, name: str, keys: list[str]) -
     """
     run_dir, after = tmp_path / "whole", KILLED_AFTER.get(name, 1)
     words = ["train", QUICKSTART, *RUN, *LENGTHENED.get(name, []), f"method.name={name}", *keys]
+    words += ["run.steps=1"] * (name in SAMPLING and name not in RESUMED)
     watch = WATCH.format(run_dir=str(run_dir), killed_after=after)
     ended = cli.run([*words, f"run.dir={run_dir}"], watch)
     assert ended.exit_code == 0, ended.stderr
@@ -152,58 +146,78 @@ def rows_of_step(run_dir: Path, step: int) -> list[list[dict[str, Any]]]:
     return [rows[first : first + 4] for first in range(0, len(rows), 4)]
 
 
-def asked_of(notes: list[dict[str, Any]]) -> dict[str, tuple[int, bool]]:
-    """The length that each problem's prompt asks for, and whether exactly."""
-    found = {}
-    for note in notes:
-        if asked := re.search(r" Think for (maximum )?(\d+) tokens\.", note.get("prompt", "")):
-            found[note["problem"]] = (int(asked[2]), asked[1] is None)
-    return found
-
-
-def monitored(note: Mapping[str, Any]) -> list[Group]:
+def facts_of(rows: Sequence[dict[str, Any]], problem_index: int) -> list[Response]:
+    """Of the responses to one problem."""
     return [
-        Group(n=np.array(g["n"]), c=np.array(g["c"]), finished=None, answered=None, asked=None)
-        for g in note["monitor"]
+        facts(
+            problem_index=problem_index,
+            sample_index=row["sample_index"],
+            num_tokens=row["num_tokens"],
+            outcome=Outcome(row["outcome"]),
+            finished=row["finish_reason"] == "stop",
+        )
+        for row in rows
     ]
+
+
+def check_prompts(run: MethodRun, notes: list[dict[str, Any]], seed: int) -> None:
+    """Training prompts ask for the length that the method has drawn, if any, and one held-out
+    problem's prompt does.
+    """
+    asked = {
+        note["problem"]: found and (int(found[2]), found[1] is None)
+        for note in notes
+        if "prompt" in note
+        for found in [re.search(r" Think for (maximum )?(\d+) tokens\.", note["prompt"])]
+    }
+    held_out = [name for name, words in asked.items() if words and "-test" in name]
+    assert len(held_out) == run.settings.name.startswith("l1_")
+    for name in asked.keys() - held_out:
+        target = None if "-test" in name else run.settings.target_length(name, seed)
+        assert asked[name] == (target and (target.num_tokens, target.kind == "exact"))
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of O1-Pruner: the same for every problem."""
     file = tmp_path_factory.mktemp("references") / "references.jsonl"
-    known = {"mean_tokens": REFERENCE_TOKENS, "accuracy": REFERENCE_ACCURACY}
+    known = {"mean_tokens": 50, "accuracy": 0.75}
     ids = [problem["id"] for problem in read_lines(ROOT / "tests/data/train.jsonl")]
     file.write_text("".join(json.dumps({"problem_id": i, **known}) + "\n" for i in ids))
     return file
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_rewards_and_advantages_are_the_formula_s_and_a_killed_run_resumes(
+def test_rewards_and_advantages_are_the_method_s_and_a_killed_run_resumes(
     cli: ForkedCli, tmp_path: Path, references: Path, name: str
 ) -> None:
     own = [f"method.references={references}"] if name == "o1_pruner" else SAMPLING[name]
     run_dir = run_and_resume(cli, tmp_path, name, own)
     notes = read_lines(tmp_path / "notes.jsonl")
-    asked, state = asked_of(notes), State()
-    held_out = [problem for problem in asked if problem.startswith("arithmetic-test")]
-    assert len(held_out) == (name in ("l1_exact", "l1_max"))
+    config = load_config(run_dir / "config.yaml")
+    run = MethodRun(config.method, seed=config.run.seed, references=read_references(references))
+    check_prompts(run, notes, config.run.seed)
     for line in read_lines(run_dir / "metrics.jsonl"):
         for note in notes:
             if note.get("step") == line["step"]:
-                state.targets = choose_targets(monitored(note), CANDIDATES)
+                run.observe([group(seen["n"], seen["c"]) for seen in note["monitor"]])
         step_rows = rows_of_step(run_dir, line["step"])
-        groups = [group_of(rows, asked.get(rows[0]["problem_id"])) for rows in step_rows]
-        rewards, advantages = weigh(name, groups, state)
-        for rows, reward, advantage in zip(step_rows, rewards, advantages, strict=True):
-            assert [row["reward"] for row in rows] == pytest.approx(reward, abs=1e-9)
-            assert [row["advantage"] for row in rows] == pytest.approx(advantage, abs=1e-9)
+        problems = [Problem(id=rows[0]["problem_id"], text="", answer="") for rows in step_rows]
+        responses = [r for n, rows in enumerate(step_rows) for r in facts_of(rows, n)]
+        limit = config.method.limit(run.state) or config.rollout.max_response_tokens
+        groups = run.groups(responses, problems, limit)
+        weights = run.weigh(groups)
+        rows = [row for rows in step_rows for row in rows]
+        assert [row["reward"] for row in rows] == pytest.approx(weights.rewards, abs=1e-9)
+        assert [row["advantage"] for row in rows] == pytest.approx(weights.advantages, abs=1e-9)
         found = (line["reward_mean"], line["reward_std"], line["advantage_std"])
-        expected = (np.mean(rewards), np.std(rewards), np.std(advantages))
+        expected = (np.mean(weights.rewards), np.std(weights.rewards), np.std(weights.advantages))
         assert found == pytest.approx(expected, abs=1e-9)
-        assert line["zero_advantage_groups"] == sum(not a.any() for a in advantages)
+        run.advance(groups, refills=0)
+        idle = [rows for rows in step_rows if not any(row["advantage"] for row in rows)]
+        assert line["zero_advantage_groups"] == len(idle)
         if line["step"] == KILLED_AFTER.get(name, 1):
-            check_state(name, tmp_path / "killed", state)
+            check_state(name, tmp_path / "killed", run.state)
 
 
 def test_problems_are_drawn_again_alike_on_one_rank_and_on_two(
@@ -254,24 +268,14 @@ def test_a_step_that_learns_from_nothing_changes_no_weight(
     assert line.get("num_pairs_left_out", 16) == 16
 
 
-def check_state(name: str, killed: Path, state: State) -> None:
-    """What the killed run had in its checkpoint, where its method keeps something: not what a run
-    begins with.
-    """
+def check_state(name: str, killed: Path, state: MethodState) -> None:
+    """The killed run had the method's state in its checkpoint, and a reference that is another."""
     (checkpoint,) = killed.glob(f"checkpoints/step_{state.step - 1:06d}")
     kept = json.loads((checkpoint / "complete.json").read_text())["method_state"]
-    assert kept["step"] == state.step
-    if name == "dler":
-        assert kept["refills"] > 0
-    elif name in ("thinkprune", "self_distillation"):
+    assert (kept["refills"] > 0) == (name == "dler")
+    assert kept == {**state.model_dump(), "refills": kept["refills"]}
+    if name in ("thinkprune", "self_distillation"):
         assert b"reference." in (checkpoint / ".metadata").read_bytes()
-    elif name == "a_dlp":
-        assert kept["price"] == pytest.approx(state.price) != 1e-3
-    elif name == "short_rl":
-        assert kept["best_accuracy"] == state.best_accuracy > 0
-    elif name in ("laser_d", "laser_de"):
-        assert kept["targets"] == state.targets
-        assert any(target is not None for target in state.targets.values())
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -305,6 +309,8 @@ def test_fixed_data_are_trained_on_once_an_epoch_and_a_killed_run_resumes(
 
 def test_every_method_is_here() -> None:
     assert set(SAMPLING) | set(FIXED) == set(METHODS)
+    with_state = {method.state_class for method in METHODS.values()}
+    assert with_state == {METHODS[name].state_class for name in RESUMED}
 
 
 def test_grpo_without_its_parts_is_on_policy_sft_to_the_last_bit(

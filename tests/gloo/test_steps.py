@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -31,7 +30,6 @@ from world import World
 import megatron_opsft
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.model import load
 from megatron_opsft.model.load import build_trainer
 from megatron_opsft.model.transformer_config import DTYPES
 from megatron_opsft.records import StepResult
@@ -95,17 +93,6 @@ def test_losses_norms_and_weights_match_hf_with_torch_adamw(
     assert all(r.applied and r.lr == OPTIMIZER.lr for r in results)
 
 
-@pytest.mark.parametrize("budget", [1, 10_000])
-def test_losses_and_norms_do_not_depend_on_the_token_budget(
-    trained: Callable[[Case], Trained], budget: int
-) -> None:
-    case = Case(tp=2, dp=2, budget=budget)
-    results, _ = trained(case)
-    losses, norms, _ = hf_training(case.model, case.num_samples, NUM_ROLLOUTS, OPTIMIZER, STEPS)
-    assert [r.loss for r in results] == pytest.approx(losses, rel=1e-5)
-    assert [r.grad_norm for r in results] == pytest.approx(norms, rel=1e-5)
-
-
 @pytest.mark.quick
 def test_trained_tokens_are_counted_once(trained: Callable[[Case], Trained]) -> None:
     counts = set()
@@ -124,45 +111,36 @@ def test_bfloat16_is_close_to_float32(world: World, case: Case) -> None:
     assert [r.grad_norm for r in results] == pytest.approx(norms, rel=0.03)
 
 
-def loaded(dtype: str, directory: Path) -> tuple[list[str], bool, bool]:
-    """A model stored in one dtype and trained in another: what is said, whether each parameter is
-    the stored value in the other dtype, and whether the main weights are the parameters.
+def loaded(dtype: str, directory: Path) -> tuple[bool, bool]:
+    """Of a model stored in one dtype and trained in another: whether each parameter is the stored
+    value in the other dtype, and whether the main weights are the parameters.
     """
     sections = {"model": {"path": str(directory), "dtype": dtype}, "run": {"dir": directory}}
     config = Config.model_validate({**sections, "data": {"train": "none.jsonl"}})
     case = Case(dtype=dtype)
-    said: list[str] = []
-    with mock.patch.object(load.log, "info", said.append):
-        layout = start_distributed(case.device, case.parallel)
-        parts = build_trainer(config, directory, case.device, layout)
+    layout = start_distributed(case.device, case.parallel)
+    parts = build_trainer(config, directory, case.device, layout)
     parts.fill_from_disk()
     trainer, shards = parts.trainer, parts.shards
-    built = Built(trainer=trainer, shards=shards, layout=layout)
     kept = {n: t.to(DTYPES[dtype]) for n, t in load_file(directory / "model.safetensors").items()}
-    found = exported(built)
+    found = exported(Built(trainer=trainer, shards=shards, layout=layout))
     (part,) = trainer.optimizer.chained_optimizers
     main = torch.cat([p.detach().flatten().float() for p in part.get_parameters()])
     own = torch.cat([p.detach().flatten().float() for _, p in shards.parameters])
     equal = all(torch.equal(found[name], kept[name]) for name in kept)
-    return said[1:], equal, torch.equal(main.sort().values, own.sort().values)
+    return equal, torch.equal(main.sort().values, own.sort().values)
 
 
 @pytest.mark.parametrize(
-    ("stored", "dtype", "what"),
-    [
-        ("float32", "bfloat16", "rounded once, here; float32 main weights start there"),
-        ("bfloat16", "float32", "every value is kept"),
-    ],
+    ("stored", "dtype"), [("float32", "bfloat16"), ("bfloat16", "float32")], ids=str
 )
-def test_weights_of_another_dtype_are_converted_and_it_is_said(
-    world: World, stored: str, dtype: str, what: str, tmp_path: Path
+def test_weights_of_another_dtype_are_converted(
+    world: World, stored: str, dtype: str, tmp_path: Path
 ) -> None:
     shutil.copy(TINY_REASONER / "config.json", tmp_path)
     values = load_file(TINY_REASONER / "model.safetensors")
     save_file({n: t.to(DTYPES[stored]) for n, t in values.items()}, tmp_path / "model.safetensors")
-    ((said, equal, same_main),) = world.run(loaded, 1, dtype, tmp_path)
-    assert said == [f"weights stored in {stored} are trained in {dtype} (model.dtype): {what}"]
-    assert equal and same_main
+    assert world.run(loaded, 1, dtype, tmp_path) == [(True, True)]
 
 
 def skip_between_updates(case: Case) -> tuple[StepResult, bool, list[StepResult]]:

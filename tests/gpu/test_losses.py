@@ -15,8 +15,7 @@ from megatron_opsft.loss import logit_chunks
 from megatron_opsft.loss.cross_entropy import Method, summed_loss
 from megatron_opsft.loss.fused_linear import fused_linear_loss, operations, token_statistics
 from megatron_opsft.loss.loss_memory import fused_linear_bytes
-from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.teacher import Teacher
+from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import TokenLosses, WeightedLikelihood
 from megatron_opsft.methods.objective import Objective
 from megatron_opsft.runtime.device import PeakMemory, has_transformer_engine, select_device

@@ -61,7 +61,7 @@ SHAPES = {
 class TeCase:
     """num_layers: instead of the model's, all of which are alike. grouped: the experts, as every
     run with TransformerEngine has them; else one linear each, which only a checkpoint's keys are
-    compared for. qkv_bias: instead of the model's.
+    compared for.
     """
 
     model: str
@@ -75,14 +75,12 @@ class TeCase:
     etp: int | None = None
     grouped: bool = True
     deterministic: bool = False
-    qkv_bias: bool | None = None
     train: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> ModelShape:
         shape = SHAPES[self.model]
-        qkv_bias = shape.qkv_bias if self.qkv_bias is None else self.qkv_bias
-        return replace(shape, num_layers=self.num_layers or shape.num_layers, qkv_bias=qkv_bias)
+        return replace(shape, num_layers=self.num_layers or shape.num_layers)
 
     @property
     def sequence_parallel(self) -> bool:
@@ -95,7 +93,7 @@ class TeCase:
         return " ".join(f"{n}={v}" for n, v in values.items() if v != defaults[n])
 
 
-SELECTIVE, FULL, OFFLOAD = {"recompute": "selective"}, {"recompute": "full"}, {"offload_layers": 2}
+SELECTIVE, FULL = {"recompute": "selective"}, {"recompute": "full"}
 DENSE = [
     TeCase(model="R1-Distill-Qwen-1.5B"),
     TeCase(model="R1-Distill-Qwen-1.5B", num_layers=4, tp=2, train=FULL, dp=2),
@@ -103,11 +101,11 @@ DENSE = [
     TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=2, pp=2, deterministic=True),
     TeCase(model="R1-Distill-Qwen-7B", num_layers=8, tp=1, pp=2, vpp=2),
     TeCase(model="Qwen2.5-1.5B", num_layers=4, tp=2, pp=2),
-    TeCase(model="Qwen3-8B", num_layers=4, tp=1, train=OFFLOAD),
+    TeCase(model="Qwen3-8B", num_layers=4, tp=1),
     TeCase(model="Qwen3-8B", num_layers=8, tp=2, pp=2, vpp=2),
     TeCase(model="Qwen3-8B", num_layers=4, tp=4, dp=2, train=FULL),
     TeCase(model="Llama-3.1-8B", tp=4),
-    TeCase(model="Llama-3.2-1B", num_layers=4, tp=2, train=OFFLOAD),
+    TeCase(model="Llama-3.2-1B", num_layers=4, tp=2),
     TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=2, pp=2, train=SELECTIVE),
     TeCase(model="Mistral-7B-v0.3", num_layers=4, tp=1),
     TeCase(model="R1-Distill-Qwen-7B", num_layers=4, tp=4, cp=2),

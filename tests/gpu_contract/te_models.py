@@ -2,14 +2,13 @@
 tables and against Megatron's plain layers.
 
 Prints JSON: for each case how much was compared and what differs. Usage: python te_models.py
-dense|experts|broken; the last makes mistakes on purpose.
+dense|experts
 """
 
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -63,16 +62,15 @@ def rank_of(case: TeCase, rank: int) -> Iterator[tuple[Any, PretendedGpu, Parall
 
 def build(case: TeCase, gpu: PretendedGpu, parallel: ParallelConfig, *, te: bool) -> list[Any]:
     """The model chunks of this rank, of either layer spec."""
-    from megatron_opsft.model import build, layer_spec, transformer_config
+    from megatron_opsft.model import build, transformer_config
 
     chosen = {"uses_transformer_engine": lambda device, dtype: te}
-    with patch.multiple(transformer_config, **chosen), patch.multiple(layer_spec, **chosen):
+    with patch.multiple(transformer_config, **chosen), patch.multiple(build, **chosen):
         config = transformer_config.transformer_config(
             case.shape,
             dtype="bfloat16",
             parallel=parallel,
-            # Plain layers cannot offload; nothing of it is in the names or shapes.
-            train=TrainConfig.model_validate(case.train if te else {}),
+            train=TrainConfig.model_validate(case.train),
             device=gpu,
             deterministic=case.deterministic,
         )
@@ -241,32 +239,6 @@ def compare(case: TeCase, table: WeightTable) -> dict[str, Any]:
     }
 
 
-def table_of(case: TeCase) -> WeightTable:
-    return WeightTable(case.shape, "te", case.tp)
-
-
-def broken() -> list[dict[str, Any]]:
-    """A case without one rule, without one parameter, and with a renamed checkpoint key."""
-    from megatron.core.extensions.transformer_engine import TERowParallelLinear
-
-    case = replace(DENSE[3], deterministic=False)
-    lacking = table_of(case)
-    lacking.rules = tuple(
-        rule for rule in lacking.rules if "1.mlp.linear_fc1.layer_norm" not in rule.mcore_name
-    )
-    found = [compare(case, lacking), compare(replace(case, qkv_bias=False), table_of(case))]
-    written = TERowParallelLinear.sharded_state_dict
-
-    def renamed(self: Any, prefix: str = "", *args: Any, **kwargs: Any) -> Any:
-        state = written(self, prefix, *args, **kwargs)
-        if "linear_fc2" in prefix:
-            state[f"{prefix}weight"].key += "_renamed"
-        return state
-
-    with patch.object(TERowParallelLinear, "sharded_state_dict", renamed):
-        return [*found, compare(case, table_of(case))]
-
-
 def main() -> None:
     """Build, compare, print."""
     import os
@@ -279,10 +251,8 @@ def main() -> None:
 
     os.environ["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] = "0"  # as `run.deterministic` sets it
     cpu_compat.install()
-    what = sys.argv[1]
-    cases = {"dense": DENSE, "experts": EXPERTS}
-    told = broken() if what == "broken" else [compare(c, table_of(c)) for c in cases[what]]
-    print(json.dumps(told))
+    cases = {"dense": DENSE, "experts": EXPERTS}[sys.argv[1]]
+    print(json.dumps([compare(case, WeightTable(case.shape, "te", case.tp)) for case in cases]))
 
 
 if __name__ == "__main__":

@@ -53,19 +53,3 @@ def test_a_kernel_that_spills_is_seen(tmp_path: Path) -> None:
     (kernel,) = compiled(90, launch_too_wide, tmp_path)
     assert kernel.spilled_bytes > 0
     assert too_much([kernel], max_registers=255) == [kernel]
-
-
-def launch_wrong() -> None:
-    """A block of columns must be a power of two."""
-    from megatron_opsft.loss import logit_kernels
-
-    logits, labels, row = torch.zeros(2, 97), torch.zeros(2, dtype=torch.int64), torch.zeros(2)
-    kernel: Any = logit_kernels._loss_gradient_kernel
-    kernel[(2, 1)](logits, 97, labels, row, row, logits, 97, 97, BLOCK=97)
-
-
-def test_a_kernel_that_does_not_compile_is_seen(tmp_path: Path) -> None:
-    from triton.compiler.errors import CompilationError
-
-    with pytest.raises(CompilationError):
-        compiled(90, launch_wrong, tmp_path)

@@ -17,7 +17,7 @@ def test_imports_replace_nothing_of_torch(ran: Callable[..., Any]) -> None:
 
 
 def test_an_imported_cpu_worker_is_seen(ran: Callable[..., Any]) -> None:
-    told = ran("untouched_torch.py", "megatron_opsft.rollout.vllm.cpu_worker")
+    told = ran("untouched_torch.py", "megatron_opsft.rollout.vllm.cpu")
     assert "vllm.v1.worker.cpu.shm" in told["cpu_worker"]
     assert {"torch.cuda.Stream", "torch.accelerator.synchronize", "torch.Tensor.pin_memory"} <= set(
         told["replaced"]

@@ -1,12 +1,10 @@
 """vLLM's own models for CUDA, on the meta device, against the layout that weights are written by.
 
-Prints JSON: case -> how many parameters there are and which differ. Usage: python vllm_models.py
-models|biases; the second plans for a model without its biases.
+Prints JSON: case -> how many parameters there are and which differ.
 """
 
 import json
 import os
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -60,9 +58,9 @@ def parameters_of(vllm_config: Any, rank: int, tp: int) -> dict[str, tuple[int, 
     return found
 
 
-def compare(shape: ModelShape, planned: ModelShape, tp: int) -> dict[str, Any]:
-    """On the first and on the last tensor-parallel rank. planned: what the layout is made for."""
-    from megatron_opsft.rollout.vllm.layout import vllm_layout
+def compare(shape: ModelShape, tp: int) -> dict[str, Any]:
+    """On the first and on the last tensor-parallel rank."""
+    from megatron_opsft.rollout.vllm.weights import vllm_layout
 
     with tempfile.TemporaryDirectory() as directory:
         hf_config(shape).save_pretrained(directory)
@@ -77,7 +75,7 @@ def compare(shape: ModelShape, planned: ModelShape, tp: int) -> dict[str, Any]:
         count, problems = 0, []
         for rank in sorted({0, tp - 1}):
             found = parameters_of(real_configs.vllm_config(config, table), rank, tp)
-            layout = vllm_layout(WeightTable(planned), tp, packed_head=False)
+            layout = vllm_layout(table, tp, packed_head=False)
             wanted = {p.name: p.shape for p in layout.parameters_of(rank)}
             count += len(found)
             problems += [
@@ -93,14 +91,9 @@ def main() -> None:
     pretend()
     os.environ.update(real_configs.LAUNCHED, WORLD_SIZE=str(WORLD_SIZE))
     pretend_to_vllm()
-    told = {}
-    cases = ENGINES if sys.argv[1] == "models" else ENGINES[:1]
-    for name, tp in cases:
-        shape = replace(SHAPES[name], num_layers=2)
-        planned = shape if sys.argv[1] == "models" else replace(shape, qkv_bias=False)
-        if sys.argv[1] != "models":
-            planned = replace(planned, architecture="LlamaForCausalLM")
-        told[f"{name}-tp{tp}"] = compare(shape, planned, tp)
+    told = {
+        f"{name}-tp{tp}": compare(replace(SHAPES[name], num_layers=2), tp) for name, tp in ENGINES
+    }
     print(json.dumps(told))
 
 

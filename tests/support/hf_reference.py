@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.config import OptimizerConfig
-from megatron_opsft.methods.aggregation import Aggregation
+from megatron_opsft.methods.objective import Aggregation
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.hf.engine import by_disk_name
 

@@ -18,8 +18,7 @@ from megatron_opsft.batching.exchange import fetch_samples, share_facts
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import Method
-from megatron_opsft.methods.aggregation import Aggregation, aggregate
-from megatron_opsft.methods.objective import LIKELIHOOD, Objective
+from megatron_opsft.methods.objective import LIKELIHOOD, Aggregation, Objective, aggregate
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.passes import packed_params

@@ -15,8 +15,7 @@ from jobs import (
 )
 
 from megatron_opsft.model.passes import with_log_probs
-from megatron_opsft.model.reference import ReferenceModel
-from megatron_opsft.model.token_rewards import with_token_rewards
+from megatron_opsft.model.reference import ReferenceModel, with_token_rewards
 
 DRIFT = 6e-4  # the learning rate that takes the policy away from reference and old one
 

@@ -3,9 +3,9 @@
 import pytest
 from tiny_models import SHAPES
 
-from megatron_opsft.config import ParallelConfig, TrainConfig
+from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.model.checks import check_layout, check_offload
+from megatron_opsft.model.checks import check_layout
 from megatron_opsft.runtime.launcher import check_world
 
 
@@ -48,30 +48,3 @@ def test_ranks_must_hold_all_experts() -> None:
     check_world(4, ParallelConfig(ep=4, etp=1, tp=2))
     with pytest.raises(UserError, match=r"not a multiple of the 8 ranks .* = 2 x 4 x 1\); lower"):
         check_world(4, ParallelConfig(ep=4, tp=2))
-
-
-@pytest.mark.parametrize(
-    ("train", "pp", "with_te", "message"),
-    [
-        ({"offload_layers": 2}, 1, False, "needs TransformerEngine"),
-        ({"offload_layers": 2}, 2, True, r"needs parallel\.pp=1, which is 2"),
-        ({"offload_layers": 2, "recompute": "full"}, 1, True, r"needs train\.recompute=none"),
-        ({"offload_layers": 4}, 1, True, "must be below the model's 4 layers"),
-    ],
-)
-def test_offloading_that_megatron_cannot_do_is_named(
-    train: dict[str, object], pp: int, with_te: bool, message: str
-) -> None:
-    with pytest.raises(UserError, match=rf"train\.offload_layers=\d {message}.*use 0"):
-        check_offload(
-            SHAPES["qwen2"],
-            TrainConfig.model_validate(train),
-            ParallelConfig(pp=pp),
-            with_te=with_te,
-        )
-
-
-def test_offloading_that_fits() -> None:
-    train = TrainConfig(offload_layers=3)
-    check_offload(SHAPES["qwen2"], train, ParallelConfig(), with_te=True)
-    check_offload(SHAPES["qwen2"], TrainConfig(), ParallelConfig(pp=2), with_te=False)

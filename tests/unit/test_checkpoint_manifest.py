@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from megatron_opsft.model.checkpoint_manifest import read_manifest, sealed
+from megatron_opsft.model.checkpoint_write import read_manifest, sealed
 
 WRITTEN = {
     "step": 3,

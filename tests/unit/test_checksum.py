@@ -8,7 +8,7 @@ import torch
 from tiny_models import SHAPES
 from torch import Tensor
 
-from megatron_opsft.rollout.vllm.layout import vllm_layout
+from megatron_opsft.rollout.vllm.weights import vllm_layout
 from megatron_opsft.weights import checksum as module
 from megatron_opsft.weights.checksum import (
     checksum,

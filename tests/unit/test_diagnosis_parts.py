@@ -20,7 +20,7 @@ from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_mode
 from megatron_opsft.diagnose.kinds import kinds_of
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.pieces import pieces_of
+from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.weights.rules import WeightTable
 

@@ -20,8 +20,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.logit_chunks import distillation_gradient_, divergences
 from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
-from megatron_opsft.loss.output_head import OutputHead
-from megatron_opsft.loss.teacher import Teacher
+from megatron_opsft.loss.output_head import OutputHead, Teacher
 from megatron_opsft.loss.token_losses import WeightedLikelihood
 from megatron_opsft.methods.catalog.self_distillation import SelfDistillation
 from megatron_opsft.records import Problem

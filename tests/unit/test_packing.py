@@ -118,7 +118,6 @@ def test_balance_near_brute_force(seed: int) -> None:
         *((kind, num, num // 4) for kind in DRAWS for num in (64, 512)),
         *(("lognormal", 512, dp_size) for dp_size in (1, 8, 32)),
         ("lognormal", 65_536, 512),
-        ("wide", 65_536, 512),
     ],
 )
 def test_bins_are_full_and_ranks_balanced(kind: str, num: int, dp_size: int) -> None:

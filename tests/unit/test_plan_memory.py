@@ -118,7 +118,6 @@ def test_context_parallelism_divides_activations_and_shares_the_optimizer_as_dat
         (["parallel.tp=2", "parallel.pp=2"], 6, "world size 6 is not a multiple"),
         (["rollout.tp=2"], 7, r"rollout\.tp=2 does not divide the world size 7"),
         (["rollout.engine=hf", "rollout.tp=2"], 8, r"rollout\.tp=2 is vLLM's"),
-        (["train.offload_layers=4", "parallel.pp=2"], 8, r"needs parallel\.pp=1"),
         (["train.cross_entropy=te", "model.dtype=float32"], 8, "TransformerEngine needs"),
         (["run.device=cpu"], 8, "give --gpu cpu"),
     ],

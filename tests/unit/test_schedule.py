@@ -1,22 +1,21 @@
-"""Transfer schedules: how much each rank sends of published models, and small ones carried out."""
+"""Transfer schedules of published models: how much each rank sends, and to whom. That every element
+arrives: tests/gloo/test_transfer.py.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 from placements import engine_placements, megatron_placements
 from real_shapes import REAL_SHAPES
-from tiny_models import SHAPES, weight
-from torch import Tensor
+from tiny_models import SHAPES
 
 from megatron_opsft.architectures.shape import ModelShape
-from megatron_opsft.weights.rectangles import Parameter, Rect
 from megatron_opsft.weights.reshard import Placement, Route, find_routes
 from megatron_opsft.weights.rules import WeightTable
-from megatron_opsft.weights.schedule import Program, Schedule, make_schedule
-from megatron_opsft.weights.vllm_layout import tied_head, vllm_parameters
+from megatron_opsft.weights.schedule import Schedule, make_schedule
+from megatron_opsft.weights.vllm_layout import vllm_parameters
 
 MIB = 2**20
 BOTH_WAYS = pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
@@ -96,10 +95,8 @@ def both_sides(
     [
         ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 4, 8, 2, {}),
         ("DeepSeek-R1-Distill-Qwen-1.5B", 2, 2, 4, 4, {}),  # each k/v head on two engine ranks
-        ("DeepSeek-R1-Distill-Qwen-7B", 4, 4, 4, 2, {}),
         ("DeepSeek-R1-Distill-Qwen-32B", 8, 2, 1, 1, {}),
         ("Qwen3-30B-A3B", 4, 4, 4, 2, {}),
-        ("Qwen3-30B-A3B", 4, 1, 8, 2, {"ep": 8, "etp": 1}),
         ("Qwen3-30B-A3B", 4, 1, 8, 2, {"ep": 8, "etp": 4}),
     ],
 )
@@ -108,7 +105,7 @@ def test_no_rank_sends_much_more_than_some_rank_must(
 ) -> None:
     shape = REAL_SHAPES[model]
     if shape.moe is not None:  # 128 experts a layer: few layers have enough to balance
-        shape = replace(shape, num_layers=2 if experts else 12)
+        shape = replace(shape, num_layers=2 if experts else 4)
     trainer, engine = both_sides(shape, tp, pp, dp, engine_tp, **experts)
     sources, targets = (engine, trainer) if pull else (trainer, engine)
     world_size, bucket = tp * pp * dp, 256 * MIB
@@ -142,99 +139,6 @@ def test_a_rank_that_holds_what_it_wants_receives_nothing() -> None:
     assert least_bytes(trainer, engine) == len(schedule.rounds) == 0
     copied = sum(copy.target.num_elements for copy in schedule.program(5).copies)
     assert 2 * copied == _held_bytes(engine[1])
-
-
-def filled(parameter: Parameter, values: dict[str, Tensor]) -> Tensor:
-    """As its parts say, of whole HF tensors; padding is zero."""
-    tensor = torch.zeros(parameter.shape)
-    for part in parameter.parts:
-        part.target.view(tensor).copy_(part.source.view(values[part.source.tensor]))
-    return tensor
-
-
-def tensors_of(
-    placements: Sequence[Placement], values: dict[str, Tensor]
-) -> dict[int, dict[str, Tensor]]:
-    """rank -> name -> parameter."""
-    found: dict[int, dict[str, Tensor]] = {}
-    for placement in placements:
-        tensors = {p.name: filled(p, values) for p in placement.parameters}
-        for rank in placement.ranks:
-            found.setdefault(rank, {}).update(tensors)
-    return found
-
-
-def carry_out(
-    programs: Sequence[Program],
-    held: dict[int, dict[str, Tensor]],
-    into: dict[int, dict[str, Tensor]],
-    bucket_bytes: int,
-) -> None:
-    """All ranks' programs in this process: both ends name the same messages, no element is written
-    twice, no rank has more than a bucket in a round.
-    """
-
-    def write(rank: int, target: Rect, value: Tensor) -> None:
-        place = target.view(into[rank][target.tensor])
-        assert place.isnan().all(), f"{target} of rank {rank} is written twice"
-        place.copy_(value)
-
-    for rank, program in enumerate(programs):
-        for copy in program.copies:
-            write(rank, copy.target, copy.source.view(held[rank][copy.source.tensor]))
-        for padding in program.zeros:
-            write(rank, padding, torch.tensor(0.0))
-    for now in zip(*(program.rounds for program in programs), strict=True):
-        loads = [0] * len(programs)
-        for rank, own in enumerate(now):
-            assert all(rank in now[sender].sends for sender in own.receives)
-            for peer, rects in own.sends.items():
-                assert peer != rank
-                for source, target in zip(rects, now[peer].receives[rank], strict=True):
-                    write(peer, target, source.view(held[rank][source.tensor]))
-                    loads[rank] += 4 * source.num_elements
-                    loads[peer] += 4 * source.num_elements
-        assert 0 < max(loads) <= bucket_bytes
-
-
-WIDE = replace(SHAPES["qwen2"], num_heads=8, num_kv_heads=8)
-EXPERTS = replace(SHAPES["qwen3_moe"], num_heads=8, num_kv_heads=4)
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize(
-    ("shape", "tp", "pp", "dp", "engine_tp", "more"),
-    [
-        (SHAPES["qwen2"], 2, 2, 4, 4, {}),
-        (SHAPES["qwen2_tied"], 1, 2, 2, 2, {}),  # which the engine holds twice
-        (WIDE, 8, 2, 1, 1, {}),
-        (WIDE, 4, 2, 4, 2, {"vpp": 2}),
-        (EXPERTS, 4, 4, 1, 1, {}),
-        (EXPERTS, 4, 1, 8, 2, {"ep": 8, "etp": 1}),
-        (EXPERTS, 4, 1, 8, 2, {"ep": 8, "etp": 4}),
-    ],
-)
-def test_every_element_is_written_once_on_every_rank(
-    shape: ModelShape, tp: int, pp: int, dp: int, engine_tp: int, more: dict[str, int], pull: bool
-) -> None:
-    trainer, engine = both_sides(shape, tp, pp, dp, engine_tp, **more)
-    if shape.tied_embeddings:
-        engine = [replace(h, parameters=(*h.parameters, tied_head(h.parameters))) for h in engine]
-    sources, targets = (engine, trainer) if pull else (trainer, engine)
-    values = {name: weight(name, size) for name, size in WeightTable(shape).hf_shapes().items()}
-    schedules = schedules_of(
-        sources, targets, world_size=tp * pp * dp, itemsize=4, bucket_bytes=5_000
-    )
-    wanted = tensors_of(targets, values)
-    into = {
-        rank: {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
-        for rank, tensors in wanted.items()
-    }
-    programs = [schedule.program(rank) for rank, schedule in enumerate(schedules)]
-    carry_out(programs, tensors_of(sources, values), into, 5_000)
-    for rank, tensors in wanted.items():
-        for name, value in tensors.items():
-            assert torch.equal(into[rank][name], value), f"{name} of rank {rank}"
 
 
 def test_every_rank_has_partners_in_its_own_block_alone() -> None:

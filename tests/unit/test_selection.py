@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from responses import facts
 
-from megatron_opsft.methods.batch import describe_rollouts, has_unclosed_think, select
+from megatron_opsft.methods.facts import describe_rollouts, has_unclosed_think, select
 from megatron_opsft.records import FinishReason, Outcome, Rollout
 
 ROLLOUT = Rollout(

@@ -4,8 +4,6 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +24,13 @@ TINY_REASONER = Path(megatron_opsft.__file__).parent / "assets/tiny_reasoner"
 NGRAM = "{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 1, prompt_lookup_max: 4}"
 # The draft is the policy as it was before the run.
 DRAFT = f"{{method: draft_model, model: {TINY_REASONER}, num_speculative_tokens: 3}}"
-# Ranks, overrides, whether weights are plain.
-LAYOUTS: dict[str, tuple[int, list[str], bool]] = {
-    "draft model": (1, [f"rollout.speculative={DRAFT}"], False),
-    "draft model, plain, TP2": (2, [f"rollout.speculative={DRAFT}", "rollout.tp=2"], True),
-}
 
 
 @pytest.fixture(scope="module")
-def session(
-    vllm_world: World, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> KeptSession:
-    ranks, overrides, plain = LAYOUTS[request.param]
-    directory = tmp_path_factory.mktemp("session")
-    return KeptSession(vllm_world, directory, ranks, [*overrides, "optimizer.lr=5e-4"], plain)
-
-
-def in_layouts(*names: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("session", names, indirect=True)
+def session(vllm_world: World, tmp_path_factory: pytest.TempPathFactory) -> KeptSession:
+    """Of two ranks that share an engine, whose weights are plain."""
+    overrides = [f"rollout.speculative={DRAFT}", "rollout.tp=2", "optimizer.lr=5e-4"]
+    return KeptSession(vllm_world, tmp_path_factory.mktemp("session"), 2, overrides, plain=True)
 
 
 def two_steps(
@@ -76,7 +63,6 @@ def assert_counted(line: dict[str, Any]) -> None:
     assert line["spec_acceptance"] <= line["spec_tokens_per_draft"] <= 3
 
 
-@in_layouts(*LAYOUTS)
 def test_responses_are_complete_and_log_probs_those_of_the_pushed_policy(
     session: KeptSession,
 ) -> None:
@@ -115,69 +101,30 @@ def test_ngram_in_a_run(tmp_path: Path) -> None:
     )
 
 
-def worker_of(session: Session) -> Any:
+def said_with_another_draft(session: Session, recorder: RunRecorder) -> list[str]:
+    """Of a push with one weight of the draft another by one bit, and of one afterwards."""
     engine: Any = session.sampler.engine
     (wrapper,) = engine._llm.collective_rpc(lambda worker: worker)
-    return wrapper.worker
-
-
-@contextmanager
-def one_weight(worker: Any) -> Iterator[None]:
-    weight = worker.get_draft_model().model.layers[0].post_attention_layernorm.weight.data
-    kept = weight[3].clone()
-    weight[3] = torch.nextafter(kept, kept + 1)
-    yield
-    weight[3] = kept
-
-
-@contextmanager
-def all_weights(worker: Any) -> Iterator[None]:
-    """What a sleep leaves that keeps no draft; vLLM's way to keep it brings all of it back."""
-    drafts = {
-        name: parameter
-        for name, parameter in worker._get_sleep_parameters(worker.get_model()).items()
-        if name.startswith("draft.")
-    }
-    worker._sleep_saved_parameters = {n: p.detach().clone() for n, p in drafts.items()}
-    for parameter in drafts.values():
-        parameter.data.zero_()
-    yield
-    worker._restore_sleep_parameters(worker.get_model())
-    worker._sleep_saved_parameters = {}
-
-
-Spoilt = Callable[[Any], AbstractContextManager[None]]
-
-
-def said_of(session: Session, recorder: RunRecorder, spoilt: Spoilt) -> list[str]:
-    """Of a push with the draft spoilt, and of one afterwards."""
+    draft = wrapper.worker.get_draft_model()
     said = []
-
-    def push() -> None:
-        try:
-            session.sync.push(session.sync.version)
-            said.append("")
-        except SyncError as error:
-            said.append(str(error))
-
-    with torch.inference_mode(), spoilt(worker_of(session)):
-        push()
-    push()
+    with torch.inference_mode():
+        weight = draft.model.layers[0].post_attention_layernorm.weight.data
+        kept = weight[3].clone()
+        for value in (torch.nextafter(kept, kept + 1), kept):
+            weight[3] = value
+            try:
+                session.sync.push(session.sync.version)
+                said.append("")
+            except SyncError as error:
+                said.append(str(error))
     return said
 
 
-@in_layouts("draft model", "draft model, plain, TP2")
 def test_a_draft_that_has_changed_by_one_bit_stops_the_run(session: KeptSession) -> None:
-    for spoiled, afterwards in session.run(said_of, one_weight):
+    """What a sleep leaves of one: tests/gpu/test_draft_weights_gpu.py."""
+    for spoiled, afterwards in session.run(said_with_another_draft):
         assert "the draft model of rollout.speculative is not as it was loaded" in spoiled
         assert "post_attention_layernorm.weight has changed" in spoiled and "\n" not in spoiled
-        assert afterwards == ""
-
-
-@in_layouts("draft model, plain, TP2")
-def test_a_draft_that_a_sleep_has_lost_stops_the_run(session: KeptSession) -> None:
-    for spoiled, afterwards in session.run(said_of, all_weights):
-        assert "is not as it was loaded" in spoiled
         assert afterwards == ""
 
 
@@ -199,7 +146,6 @@ def said_of_a_faulty_engine(session: Session, recorder: RunRecorder) -> str:
     return ""
 
 
-@in_layouts("draft model, plain, TP2")
 def test_one_rank_s_fault_stops_all_ranks(session: KeptSession) -> None:
     assert (
         session.run(said_of_a_faulty_engine)
@@ -220,8 +166,6 @@ def refusal(run_dir: Path, speculative: str) -> str:
     [
         ("{method: nonsense, num_speculative_tokens: 3}", "method Input should be 'ngram', "),
         ("{method: ngram}", "num_speculative_tokens must be provided"),
-        ("{method: ngram, num_speculative_tokens: 3, lookup: 2}", "lookup Unexpected keyword"),
-        ("{method: mtp, num_speculative_tokens: 1}", "Unsupported speculative method: 'mtp'"),
         (
             "{method: draft_model, model: /nowhere, num_speculative_tokens: 1}",
             "Invalid repository ID or local directory specified: '/nowhere'",

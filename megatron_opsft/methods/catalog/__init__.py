@@ -1,4 +1,6 @@
-"""One small file per method or family; a new one is a new file and a line here."""
+"""One small file per method or family; a new one is a new file and a line here. The table of
+methods: what each computes, where it comes from, what a run of it needs.
+"""
 
 import difflib
 from typing import Any
@@ -53,3 +55,42 @@ def settings_class(values: dict[str, Any]) -> type[MethodSettings]:
 def with_class(values: Any) -> Any:
     """Keys of a configuration's `method` as settings of the method they name."""
     return settings_class(values).model_validate(values) if isinstance(values, dict) else values
+
+
+def describe_methods() -> list[dict[str, Any]]:
+    """One record a method; settings: the defaults of its keys, or null where one must be given."""
+    return [
+        {
+            "name": name,
+            "formula": method.formula,
+            "paper": method.paper,
+            "needs": _needs(method),
+            "settings": {
+                key: None if field.is_required() else field.default
+                for key, field in method.model_fields.items()
+                if key != "name"
+            },
+        }
+        for name, method in METHODS.items()
+    ]
+
+
+def _needs(method: type[MethodSettings]) -> list[str]:
+    """By its default settings."""
+    diverges = method().objective(1.0).needs_reference
+    return [*method.needs, *["the reference model (method.beta > 0)"] * diverges]
+
+
+def show_methods(width: int) -> str:
+    """The table, at most `width` characters wide. A method whose formula has no A has GRPO's."""
+    from rich.box import SIMPLE_HEAD  # not needed to read a configuration
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "formula", "paper", "needs", box=SIMPLE_HEAD, pad_edge=False)
+    for row in describe_methods():
+        table.add_row(row["name"], row["formula"], row["paper"], ", ".join(row["needs"]) or "-")
+    console = Console(width=width, color_system=None, markup=False)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get()

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.rollout.engine import SamplingSettings
-from megatron_opsft.rollout.hf.kv_cache import make_room
+from megatron_opsft.rollout.hf.attention import make_room
 from megatron_opsft.rollout.hf.passes import ModelPasses
 from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import sample_with_margins, uniforms

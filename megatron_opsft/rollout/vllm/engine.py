@@ -26,10 +26,13 @@ from megatron_opsft.rollout.engine import (
 )
 from megatron_opsft.rollout.limits import check_engine_ranks
 from megatron_opsft.rollout.requests import Decoder, ResponseRequest, make_rollouts
-from megatron_opsft.rollout.vllm.draft_weights import DraftWeights
-from megatron_opsft.rollout.vllm.engine_tensors import EngineTensors
-from megatron_opsft.rollout.vllm.layout import vllm_layout, with_tied_head
 from megatron_opsft.rollout.vllm.options import sampling_params, start_llm
+from megatron_opsft.rollout.vllm.weights import (
+    DraftWeights,
+    EngineTensors,
+    vllm_layout,
+    with_tied_head,
+)
 from megatron_opsft.runtime.phase import count_done, count_tokens
 from megatron_opsft.weights.rules import WeightTable
 
@@ -91,7 +94,7 @@ class VllmEngine(RolloutEngine):
 
     def _open_speculative(self, settings: EngineSettings) -> None:
         if not settings.is_cuda:
-            from megatron_opsft.rollout.vllm.cpu_kernels import correct_expansion
+            from megatron_opsft.rollout.vllm.cpu import correct_expansion
 
             correct_expansion()
         runner = self._runner

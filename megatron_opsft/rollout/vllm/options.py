@@ -16,7 +16,7 @@ from megatron_opsft.weights.rules import WeightTable
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
-_CPU_WORKER = "megatron_opsft.rollout.vllm.cpu_worker.LaunchedCpuWorker"
+_CPU_WORKER = "megatron_opsft.rollout.vllm.cpu.LaunchedCpuWorker"
 JOB_ID_VARIABLE = "MEGATRON_OPSFT_JOB_ID"
 _CPU_BLOCK_TOKENS = 32  # prompts share whole blocks: vLLM's 128 would be longer than most prompts
 
