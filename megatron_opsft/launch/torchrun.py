@@ -75,7 +75,7 @@ class Torchrun:
                     rank.kill()
             os._exit(AT_ONCE_EXIT_CODE)
         if number == signal.SIGINT:
-            say_stopping()
+            say_stopping(number)
         if not self._stopping:
             self._stopping = True
             threading.Thread(target=self._stop_ranks, daemon=True).start()

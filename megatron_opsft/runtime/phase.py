@@ -6,7 +6,6 @@ Imports no torch: the command line asks for the last words before anything is lo
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -126,11 +125,6 @@ def is_interruptible() -> bool:
     return _asked is not None
 
 
-def current_count() -> Count:
-    """How far this process is within its phase."""
-    return _count
-
-
 def current_phase() -> Phase:
     """What this process is in."""
     return _current
@@ -174,7 +168,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line for every so many seconds of a phase; none where a terminal shows it.
+    """On rank 0 a line for every so many seconds of a phase.
 
     The line counts what this rank has done: the others are about as far.
     """
@@ -191,12 +185,6 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
         thread.join()
 
 
-def is_live_terminal() -> bool:
-    """Whether stdout is a terminal that can redraw lines: a run is shown there as it goes."""
-    can_draw = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-    return sys.stdout.isatty() and can_draw
-
-
 def _is_main() -> bool:
     """By the launcher's variables: there may be no ranks yet."""
     return os.environ.get("RANK", "0") == "0"
@@ -211,13 +199,12 @@ def _watch(over: threading.Event, every_seconds: float) -> None:
             number, said = phase.number, phase.entered
         if time.monotonic() - said >= every_seconds:
             said = time.monotonic()
-            if not (is_live_terminal() and current_count().total):
-                log.info(describe_progress(said - phase.entered))
+            log.info(describe_progress(said - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:
     """Such as `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
-    phase, count = current_phase(), current_count()
+    phase, count = current_phase(), _count
     where = f"step {phase.step}, {phase.name}" if phase.step else phase.name
     how_far = ""
     if count.total:

@@ -1,14 +1,10 @@
 """Asks the training loop to stop in good order: Ctrl-C, SIGTERM, SIGUSR1, SIGHUP, a time limit."""
 
-import logging
 import os
 import signal
-import threading
 import time
 from contextlib import suppress
 from typing import Any
-
-log = logging.getLogger("megatron_opsft")
 
 REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
 AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
@@ -23,23 +19,15 @@ class StopSignal:
 
     def __init__(self, max_minutes: float) -> None:
         self._number = 0
-        self._saying = threading.Thread()
         self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
         for number in heard_signals():
             signal.signal(number, self._remember)
 
     def _remember(self, number: int, frame: Any) -> None:
         if self._number and number == signal.SIGINT:
-            if self._saying.ident is not None:
-                self._saying.join(1)
             os._exit(AT_ONCE_EXIT_CODE)
         if not self._number and os.environ.get("RANK", "0") == "0":
-            # A thread may wait for whoever writes at this moment, and goes above a bar.
-            said = f"{signal.Signals(number).name}: stopping after this step"
-            if number == signal.SIGINT:
-                said = "stopping after this step; Ctrl-C again stops at once"
-            self._saying = threading.Thread(target=log.warning, args=(said,), daemon=True)
-            self._saying.start()
+            say_stopping(number)
         self._number = self._number or number
 
     @property
@@ -65,7 +53,10 @@ def heard_signals() -> list[signal.Signals]:
     return [s for s in STOP_SIGNALS if not (is_nohup and s is signal.SIGHUP)]
 
 
-def say_stopping() -> None:
-    """What a Ctrl-C does; safe in a signal handler."""
+def say_stopping(number: int) -> None:
+    """What this signal does; safe in a signal handler."""
+    said = f"{signal.Signals(number).name}: stopping after this step"
+    if number == signal.SIGINT:
+        said = "stopping after this step; Ctrl-C again stops at once"
     with suppress(OSError):  # the terminal may be gone
-        os.write(2, b"stopping after this step; Ctrl-C again stops at once\n")
+        os.write(2, f"{said}\n".encode())
