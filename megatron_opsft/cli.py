@@ -38,7 +38,6 @@ from megatron_opsft.runtime.console import (
 )
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
@@ -152,7 +151,6 @@ def main() -> None:
 def run(program: click.Command) -> None:
     """Call the command: errors a user can fix are one line and exit code 2, no traceback."""
     let_output_go_away()
-    os.environ.update(usual_variables(os.environ))
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megatron_opsft.config_section import FREE, HomeExpanded, Section
+from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):
@@ -85,6 +86,27 @@ class ParallelConfig(Section):
         if self.cp == 1:
             return f"parallel.tp x parallel.pp = {self.tp} x {self.pp}"
         return f"parallel.tp x parallel.pp x parallel.cp = {self.tp} x {self.pp} x {self.cp}"
+
+
+def check_world(world_size: int, parallel: ParallelConfig, option: str = "world size") -> None:
+    """Errors: `UserError` for a layout that this number of ranks cannot hold.
+
+    option: what the error calls the number.
+    """
+    if world_size % parallel.replica_size:
+        raise UserError(
+            f"{option} {world_size} is not a multiple of {parallel.replica}; start "
+            f"{parallel.replica_size} (or a multiple) ranks with torchrun --nproc-per-node"
+        )
+    if parallel.ep == 1:
+        return
+    experts = parallel.expert_tp * parallel.ep * parallel.pp
+    if world_size % experts:
+        raise UserError(
+            f"{option} {world_size} is not a multiple of the {experts} ranks that hold all "
+            f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
+            "lower parallel.ep or start more ranks"
+        )
 
 
 class TrainConfig(Section):

@@ -10,11 +10,11 @@ from pydantic import Field
 from megatron_opsft.command_line import Command, RunCommand, StartCommand, group
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
+from megatron_opsft.config.training import check_world
 from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
-from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
 
 log = logging.getLogger("megatron_opsft")

@@ -10,6 +10,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.identity import check_resumable
 from megatron_opsft.config.load import load_config
+from megatron_opsft.config.training import check_world
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
@@ -23,7 +24,6 @@ from megatron_opsft.rollout.limits import (
     fit_lengths,
 )
 from megatron_opsft.runtime.hub import check_fetched
-from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge

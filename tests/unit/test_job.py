@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from megatron_opsft.errors import UserError
+from megatron_opsft.runtime.job import is_launched
+
 # Of three ranks, two come; or only one, which is not rank 0.
 JOIN = """
 import sys
@@ -63,6 +66,14 @@ def test_every_rank_that_came_says_who_did_not(ranks: tuple[int, ...], message: 
         assert process.returncode == 69, errors
         where = f"rank {rank} on {socket.gethostname()} in phase start"
         assert errors == f"error: {where}: {message.format(port=port)}\n"
-    assert (
-        time.monotonic() - start < 3 + 1 + 3 + 4
-    )  # patience, hearing, letting rank 0 speak first; room
+    # Patience, hearing, letting rank 0 speak first; room.
+    assert time.monotonic() - start < 3 + 1 + 3 + 4
+
+
+def test_a_variable_that_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(UserError, match="has not set WORLD_SIZE, MASTER_PORT"):
+        is_launched()
