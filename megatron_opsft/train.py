@@ -56,7 +56,7 @@ def train(
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
         stopping = recorder.look(step, stop)
-        while step < config.run.steps and not (stopping or recorder.has_enough):
+        while step < config.run.steps and not stopping:
             step += 1
             run_step(s, recorder, step)
             last = step == config.run.steps

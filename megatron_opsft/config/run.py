@@ -163,11 +163,6 @@ class EvalConfig(Section):
         False,
         description="Keep the model of the best evaluation in best/, if it is better than the base model.",
     )
-    patience: Annotated[int, FREE] = Field(
-        0,
-        ge=0,
-        description="Finish the run after this many evaluations in a row without a new best one; 0: never.",
-    )
 
     @model_validator(mode="after")
     def _greedy_samples_are_one(self) -> Self:

@@ -113,16 +113,15 @@ def check_responses(config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run has all its steps, or had enough of them, its model and its summary."""
+    """Whether the run has all its steps, its model and its summary."""
     directory = config.run.dir
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        steps, patience = summary["steps"], summary.get("patience")
+        steps = summary["steps"]
     except (OSError, ValueError, TypeError, KeyError):
         return False
-    has_enough = patience is not None and patience == config.eval.patience
-    is_over = has_enough or steps == config.run.steps
-    return is_over and (not steps or (directory / "hf" / "config.json").is_file())
+    has_model = not steps or (directory / "hf" / "config.json").is_file()
+    return has_model and bool(steps == config.run.steps)
 
 
 def _check_wandb(config: Config) -> None:

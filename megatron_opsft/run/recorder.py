@@ -16,8 +16,7 @@ from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import AcceptanceNotes
-from megatron_opsft.run.evaluations import Evaluations
-from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
@@ -131,11 +130,6 @@ class RunRecorder:
             return True
         return False
 
-    @property
-    def has_enough(self) -> bool:
-        """Whether the evaluations say that the run is to be finished; the same on every rank."""
-        return self._evaluations.is_plateau
-
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
 
@@ -208,18 +202,13 @@ class RunRecorder:
         """Export the model after `step` updates as a Hugging Face directory and write
         summary.json.
         """
-        patience = self._s.config.eval.patience if self.has_enough else None
-        if patience is not None and self._log is not None:
-            self._log.say(f"finished after step {step}: {patience} evaluations were not the best")
-        if step < self._s.config.run.steps:
-            self.checkpoint(step, leaving=True)
         if step:  # else it would be a copy of the base model
             self._exports.write("hf")
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:
             return
-        summary = summarize(self._dir.path, self._s.config, step, patience)
+        summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):
