@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
+from megatron_opsft.records import Callback
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
 

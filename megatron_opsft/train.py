@@ -9,10 +9,10 @@ does alone is in the called functions.
 import logging
 from collections.abc import Sequence
 
-from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import learning_rate
+from megatron_opsft.records import Callback
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
 from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase, heartbeat

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
-from megatron_opsft.config.identity import check_resumable
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config.load import check_resumable, load_config
 from megatron_opsft.config.training import check_world
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file

@@ -6,14 +6,12 @@ from operator import itemgetter
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
-from megatron_opsft.callbacks import Callback
-from megatron_opsft.config.identity import config_hash
-from megatron_opsft.config.load import to_yaml
+from megatron_opsft.config.load import config_hash, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.batch import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.records import StepResult, SyncResult, TokenScores
+from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import AcceptanceNotes
 from megatron_opsft.run.evaluations import Evaluations, ModelExports

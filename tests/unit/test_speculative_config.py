@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megatron_opsft.config.identity import check_resumable, config_hash
-from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.config.load import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
 
 KEYS = ["run.dir=/tmp/run", "run.steps=1", "model.path=m", "data.train=arithmetic"]

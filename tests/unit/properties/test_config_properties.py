@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.identity import check_resumable, config_hash
-from megatron_opsft.config.load import load, load_config, to_yaml
+from megatron_opsft.config.load import check_resumable, config_hash, load, load_config, to_yaml
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.settings import MethodSettings
