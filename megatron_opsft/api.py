@@ -18,7 +18,7 @@ from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.records import Callback
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
+from megatron_opsft.runtime.phase import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from megatron_opsft.convert.run import Figures

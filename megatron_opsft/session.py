@@ -47,9 +47,9 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
+from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import announce, enter_phase
-from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.first_weights import load_first_weights

@@ -15,8 +15,14 @@ from megatron_opsft.model.optimizer import learning_rate
 from megatron_opsft.records import Callback
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
-from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase, heartbeat
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.runtime.phase import (
+    REQUEUE_EXIT_CODE,
+    StopSignal,
+    Stopwatch,
+    announce,
+    enter_phase,
+    heartbeat,
+)
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step.batch import (
     begin_stage,

@@ -15,7 +15,7 @@ from megatron_opsft.config.yaml_text import find_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 log = logging.getLogger("megatron_opsft")
 

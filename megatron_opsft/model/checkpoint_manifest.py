@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.model.checkpoint_write import checksum
-from megatron_opsft.runtime.step_names import COMPLETE, step_in
+from megatron_opsft.runtime.durable import COMPLETE, step_in
 
 _SEAL = "checksum"  # of all else in the file
 

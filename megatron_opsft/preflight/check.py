@@ -22,8 +22,8 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
+from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.libraries import check_fetched
-from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 

@@ -16,10 +16,14 @@ from megatron_opsft.run.advice import advise_on_base, measure_correct
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.summary import best_evaluation
 from megatron_opsft.runtime.distributed import broadcast_object
-from megatron_opsft.runtime.durable import remove
-from megatron_opsft.runtime.phase import announce, enter_phase, interruptible
-from megatron_opsft.runtime.step_names import in_step_order, list_checkpoints, step_in, step_name
-from megatron_opsft.runtime.stop_signal import StopSignal
+from megatron_opsft.runtime.durable import (
+    in_step_order,
+    list_checkpoints,
+    remove,
+    step_in,
+    step_name,
+)
+from megatron_opsft.runtime.phase import StopSignal, announce, enter_phase, interruptible
 from megatron_opsft.session import Session, log
 from megatron_opsft.storage.hf_writer import write_hf_model
 

@@ -20,10 +20,8 @@ from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
-from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.phase import Interrupted, Stopwatch, enter_phase
-from megatron_opsft.runtime.step_names import list_checkpoints, step_name
-from megatron_opsft.runtime.stop_signal import StopSignal
+from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
+from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
 from megatron_opsft.step.batch import JudgedBatch
 

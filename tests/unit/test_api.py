@@ -25,7 +25,7 @@ SCRIPT = """
 import json, signal, sys
 from pathlib import Path
 from megatron_opsft import Callback, convert, load_config, train
-from megatron_opsft.runtime.step_names import COMPLETE
+from megatron_opsft.runtime.durable import COMPLETE
 
 heard = []
 

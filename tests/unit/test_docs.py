@@ -16,7 +16,7 @@ from megatron_opsft.errors import ANSWER_IS_NO
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -129,7 +129,7 @@ def test_ranks_meet_where_the_name_of_the_machine_does_not_resolve(tmp_path: Pat
 STOPPED_TWICE = """
 import os, signal, subprocess, sys, time
 if sys.argv[1] == "train":
-    from megatron_opsft.runtime.stop_signal import StopSignal
+    from megatron_opsft.runtime.phase import StopSignal
     stop = StopSignal(0)
     os.kill(os.getpid(), int(sys.argv[2]))
     assert stop.requested
@@ -162,7 +162,7 @@ def test_ctrl_c_after_any_stop_ends_everything_at_once(command: str, first: sign
 
 
 def test_nohup_keeps_a_run_from_hearing_that_the_terminal_is_gone() -> None:
-    hears = "from megatron_opsft.runtime.stop_signal import heard_signals; print(heard_signals())"
+    hears = "from megatron_opsft.runtime.phase import heard_signals; print(heard_signals())"
     words = [sys.executable, "-c", hears]
     assert "SIGHUP" in subprocess.run(words, capture_output=True, text=True).stdout
     ended = subprocess.run(["nohup", *words], capture_output=True, text=True)

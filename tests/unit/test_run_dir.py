@@ -12,8 +12,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.run.rollout_log import rollout_line
-from megatron_opsft.runtime.durable import write_json, write_packed_lines
-from megatron_opsft.runtime.step_names import rollout_files, rollout_name
+from megatron_opsft.runtime.durable import (
+    rollout_files,
+    rollout_name,
+    write_json,
+    write_packed_lines,
+)
 
 
 def _finished_run(path: Path) -> RunDir:
