@@ -56,7 +56,6 @@ def check_run(
     """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
     directory = config.run.dir
     run_dir = RunDir(directory)
-    run_dir.check_unlocked()
     run_dir.check_start(resume=resume, overwrite=overwrite)
     if resume and list_checkpoints(directory / "checkpoints"):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
