@@ -20,7 +20,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command, StartCommand, group, invoke
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.config.load import load_config, reference_table, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose
@@ -90,8 +90,6 @@ class ShowConfig(Command):
 
     def run(self) -> None:
         """Print it."""
-        from megatron_opsft.config.reference import reference_table
-
         if self.reference:
             print(reference_table())
         elif self.config is None:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.reference import reference_table
+from megatron_opsft.config.load import reference_table
 from megatron_opsft.evaluate.settings import EvalSettings
 
 DOCS = Path(__file__).parents[1] / "docs"
