@@ -84,13 +84,8 @@ class Session(RunInput):
 
     def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
-        encode, change = (
-            self.encoder.encode,
-            self.method.prompt_change(problem.id, held_out=held_out),
-        )
-        if not (change.system or change.suffix):
-            return encode(problem)
-        prompt = encode(problem, system=change.system, suffix=change.suffix)
+        change = self.method.prompt_change(problem.id, held_out=held_out)
+        prompt = self.encoder.encode(problem, system=change.system, suffix=change.suffix)
         limit = self.config.data.max_prompt_tokens
         if len(prompt) > limit:
             raise UserError(

@@ -97,7 +97,6 @@ def in_layout(tp: int, pp: int, budget: int, cp: int = 1) -> list[str]:
 @pytest.mark.parametrize(
     ("tp", "pp", "ranks", "budget", "cp"),
     [
-        (1, 2, 2, 1000, 1),
         (2, 1, 4, 1000, 1),
         (2, 2, 4, 4096, 1),
         (1, 1, 4, 500, 2),
@@ -121,7 +120,7 @@ def test_same_rollouts_losses_and_norms_in_layout(
 
 def test_same_under_torchrun(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    torchrun(2, train_args(run_dir, *in_layout(tp=2, pp=1, budget=64)))
+    torchrun(2, train_args(run_dir, *in_layout(tp=1, pp=2, budget=1000)))
     assert_same_training(undisturbed, run_dir)
 
 
@@ -201,7 +200,7 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     cut_off, first, *_, last = said
     assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
-    assert "rollout.max_response_tokens=3 is less than the base model needs: " in first
+    assert "with rollout.max_response_tokens=3, raise it" in first
     assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")
     assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
     report = cli.run(["report", run_dir]).stdout
@@ -228,8 +227,6 @@ def damage(checkpoint: Path) -> Path:
 def test_damaged_checkpoint_is_named_on_resume(
     cli: ForkedCli, undisturbed: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run"))
     (run_dir / "summary.json").unlink()  # as if it had ended before its export
     checkpoints = run_dir / "checkpoints"
@@ -248,12 +245,6 @@ def test_damaged_checkpoint_is_named_on_resume(
     assert all(str(file) in ended.stderr for file in both)
     assert "Traceback" not in ended.stderr
     assert {path.name for path in checkpoints.iterdir()} >= {"step_000002", "step_000003"}
-
-
-def test_other_learning_rate_is_refused_on_resume(cli: ForkedCli, undisturbed: Path) -> None:
-    ended = cli.run([*train_args(undisturbed, "optimizer.lr=1e-3"), "--resume"])
-    assert ended.exit_code == 2
-    assert "optimizer.lr" in ended.stderr
 
 
 def test_another_chat_template_is_refused_on_resume(

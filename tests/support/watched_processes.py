@@ -20,7 +20,7 @@ from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
 
-LIMITS = Limits(hang_seconds=8.0, silence_seconds=4.0)
+LIMITS = Limits(hang_seconds=5.0, silence_seconds=4.0)
 
 
 def run_processes(
