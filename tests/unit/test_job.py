@@ -1,33 +1,26 @@
 """A job whose ranks do not all come: real processes, of which one is never started."""
 
-import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
+from forked_cli import ForkedCli
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.job import is_launched
 
 # Of three ranks, two come, or only one.
 JOIN = """
-import sys
+import os
 from datetime import timedelta
 import click
 from megatron_opsft.cli import run
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.job import join_job
 
-@click.command()
-def join() -> None:
-    device = select_device("cpu")
-    print("starts", flush=True)
-    sys.stdin.readline()  # loading takes the ranks differently long
-    join_job(device, timedelta(hours=1), timedelta(seconds=3))
-
-run(join)
+os.environ.update(RANK="{rank}", WORLD_SIZE="3", MASTER_ADDR="localhost", MASTER_PORT="{port}")
+join = lambda: join_job(select_device("cpu"), timedelta(hours=1), timedelta(seconds=3))
+run(click.Command("join", callback=join))
 """
 
 
@@ -38,33 +31,18 @@ run(join)
         ((1,), "rank 0 does not answer at localhost:{port} within 0.05 min of the start"),
     ],
 )
-def test_every_rank_that_came_says_who_did_not(ranks: tuple[int, ...], message: str) -> None:
+def test_every_rank_that_came_says_who_did_not(
+    cli: ForkedCli, ranks: tuple[int, ...], message: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    names = {"WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    came = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOIN],
-            env={**os.environ, **names, "RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ranks
-    ]
-    for process in came:
-        assert process.stdout is not None and process.stdout.readline() == "starts\n"
     start = time.monotonic()
-    for process in came:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process, rank in zip(came, ranks, strict=True):
-        _, errors = process.communicate(timeout=50)
-        assert process.returncode == 69, errors
+    came = [cli.start([], prelude=JOIN.format(rank=rank, port=port)) for rank in ranks]
+    for run, rank in zip(came, ranks, strict=True):
+        ended = run.wait(50)
         where = f"rank {rank} on {socket.gethostname()} in phase start"
-        assert errors == f"error: {where}: {message.format(port=port)}\n"
+        assert ended.stderr == f"error: {where}: {message.format(port=port)}\n"
+        assert ended.exit_code == 69
     # Patience, hearing, letting rank 0 speak first; room.
     assert time.monotonic() - start < 3 + 1 + 3 + 4
 
