@@ -36,8 +36,8 @@ def test_every_rank_that_came_says_who_did_not(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    start = time.monotonic()
     came = [cli.start([], prelude=JOIN.format(rank=rank, port=port)) for rank in ranks]
+    start = time.monotonic()
     for run, rank in zip(came, ranks, strict=True):
         ended = run.wait(50)
         where = f"rank {rank} on {socket.gethostname()} in phase start"
