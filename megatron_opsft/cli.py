@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import click
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, StartCommand, group, invoke
+from megatron_opsft.command_line import Command, StartCommand, group, invoke, reference_table
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import load_config, reference_table, to_yaml
+from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
 from megatron_opsft.convert.commands import PROGRAM as convert
 from megatron_opsft.diagnose.commands import Diagnose

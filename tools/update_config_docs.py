@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
+from megatron_opsft.command_line import reference_table
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import reference_table
 from megatron_opsft.evaluate.settings import EvalSettings
 
 DOCS = Path(__file__).parents[1] / "docs"

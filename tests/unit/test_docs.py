@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from commands import calls_in, command_of
 
-from megatron_opsft.command_line import Program
+from megatron_opsft.command_line import Program, reference_table
 from megatron_opsft.config import Config
-from megatron_opsft.config.load import load, load_config, reference_table
+from megatron_opsft.config.load import load, load_config
 from megatron_opsft.errors import ANSWER_IS_NO
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES
