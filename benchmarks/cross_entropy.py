@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from ranks import join_ranks, measured, run_main, start_ranks
+from ranks import join_ranks, measured, peak_flops, run_main, start_ranks
 from torch import Tensor
 
 from megatron_opsft.config import ParallelConfig
@@ -31,7 +31,7 @@ from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.loss_memory import choose_cross_entropy, fused_linear_bytes
 from megatron_opsft.loss.output_head import OutputHead, whole_hidden
 from megatron_opsft.loss.token_losses import WeightedLikelihood
-from megatron_opsft.runtime.device import Device, peak_flops, return_freed_memory
+from megatron_opsft.runtime.device import Device, return_freed_memory
 from megatron_opsft.runtime.distributed import stop_distributed
 from megatron_opsft.weights.rules import padded_vocab_size
 

@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
+from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.runtime.device import Device, PeakMemory, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 
@@ -41,6 +44,13 @@ def measured(device: Device, act: Callable[[], Any]) -> tuple[float, int]:
         elapsed = time.perf_counter() - start
     everyone = gather_from_all([(elapsed, peak.extra_bytes)])
     return max(seconds for seconds, _ in everyone), max(extra for _, extra in everyone)
+
+
+def peak_flops(device: Device) -> float | None:
+    """bfloat16 operations a second of this rank's GPU at most; None where no plan knows it."""
+    name = torch.get_device_module().get_device_name().lower() if device.is_cuda else ""
+    models = ("h100", "h200", "a100", "b200")
+    return next((load_hardware(m).peak_flops for m in models if m in name), None)
 
 
 def run_main(main: Callable[[], None]) -> None:

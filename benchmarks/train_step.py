@@ -20,7 +20,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from ranks import join_ranks, measured, run_main, start_ranks
+from ranks import join_ranks, measured, peak_flops, run_main, start_ranks
 from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
 from torch import Tensor
 
@@ -36,7 +36,7 @@ from megatron_opsft.model.optimizer import build_optimizer
 from megatron_opsft.model.step import Trainer
 from megatron_opsft.model.transformer_config import transformer_config
 from megatron_opsft.records import MicroBatch, Sample
-from megatron_opsft.runtime.device import Device, peak_flops
+from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout, stop_distributed
 from megatron_opsft.weights.rules import padded_vocab_size
 

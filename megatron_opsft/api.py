@@ -5,7 +5,6 @@ a script of several ranks, under torchrun, every rank calls the same.
 """
 
 import json
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.config import load as config_load
 from megatron_opsft.errors import NothingLeft, UserError
-from megatron_opsft.runtime.launcher import usual_variables
+from megatron_opsft.records import Callback
 from megatron_opsft.runtime.libraries import loading_libraries
-from megatron_opsft.runtime.stop_signal import STOP_SIGNALS
+from megatron_opsft.runtime.phase import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from megatron_opsft.convert.run import Figures
@@ -82,7 +80,6 @@ def train(
     if resume and overwrite:
         raise UserError("train: resume and overwrite exclude each other; give one of them")
     directory = config.run.dir
-    os.environ.update(usual_variables(os.environ))
     try:
         with (
             opened_run(config, resume=bool(resume), overwrite=overwrite, must_exist=resume is True),
@@ -111,7 +108,6 @@ def evaluate(
     given = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items()}
     loaded = load_settings(Path(settings) if settings is not None else None, (), given)
     check_settings(loaded)
-    os.environ.update(usual_variables(os.environ))
     from megatron_opsft.evaluate.results import read_results
 
     with loading_libraries():

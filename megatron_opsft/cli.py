@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import click
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, StartCommand, group, invoke
+from megatron_opsft.command_line import Command, StartCommand, group, invoke, reference_table
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config, to_yaml
 from megatron_opsft.config_section import Section
@@ -38,7 +38,6 @@ from megatron_opsft.runtime.console import (
 )
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
 from megatron_opsft.runtime.durable import FullDiskError, full_disk_behind
-from megatron_opsft.runtime.launcher import usual_variables
 from megatron_opsft.runtime.libraries import loading_libraries
 from megatron_opsft.runtime.phase import describe_rank
 from megatron_opsft.runtime.watchdog import is_watched, report_failure
@@ -91,8 +90,6 @@ class ShowConfig(Command):
 
     def run(self) -> None:
         """Print it."""
-        from megatron_opsft.config.reference import reference_table
-
         if self.reference:
             print(reference_table())
         elif self.config is None:
@@ -152,7 +149,6 @@ def main() -> None:
 def run(program: click.Command) -> None:
     """Call the command: errors a user can fix are one line and exit code 2, no traceback."""
     let_output_go_away()
-    os.environ.update(usual_variables(os.environ))
     if not sys.warnoptions:
         # Deprecations inside Megatron and torch: many on every rank, none for the user to fix.
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The typed records that cross module boundaries; nothing else does.
+"""The typed records that cross module boundaries, and what a run tells a user's code.
 
 Only `MicroBatch` holds tensors. Token ids are plain tuples, exactly as sampled: a response is never
 decoded and tokenised again between sampling and training. torch is not imported here: verifier
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -214,3 +215,22 @@ class SyncResult:
     path: str
     logprob_diff_mean: float | None = None
     logprob_diff_max: float | None = None
+
+
+class Callback:
+    """Override what you want to hear of; the rest does nothing.
+
+    Called on rank 0 alone, between two pieces of the run's work, which wait for it. An error that
+    it raises ends the run; what was written until then stays.
+    """
+
+    def on_step(self, metrics: Mapping[str, float | int]) -> None:
+        """After each step; metrics: its line of metrics.jsonl (docs/results.md)."""
+
+    def on_evaluation(self, metrics: Mapping[str, float | int]) -> None:
+        """After each evaluation on held-out problems; metrics: its line of evals.jsonl."""
+
+    def on_checkpoint(self, step: int, directory: Path) -> None:
+        """When a checkpoint of the state after `step` updates is whole on disk, which may be some
+        steps later.
+        """

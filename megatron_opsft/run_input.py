@@ -44,7 +44,6 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
-from megatron_opsft.runtime.libraries import untested_versions
 from megatron_opsft.verify.verifier import check_row_judges
 
 
@@ -211,8 +210,6 @@ def _sampling_of(
 
 
 def _notes(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> Iterator[str]:
-    if untested := untested_versions():
-        yield untested
     yield from _scaled_keys(config)
     yield from describe_data(config, problems, held_out)
     if (temperature := config.rollout.temperature) != 1.0:

@@ -47,9 +47,9 @@ from megatron_opsft.runtime.distributed import (
     start_distributed,
     stop_distributed,
 )
+from megatron_opsft.runtime.durable import list_checkpoints
 from megatron_opsft.runtime.job import current_job
 from megatron_opsft.runtime.phase import announce, enter_phase
-from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.runtime.watchdog import watched
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.sync.weight_sync import WeightSync, load_first_weights
@@ -83,13 +83,8 @@ class Session(RunInput):
 
     def prompt_of(self, problem: Problem, *, held_out: bool = False) -> tuple[int, ...]:
         """The prompt, with what the method adds to it. Errors: `UserError` if it is too long."""
-        encode, change = (
-            self.encoder.encode,
-            self.method.prompt_change(problem.id, held_out=held_out),
-        )
-        if not (change.system or change.suffix):
-            return encode(problem)
-        prompt = encode(problem, system=change.system, suffix=change.suffix)
+        change = self.method.prompt_change(problem.id, held_out=held_out)
+        prompt = self.encoder.encode(problem, system=change.system, suffix=change.suffix)
         limit = self.config.data.max_prompt_tokens
         if len(prompt) > limit:
             raise UserError(

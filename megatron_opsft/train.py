@@ -9,14 +9,20 @@ does alone is in the called functions.
 import logging
 from collections.abc import Sequence
 
-from megatron_opsft.callbacks import Callback
 from megatron_opsft.config import Config
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.model.optimizer import learning_rate
+from megatron_opsft.records import Callback
 from megatron_opsft.run.recorder import RunRecorder, open_recorder
 from megatron_opsft.runtime.distributed import any_over_world
-from megatron_opsft.runtime.phase import Stopwatch, announce, enter_phase, heartbeat
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.runtime.phase import (
+    REQUEUE_EXIT_CODE,
+    StopSignal,
+    Stopwatch,
+    announce,
+    enter_phase,
+    heartbeat,
+)
 from megatron_opsft.session import Session, open_session
 from megatron_opsft.step.batch import (
     begin_stage,
@@ -56,7 +62,7 @@ def train(
         s.sync.push(recorder.last_step, s.probes(recorder.last_step))
         step = recorder.last_step
         stopping = recorder.look(step, stop)
-        while step < config.run.steps and not (stopping or recorder.has_enough):
+        while step < config.run.steps and not stopping:
             step += 1
             run_step(s, recorder, step)
             last = step == config.run.steps

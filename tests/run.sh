@@ -12,7 +12,7 @@ export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 if [[ ${1:-} == --python ]]; then
   source tools/find_python.sh
   python=$(find_python "$2")
-  venv=.venv-py$("$python" -c 'import sys; print("{}{}".format(*sys.version_info))')
+  venv=.venv-$(python_name "$python")
   shift 2
   PYTHON=$python VENV=$venv bash tools/make_venv.sh cpu,test
   (($#)) || set -- tests/gloo

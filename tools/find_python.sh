@@ -12,3 +12,6 @@ find_python() {
   echo "error: $1 does not run here; install it, or name another interpreter of that version" >&2
   return 2
 }
+
+# python_name INTERPRETER - such as py311, as constraints/ and environments are named
+python_name() { "$1" -c 'import sys; print("py{}{}".format(*sys.version_info))'; }

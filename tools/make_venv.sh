@@ -7,6 +7,7 @@
 #   TORCH_INDEX_URL  index that is asked first for PyTorch's CPU build (default: PyTorch's own; empty: none)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tools/find_python.sh
 extras=$1
 venv=${VENV:-.venv}
 index=${TORCH_INDEX_URL-https://download.pytorch.org/whl/cpu}
@@ -42,8 +43,7 @@ install_torch() {
   pip_install "$torch"
 }
 
-version=$("$python" -c 'import sys; print("{}{}".format(*sys.version_info))')
-pinned=constraints/cpu-py$version.txt
+pinned=constraints/cpu-$(python_name "$python").txt
 stamp=$venv/.installed-${extras//,/-}
 wanted=$(cat pyproject.toml "$pinned" 2>/dev/null | cksum; echo "$extras"; "$python" --version)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then

@@ -8,9 +8,15 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
 from megatron_opsft.config.problems import DataConfig, VerifyConfig
-from megatron_opsft.config.rollout import RolloutConfig, SyncConfig
 from megatron_opsft.config.run import CheckpointConfig, EvalConfig, RunConfig
-from megatron_opsft.config.training import ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
+from megatron_opsft.config.training import (
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    RolloutConfig,
+    SyncConfig,
+    TrainConfig,
+)
 from megatron_opsft.config_section import FREE, Section
 from megatron_opsft.methods.catalog import with_class
 from megatron_opsft.methods.catalog.on_policy_sft import OnPolicySft

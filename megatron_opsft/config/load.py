@@ -1,6 +1,10 @@
-"""YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix."""
+"""YAML and dotted overrides -> `Config`; a mistake is one line that names key, value and fix. And
+what a resumed run must keep, with its hash: every key that is not marked `FREE`.
+"""
 
 import difflib
+import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +18,7 @@ from pydantic_core import ErrorDetails
 from megatron_opsft.config import Config
 from megatron_opsft.config.run_prompt import settings_of_run
 from megatron_opsft.config.yaml_text import dump_yaml, find_yaml, parse_yaml, parse_yaml_value
-from megatron_opsft.config_section import section_of
+from megatron_opsft.config_section import FREE, section_of
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.catalog import settings_class
 from megatron_opsft.methods.settings import MethodSettings
@@ -22,6 +26,9 @@ from megatron_opsft.methods.settings import MethodSettings
 M = TypeVar("M", bound=BaseModel)
 _Keys = dict[str, Mapping[str, FieldInfo]]
 _EXAMPLE = "section.key=value, for example optimizer.lr=1e-6"
+_LAST_STEP = "optimizer.schedule=cosine reaches min_lr at the last step, so the rate would jump"
+# A run chooses these itself unless the user sets them.
+_CHOSEN = ("data.max_prompt_tokens", "eval.max_response_tokens")
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -178,3 +185,38 @@ def _is_text(field: FieldInfo) -> bool:
 def to_yaml(config: Config) -> str:
     """The resolved configuration, every key of it; loading it again gives the same one."""
     return dump_yaml(config.model_dump(mode="json"))
+
+
+def config_hash(config: Config) -> str:
+    """A hash of what decides a run's numbers: all but how long, where and on what it runs."""
+    return hashlib.sha256(json.dumps(_kept(config), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_resumable(before: Config, now: Config, directory: Path) -> None:
+    """Errors: `UserError` naming a key whose change would make the resumed run another one."""
+    old, new = _kept(before), _kept(now)
+    for key, value in new.items():
+        section, name = key.split(".")
+        keys = getattr(now, section)
+        is_set = getattr(keys, name) is not None and name in keys.model_fields_set
+        if value == old.get(key) or (key in _CHOSEN and not is_set):
+            continue
+        why = f" ({_LAST_STEP})" if key == "run.steps" else ""
+        raise UserError(
+            f"{directory} was started with {key}={old.get(key)!r}, not {value!r}: a resumed run "
+            f"must keep it{why}; set it back, or start a new run in another run.dir"
+        )
+
+
+def _kept(config: Config) -> dict[str, Any]:
+    """`section.key` -> value. A cosine schedule makes every learning rate depend on `run.steps`."""
+    kept = {
+        f"{section}.{key}": value
+        for section, values in config.model_dump(mode="json").items()
+        if FREE not in type(config).model_fields[section].metadata
+        for key, value in values.items()
+        if FREE not in type(getattr(config, section)).model_fields[key].metadata
+    }
+    if config.optimizer.schedule == "cosine":
+        kept["run.steps"] = config.run.steps
+    return kept

@@ -61,8 +61,7 @@ class DataConfig(Section):
         description="r1: step by step; cod: Chain of Draft; concise: key steps alone; chat: the problem alone; or a .jinja file (docs/data.md). All through the model's chat template.",
     )
     system_prompt: str = Field(
-        "",
-        description="System message before each problem; rows that have one keep theirs.",
+        "", description="System message before each problem; rows that have one keep theirs."
     )
 
     @property
@@ -107,11 +106,7 @@ class VerifyConfig(Section):
     workers: Annotated[int, FREE] = Field(
         0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
     )
-    timeout_seconds: float = Field(
-        10.0,
-        gt=0,
-        description="Wall-clock limit for one answer.",
-    )
+    timeout_seconds: float = Field(10.0, gt=0, description="Wall-clock limit for one answer.")
 
     @property
     def own_judge(self) -> bool:

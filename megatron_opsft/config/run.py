@@ -20,7 +20,7 @@ class RunConfig(Section):
     eval_every: Annotated[int, FREE] = Field(
         0,
         ge=0,
-        description="Steps between evaluations; 0: only before the first step and after the last.",
+        description="Steps between evaluations; 0: before the first step and after the last.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda where there is one."
@@ -29,9 +29,7 @@ class RunConfig(Section):
         0, ge=0, description="Steps between Hugging Face models written to exports/; 0: none."
     )
     show_samples: Annotated[int, FREE] = Field(
-        1,
-        ge=0,
-        description="Responses of each evaluation to show on the console, in TensorBoard and W&B.",
+        1, ge=0, description="Responses of an evaluation to show (console, TensorBoard, W&B)."
     )
     save_rollouts: Annotated[bool, FREE] = Field(
         True, description="Keep every response of every step in rollouts/."
@@ -48,9 +46,7 @@ class RunConfig(Section):
         "megatron-opsft", description="Project name at Weights & Biases."
     )
     max_minutes: Annotated[float, FREE] = Field(
-        0,
-        ge=0,
-        description="Minutes after which the run writes a checkpoint and exits with 75; 0: no limit.",
+        0, ge=0, description="Then the run writes a checkpoint and exits with 75; 0: no limit."
     )
     hang_minutes: Annotated[float, FREE] = Field(
         60,
@@ -58,9 +54,7 @@ class RunConfig(Section):
         description="A rank that stays in one phase for longer ends the run with exit code 69; set it above the longest phase; 0: no limit.",
     )
     silence_seconds: Annotated[float, FREE] = Field(
-        60,
-        gt=0,
-        description="A rank that gives no sign of life for longer ends the run too.",
+        60, gt=0, description="A rank that gives no sign of life for longer ends the run too."
     )
     deterministic: bool = Field(
         False,
@@ -81,8 +75,7 @@ class CheckpointConfig(Section):
     )
     keep: int = Field(2, ge=1, description="How many of the newest to keep.")
     asynchronous: bool = Field(
-        True,
-        description="Write in the background, from a copy in CPU memory.",
+        True, description="Write in the background, from a copy in CPU memory."
     )
 
 
@@ -111,23 +104,19 @@ def _named_sets(value: object) -> object:
 
 class EvalConfig(Section):
     data: Annotated[str | None, HomeExpanded] = Field(
-        None,
-        description="Held-out problems; by default the test split of data.train, if any.",
+        None, description="Held-out problems; by default the test split of data.train, if any."
     )
     split: str | None = Field(
         None, description="Split of a Hugging Face data set; by default its `test`."
     )
     subset: str | None = Field(
-        None,
-        description="Configuration name of a Hugging Face data set; by default data.subset.",
+        None, description="Configuration name of a Hugging Face data set; by default data.subset."
     )
     problem_field: str | None = Field(
-        None,
-        description="Field of the problem; by default data.problem_field.",
+        None, description="Field of the problem; by default data.problem_field."
     )
     answer_field: str | None = Field(
-        None,
-        description="Field of the gold answer; by default data.answer_field.",
+        None, description="Field of the gold answer; by default data.answer_field."
     )
     holdout: int = Field(
         0,
@@ -139,9 +128,7 @@ class EvalConfig(Section):
     )
     samples_per_problem: int = Field(2, ge=1, description="N: responses to each.")
     temperature: float = Field(
-        0.6,
-        ge=0,
-        description="Sampling temperature in evaluation; 0: greedy, with eval.samples_per_problem=1.",
+        0.6, ge=0, description="In evaluation; 0: greedy, with eval.samples_per_problem=1."
     )
     top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling in evaluation.")
     max_response_tokens: int | None = Field(
@@ -160,13 +147,7 @@ class EvalConfig(Section):
         description="The best evaluation is the shortest whose accuracy is at most this much below the base model's.",
     )
     export_best: Annotated[bool, FREE] = Field(
-        False,
-        description="Keep the model of the best evaluation in best/, if it is better than the base model.",
-    )
-    patience: Annotated[int, FREE] = Field(
-        0,
-        ge=0,
-        description="Finish the run after this many evaluations in a row without a new best one; 0: never.",
+        False, description="Keep the best evaluation's model in best/, if it beats the base model."
     )
 
     @model_validator(mode="after")

@@ -1,24 +1,75 @@
-"""The model, its update, and where its parts are."""
+"""The model, engines and how they sample, the update, and where a model's parts are."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from megatron_opsft.config_section import FREE, HomeExpanded, Section
+from megatron_opsft.errors import UserError
 
 
 class ModelConfig(Section):
     path: Annotated[str, HomeExpanded] = Field(
         ...,
-        description="A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner` (shipped).",
+        description="A Hugging Face directory or hub name, a run, a checkpoint, or `tiny_reasoner`.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16",
-        description="Of weights and activations; main weights and gradients are float32.",
+        "bfloat16", description="Of weights and activations; main weights are float32."
     )
     load: Annotated[Literal["auto", "disk", "engine"], FREE] = Field(
         "auto",
         description="disk: every rank reads its shards from the files. engine: vLLM reads the files, and shards are filled from its parameters. auto: engine where possible, else disk.",
+    )
+
+
+class RolloutConfig(Section):
+    engine: str = Field("hf", description="hf: Hugging Face transformers; vllm: vLLM.")
+    tp: int = Field(
+        1, ge=1, description="Tensor-parallel size of one vLLM engine; need not be parallel.tp."
+    )
+    gpu_memory_fraction: float = Field(
+        0.5, gt=0, lt=1, description="Share of a GPU that vLLM fills with weights and KV cache."
+    )
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="Of each vLLM rank; by default what gpu_memory_fraction leaves."
+    )
+    group_size: int = Field(8, ge=1, description="G: responses sampled for each problem.")
+    temperature: float = Field(
+        1.0, ge=0, description="Anything but 1 is off-policy and gets a warning."
+    )
+    top_p: float = Field(0.95, gt=0, le=1, description="Nucleus sampling.")
+    max_response_tokens: int = Field(
+        3500, ge=1, description="L: longest response, end token included."
+    )
+    batch_size: int = Field(256, ge=1, description="Responses decoded at once by one engine.")
+    speculative: dict[str, Any] | None = Field(
+        None,
+        description="vLLM's speculative_config, such as {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}. Responses keep their distribution; a repeated run may sample others (docs/rollouts.md).",
+    )
+
+    @model_validator(mode="after")
+    def _responses_differ(self) -> Self:
+        """Errors: `UserError` for greedy decoding."""
+        if self.temperature == 0:
+            raise UserError(
+                "rollout.temperature=0: all responses to a problem would be the same, and a group of "
+                "equal ones teaches nothing; set it above 0 (eval.temperature=0 evaluates greedily)"
+            )
+        return self
+
+
+class SyncConfig(Section):
+    verify: Literal["off", "checksum", "full"] = Field(
+        "full",
+        description="Proof after every weight sync: checksums of every engine parameter; full: also log-probs of some responses.",
+    )
+    bucket_mb: int = Field(
+        256, ge=1, description="Size of the buckets that weights travel in, in MiB."
+    )
+    logprob_alarm: float | None = Field(
+        None,
+        gt=0,
+        description="Mean difference of engine and trainer log-probs that warns; by default 0.001 in float32, 0.05 in bfloat16.",
     )
 
 
@@ -45,14 +96,12 @@ class ParallelConfig(Section):
         1, ge=1, description="Context-parallel size: the ranks that share every sequence of a pack."
     )
     ep: int = Field(
-        1,
-        ge=1,
-        description="Expert-parallel size: the ranks that share the experts of a mixture, each holding whole ones.",
+        1, ge=1, description="Expert-parallel size: the ranks that share a layer's experts."
     )
     etp: int | None = Field(
         None,
         ge=1,
-        description="Tensor-parallel size of the experts; null: parallel.tp. Only with parallel.ep above 1.",
+        description="Tensor-parallel size of the experts, with parallel.ep; null: parallel.tp.",
     )
     vpp: int | None = Field(
         None, ge=2, description="Virtual pipeline stages on each pipeline rank (interleaved 1F1B)."
@@ -61,12 +110,10 @@ class ParallelConfig(Section):
         False, description="Shard the norms' activations over the tensor-parallel ranks."
     )
     overlap_grad_reduce: bool = Field(
-        True,
-        description="Reduce gradients over the data-parallel ranks while the backward pass still runs.",
+        True, description="Reduce gradients while the backward pass still runs."
     )
     overlap_param_gather: bool = Field(
-        True,
-        description="Gather updated weights while the rollout engine wakes up; needs overlap_grad_reduce.",
+        True, description="Gather weights while the engine wakes up; needs overlap_grad_reduce."
     )
 
     @property
@@ -87,11 +134,29 @@ class ParallelConfig(Section):
         return f"parallel.tp x parallel.pp x parallel.cp = {self.tp} x {self.pp} x {self.cp}"
 
 
+def check_world(world_size: int, parallel: ParallelConfig) -> None:
+    """Errors: `UserError` for a layout that this number of ranks cannot hold."""
+    if world_size % parallel.replica_size:
+        raise UserError(
+            f"world size {world_size} is not a multiple of {parallel.replica}; start "
+            f"{parallel.replica_size} (or a multiple) ranks with torchrun --nproc-per-node"
+        )
+    if parallel.ep == 1:
+        return
+    experts = parallel.expert_tp * parallel.ep * parallel.pp
+    if world_size % experts:
+        raise UserError(
+            f"world size {world_size} is not a multiple of the {experts} ranks that hold all "
+            f"experts (etp x ep x pp = {parallel.expert_tp} x {parallel.ep} x {parallel.pp}); "
+            "lower parallel.ep or start more ranks"
+        )
+
+
 class TrainConfig(Section):
     max_tokens_per_microbatch: Annotated[int, FREE] = Field(
         16384,
         ge=1,
-        description="Packing budget of a rank, times parallel.cp; a longer sequence gets its own micro-batch.",
+        description="Packing budget of a rank, times parallel.cp; longer sequences stand alone.",
     )
     cross_entropy: Literal["auto", "te", "fused_linear"] = Field(
         "auto",

@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
+from megatron_opsft.runtime.libraries import (
+    check_fetched,
+    describe_offline,
+    is_offline,
+    prepare_hub,
+)
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 

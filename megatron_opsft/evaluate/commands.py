@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, group
-from megatron_opsft.config.reference import reference_table
+from megatron_opsft.command_line import Command, group, reference_table
 from megatron_opsft.config_section import Section
 from megatron_opsft.evaluate.settings import EvalSettings, check_settings, load_settings
 from megatron_opsft.runtime.console import printable

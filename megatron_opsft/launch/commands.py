@@ -7,15 +7,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from megatron_opsft.command_line import Command, RunCommand, StartCommand, group
-from megatron_opsft.config import Config
-from megatron_opsft.config.load import load_config
+from megatron_opsft.command_line import RunCommand, StartCommand, group
+from megatron_opsft.config.training import check_world
 from megatron_opsft.config.yaml_text import find_yaml
-from megatron_opsft.config_section import Section
 from megatron_opsft.launch.slurm import Resources, batch_job, submit
 from megatron_opsft.preflight.check import check_run
-from megatron_opsft.runtime.launcher import check_world
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 log = logging.getLogger("megatron_opsft")
 
@@ -39,7 +36,6 @@ class Local(StartCommand):
     def run(self) -> int:
         """Train; the exit code of the last start."""
         config = self.load()
-        check_world(self.ranks, config.parallel, "--ranks")
         check_run(
             config,
             resume=self.resume is not None,
@@ -85,7 +81,7 @@ class Rounds(RunCommand):
         from megatron_opsft.launch import rounds
 
         config = self.load()
-        check_world(self.ranks, config.parallel, "--ranks")
+        check_world(self.ranks, config.parallel)
         rounds.check_rounds(config)
         from megatron_opsft.launch.torchrun import Torchrun
 
@@ -125,33 +121,23 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-class Slurm(Resources, Command):
-    """Submit slurm/train.sh for these configurations, with these resources.
+class Slurm(Resources, RunCommand):
+    """Submit slurm/train.sh for this configuration, with these resources.
 
     Settings of the site are environment variables, as for the script itself (slurm/common.sh).
     """
 
-    words: ClassVar[tuple[str, ...]] = ("configs",)
-    keys_of: ClassVar[type[Section] | None] = Config
     examples: ClassVar[tuple[str, ...]] = (
         "launch slurm CONFIG run.dir=runs/a --nodes 4 --partition gpu",
-        "launch slurm CONFIG OTHER --sbatch=--qos=high --dry-run",
+        "launch slurm CONFIG --sbatch=--qos=high --dry-run",
     )
-    configs: tuple[Path, ...] = Field(
-        description="YAML file of a run, or several for an array of jobs."
-    )
-    keys: tuple[str, ...] = ()
     dry_run: bool = Field(False, description="Print the command line instead of running it.")
 
     def run(self) -> None:
         """Submit it, or print the command line."""
-        paths = [find_yaml(path) for path in self.configs]
-        loaded = {path: load_config(path, self.keys) for path in paths}
-        for path, config in loaded.items():
-            world_size = self.nodes * self.ranks_per_node
-            check_world(world_size, config.parallel, f"{path}: world size")
-        run_dirs = {path: config.run.dir for path, config in loaded.items()}
-        job = batch_job(run_dirs, self.keys, self)
+        config = self.load()
+        check_world(self.nodes * self.ranks_per_node, config.parallel)
+        job = batch_job(find_yaml(self.config), config.run.dir, self.keys, self)
         print(job.command_line() if self.dry_run else submit(job))
 
 

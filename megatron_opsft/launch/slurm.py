@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,26 +57,19 @@ class BatchJob:
 
 
 def batch_job(
-    run_dirs: Mapping[Path, Path], overrides: Sequence[str], resources: Resources
+    config: Path, run_dir: Path, overrides: Sequence[str], resources: Resources
 ) -> BatchJob:
-    """run_dirs: configuration file -> its run.dir; several make an array, one task each.
-
-    Errors: `UserError` where two runs would write to one directory, or a path has blanks.
-    """
-    configs = [str(path.absolute()) for path in run_dirs]
-    if any(character in path for path in configs for character in " \t\n*?["):
-        raise UserError(f"{configs[0]}: blanks or *?[ in the path of a job's config; rename it")
-    if len({path.absolute() for path in run_dirs.values()}) < len(run_dirs):
-        raise UserError(
-            "two of these configs have the same run.dir; give each its own (not as an override)"
-        )
+    """Errors: `UserError` where the configuration's path has blanks."""
+    path = str(config.absolute())
+    if any(character in path for character in " \t\n*?["):
+        raise UserError(f"{path}: blanks or *?[ in the path of a job's config; rename it")
     variables = {
         "PROJECT_DIR": str(Path.cwd()),
         "SCRIPT_DIR": str(SCRIPTS.resolve()),
     }
     if not {"VENV", "PYTHON", "CONTAINER_IMAGE"} & os.environ.keys():
         variables["VENV"] = sys.prefix
-    name = resources.job_name or f"opsft-{next(iter(run_dirs.values())).name}"
+    name = resources.job_name or f"opsft-{run_dir.name}"
     options = [
         f"--job-name={name}",
         f"--nodes={resources.nodes}",
@@ -86,10 +79,8 @@ def batch_job(
     for option in ("partition", "account", "time"):
         if value := getattr(resources, option):
             options.append(f"--{option}={value}")
-    if len(configs) > 1:
-        options.append(f"--array=0-{len(configs) - 1}")
     script = str(SCRIPTS.resolve() / SCRIPT)
-    command = ("sbatch", *options, *resources.sbatch, script, " ".join(configs), *overrides)
+    command = ("sbatch", *options, *resources.sbatch, script, path, *overrides)
     return BatchJob(variables=variables, command=command)
 
 

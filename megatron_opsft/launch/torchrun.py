@@ -18,7 +18,7 @@ import psutil
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from megatron_opsft.runtime.stop_signal import (
+from megatron_opsft.runtime.phase import (
     AT_ONCE_EXIT_CODE,
     REQUEUE_EXIT_CODE,
     STOP_SIGNALS,
@@ -75,7 +75,7 @@ class Torchrun:
                     rank.kill()
             os._exit(AT_ONCE_EXIT_CODE)
         if number == signal.SIGINT:
-            say_stopping()
+            say_stopping(number)
         if not self._stopping:
             self._stopping = True
             threading.Thread(target=self._stop_ranks, daemon=True).start()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.identity import config_hash
+from megatron_opsft.config.load import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError

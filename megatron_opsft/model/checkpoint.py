@@ -34,15 +34,18 @@ from megatron_opsft.model.checkpoint_write import (
 from megatron_opsft.model.optimizer import load_settings, settings_of
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.runtime.distributed import any_over_world, broadcast_object, gather_from_all
-from megatron_opsft.runtime.durable import publish, put_aside, remove, write_bytes
-from megatron_opsft.runtime.step_names import (
+from megatron_opsft.runtime.durable import (
     COMPLETE,
     PARTIAL,
     REPLACED,
     in_step_order,
     list_checkpoints,
+    publish,
+    put_aside,
+    remove,
     step_in,
     step_name,
+    write_bytes,
 )
 from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files

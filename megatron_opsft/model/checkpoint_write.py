@@ -30,8 +30,13 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from megatron_opsft.runtime.device import to_host
 from megatron_opsft.runtime.distributed import gather_from_all
-from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind, remove
-from megatron_opsft.runtime.step_names import COMPLETE, step_in
+from megatron_opsft.runtime.durable import (
+    COMPLETE,
+    describe_failed_write,
+    full_disk_behind,
+    remove,
+    step_in,
+)
 from megatron_opsft.storage.known_files import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22

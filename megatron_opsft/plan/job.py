@@ -9,6 +9,7 @@ from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.batching.microbatch import padded
 from megatron_opsft.config import Config, ParallelConfig
+from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.model.checks import check_layout
@@ -22,7 +23,6 @@ from megatron_opsft.rollout.limits import (
     engine_traits,
     fit_lengths,
 )
-from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.storage.model_paths import resolve_config
 from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import padded_vocab_size, shard_shape

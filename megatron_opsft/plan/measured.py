@@ -2,7 +2,6 @@
 run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from megatron_opsft.plan.workload import (
     mean_before_the_cut,
     quantiles,
 )
+from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.report.page.plot import Series, plot
 from megatron_opsft.report.page.tables import Section, Table
@@ -50,11 +50,10 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
         if not (path / name).is_file():
             raise UserError(f"{path} holds no {name}: it is not the directory of a run")
     config = load_config(path / "config.yaml")
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        return config, manifest | {"world_size": int(manifest["world_size"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}/manifest.json is damaged: {error!r}") from None
+    manifest = RunDir(path).read_manifest() or {}
+    if type(manifest.get("world_size")) is not int:
+        raise UserError(f"{path}/manifest.json is damaged: its world_size is no number")
+    return config, manifest
 
 
 def read_steps(

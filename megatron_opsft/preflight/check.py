@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
-from megatron_opsft.config.identity import check_resumable
-from megatron_opsft.config.load import load_config
+from megatron_opsft.config.load import check_resumable, load_config
+from megatron_opsft.config.training import check_world
 from megatron_opsft.data.problems import ARITHMETIC
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
@@ -22,9 +22,8 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
-from megatron_opsft.runtime.hub import check_fetched
-from megatron_opsft.runtime.launcher import check_world
-from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.durable import list_checkpoints
+from megatron_opsft.runtime.libraries import check_fetched
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 
@@ -57,7 +56,6 @@ def check_run(
     """Errors: `UserError` for a start that cannot succeed. Needs neither torch nor a network."""
     directory = config.run.dir
     run_dir = RunDir(directory)
-    run_dir.check_unlocked()
     run_dir.check_start(resume=resume, overwrite=overwrite)
     if resume and list_checkpoints(directory / "checkpoints"):
         check_resumable(load_config(directory / "config.yaml"), config, directory)
@@ -113,16 +111,15 @@ def check_responses(config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run has all its steps, or had enough of them, its model and its summary."""
+    """Whether the run has all its steps, its model and its summary."""
     directory = config.run.dir
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        steps, patience = summary["steps"], summary.get("patience")
+        steps = summary["steps"]
     except (OSError, ValueError, TypeError, KeyError):
         return False
-    has_enough = patience is not None and patience == config.eval.patience
-    is_over = has_enough or steps == config.run.steps
-    return is_over and (not steps or (directory / "hf" / "config.json").is_file())
+    has_model = not steps or (directory / "hf" / "config.json").is_file()
+    return has_model and bool(steps == config.run.steps)
 
 
 def _check_wandb(config: Config) -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.runtime.durable import remove, write_bytes, write_text
-from megatron_opsft.runtime.owned_directory import OwnedDirectory
-from megatron_opsft.runtime.step_names import (
+from megatron_opsft.runtime.durable import (
     PARTIAL,
     REPLACED,
     in_step_order,
+    remove,
     rollout_files,
     step_name,
+    write_bytes,
+    write_text,
 )
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.storage.replacing import check_out
 
 EXPORTS, BEST = "exports", "best"  # folders of Hugging Face models, one a step

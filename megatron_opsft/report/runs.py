@@ -12,7 +12,7 @@ from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.report.page.plot import percent, tokens
-from megatron_opsft.runtime.step_names import in_step_order
+from megatron_opsft.runtime.durable import in_step_order
 
 _FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "summary.json")
 Line = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.runs import holds_run
 from megatron_opsft.report.table import OVERALL, Estimate, Metrics, TableRow
-from megatron_opsft.runtime.step_names import rollout_files
+from megatron_opsft.runtime.durable import rollout_files
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """What a run says of its counts: why responses were rejected, and what would help."""
 
 import logging
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,6 @@ REASONS = (
     ("verify_errors", "verifier failed"),
 )
 _TENTH, _HALF = "eval_correct_tokens_tenth", "eval_correct_tokens_half"  # of a line of evals.jsonl
-_RECENT_STEPS = 10
 _FEW = 0.05
 _HARD = 0.2  # a base model that solves less has little to learn from
 _REMEDIES = {
@@ -34,17 +32,13 @@ _REMEDIES = {
 
 
 class AcceptanceNotes:
-    """Warns of the first step that accepts nothing, and of ten steps that accept too little, once
-    in ten steps. Used by rank 0.
-    """
+    """Warns of the first step that accepts nothing. Used by rank 0."""
 
     def __init__(self, run_dir: Path, limit: int) -> None:
         """limit: rollout.max_response_tokens."""
         self._evaluations = run_dir / "evals.jsonl"
         self._limit = limit
         self._has_explained = False
-        self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT_STEPS)
-        self._quiet = 0  # steps until the next warning may come
 
     def note(self, metrics: Counts) -> None:
         """After each step, with its line of metrics.jsonl."""
@@ -52,18 +46,6 @@ class AcceptanceNotes:
             self._has_explained = True
             base: Counts = next(iter(read_json_lines(self._evaluations)), {})
             log.warning("%s", explain_empty_step(metrics, self._limit, base))
-        self._recent.append((int(metrics["num_accepted"]), int(metrics["num_rollouts"])))
-        self._quiet = max(0, self._quiet - 1)
-        accepted, sampled = (sum(column) for column in zip(*self._recent, strict=True))
-        if len(self._recent) < _RECENT_STEPS or self._quiet or accepted >= _FEW * sampled:
-            return
-        self._quiet = _RECENT_STEPS
-        log.warning(
-            "only %d of %d responses (%.1f %%) were accepted in the last %d steps; the last one: "
-            "%s",
-            *(accepted, sampled, 100 * accepted / sampled, _RECENT_STEPS),
-            describe_rejected(metrics),
-        )
 
 
 def measure_correct(lengths: Sequence[int]) -> dict[str, int]:
@@ -148,28 +130,15 @@ def _hardness(evaluation: Counts) -> str:
 
 
 def _lengths_remedy(limit: int, base: Counts) -> str:
-    key, how = "rollout.max_response_tokens", "eval.max_response_tokens"
+    key, fix = f"rollout.max_response_tokens={limit}", "raise it"
     if _HALF not in base:
-        how = (
-            f"raise {how} further,"
-            if base
-            else f"evaluate, with eval.holdout or eval.data and a larger {how},"
-        )
         return (
-            f"how much longer they would be is not known ({key}={limit}): raise it, and {how} to "
-            "see the lengths of correct answers"
+            f"raise {key}; how long correct answers are is known where eval.holdout or eval.data "
+            "is set, and eval.max_response_tokens is large enough"
         )
-    tenth, half = base[_TENTH], base[_HALF]
-    if tenth > limit:
-        return (
-            f"{key}={limit} is less than the base model needs: {key}={tenth} would have taken a "
-            f"tenth of its correct answers on held-out problems, {half} half of them"
-        )
-    share, within, further = "a tenth", tenth, f"; {key}={half} would take half of them"
-    if half <= limit:
-        share, within, further = "half", half, ""
+    if base[_HALF] <= limit:
+        fix = "more of data.prompts_per_step x rollout.group_size would find some"
     return (
-        f"{share} of the base model's correct answers end within {within} tokens, which "
-        f"{key}={limit} allows: more of data.prompts_per_step x rollout.group_size would find "
-        f"some{further}"
+        f"the base model's correct answers on held-out problems: a tenth end within {base[_TENTH]} "
+        f"tokens, half within {base[_HALF]}; with {key}, {fix}"
     )

@@ -19,10 +19,8 @@ from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.run.advice import describe_correct, describe_rejected, warn_of_cut_off
-from megatron_opsft.run.progress import RunProgress
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.durable import append_line, write_text
-from megatron_opsft.runtime.phase import is_live_terminal
 
 log = logging.getLogger("megatron_opsft")
 
@@ -45,10 +43,6 @@ class MetricsLog:
             self._writers.append(_TensorBoard(run_dir.path / "tensorboard", first_step))
         if config.wandb != "off":
             self._writers.append(_Wandb(config, run_dir.path / "wandb/run_id"))
-        self._progress: RunProgress | None = None
-        if self._console.is_terminal and is_live_terminal():
-            self._progress = RunProgress(self._console, steps=config.steps, done=first_step)
-            self._progress.__enter__()
 
     def step(self, metrics: Values) -> None:
         """One finished training step."""
@@ -61,14 +55,10 @@ class MetricsLog:
             f"accuracy {metrics['accuracy']:.3f}  tokens {metrics['mean_response_tokens']:.1f}  "
             f"accepted {metrics['num_accepted']}/{metrics['num_rollouts']}"
             f"{f' ({rejected})' if rejected else ''}  "
-            f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s"
+            f"grad norm {metrics['grad_norm']:.3f}  lr {metrics['lr']:.2e}  {seconds:.2f} s  "
+            f"about {(self._num_steps - step) * seconds:.0f} s left"
         )
-        if self._progress is not None:
-            self._progress.finish_step(metrics)
-        else:
-            left = (self._num_steps - step) * seconds
-            line += f"  about {left:.0f} s left"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self.say(line)
 
     def evaluation(self, metrics: Values, more: Iterable[str] = ()) -> None:
         """One evaluation on held-out problems. more: names of other sets that `metrics` has."""
@@ -105,8 +95,6 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush everything."""
-        if self._progress is not None:
-            self._progress.__exit__()
         for writer in list(self._writers):
             self._let(writer, writer.close)
 

@@ -6,27 +6,22 @@ from operator import itemgetter
 from pathlib import Path
 
 from megatron_opsft.batching.packing import PackingReport
-from megatron_opsft.callbacks import Callback
-from megatron_opsft.config.identity import config_hash
-from megatron_opsft.config.load import to_yaml
+from megatron_opsft.config.load import config_hash, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.methods.facts import describe_rollouts
 from megatron_opsft.methods.updates import describe_weights
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.records import StepResult, SyncResult, TokenScores
+from megatron_opsft.records import Callback, StepResult, SyncResult, TokenScores
 from megatron_opsft.report.runs import describe_skipped
 from megatron_opsft.run.advice import AcceptanceNotes
-from megatron_opsft.run.evaluations import Evaluations
-from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.evaluations import Evaluations, ModelExports
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.rollout_log import RolloutLog
 from megatron_opsft.run.summary import manifest_of, summarize
 from megatron_opsft.runtime.device import peak_memory_bytes
 from megatron_opsft.runtime.distributed import gather_to_main, max_over_world, wait_for_all
-from megatron_opsft.runtime.durable import write_json, write_text
-from megatron_opsft.runtime.phase import Interrupted, Stopwatch, enter_phase
-from megatron_opsft.runtime.step_names import list_checkpoints, step_name
-from megatron_opsft.runtime.stop_signal import StopSignal
+from megatron_opsft.runtime.durable import list_checkpoints, step_name, write_json, write_text
+from megatron_opsft.runtime.phase import Interrupted, StopSignal, Stopwatch, enter_phase
 from megatron_opsft.session import Session, log
 from megatron_opsft.step.batch import JudgedBatch
 
@@ -131,11 +126,6 @@ class RunRecorder:
             return True
         return False
 
-    @property
-    def has_enough(self) -> bool:
-        """Whether the evaluations say that the run is to be finished; the same on every rank."""
-        return self._evaluations.is_plateau
-
     def checkpoint(self, step: int, *, leaving: bool = False) -> None:
         """Save the state after `step` updates.
 
@@ -208,18 +198,13 @@ class RunRecorder:
         """Export the model after `step` updates as a Hugging Face directory and write
         summary.json.
         """
-        patience = self._s.config.eval.patience if self.has_enough else None
-        if patience is not None and self._log is not None:
-            self._log.say(f"finished after step {step}: {patience} evaluations were not the best")
-        if step < self._s.config.run.steps:
-            self.checkpoint(step, leaving=True)
         if step:  # else it would be a copy of the base model
             self._exports.write("hf")
         self._exports.drop_superseded(step, finished=True)
         peak = max_over_world([peak_memory_bytes(self._s.device)])[0]
         if self._log is None:
             return
-        summary = summarize(self._dir.path, self._s.config, step, patience)
+        summary = summarize(self._dir.path, self._s.config)
         summary["peak_memory_bytes"] = int(peak)
         write_json(self._dir.path / "summary.json", summary)
         if learned := describe_skipped(summary["skipped_steps"], summary["steps"]):

@@ -15,8 +15,7 @@ from typing import Any
 
 from megatron_opsft.records import Problem, Rollout, TokenScores, Verdict
 from megatron_opsft.runtime.distributed import Layout, deal
-from megatron_opsft.runtime.durable import write_packed_lines
-from megatron_opsft.runtime.step_names import rollout_name
+from megatron_opsft.runtime.durable import rollout_name, write_packed_lines
 from megatron_opsft.step.batch import JudgedBatch
 
 _NO_SCORES: Mapping[int, TokenScores] = MappingProxyType({})

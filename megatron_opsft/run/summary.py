@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config import Config
-from megatron_opsft.config.identity import config_hash
+from megatron_opsft.config.load import config_hash
 from megatron_opsft.report.lines import read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
@@ -57,11 +57,9 @@ def best_evaluation(lines: Sequence[Line], within: float) -> Line | None:
 _MEASURED = ("accuracy", "mean_response_tokens", "samples")
 
 
-def summarize(
-    directory: Path, config: Config, num_steps: int, patience: int | None
-) -> dict[str, Any]:
-    """Accuracy and length before, after and at best, steps and seconds. patience: eval.patience,
-    if that ended the run. Errors: as of `read_json_lines`.
+def summarize(directory: Path, config: Config) -> dict[str, Any]:
+    """Accuracy and length before, after and at best, steps and seconds. Errors: as of
+    `read_json_lines`.
     """
     evaluations = read_json_lines(
         directory / "evals.jsonl", required=[f"eval_{key}" for key in _MEASURED]
@@ -71,9 +69,7 @@ def summarize(
     best = best_evaluation(evaluations, config.eval.best_within)
     if best is not None:
         summary["best"] = {key: best[f"eval_{key}"] for key in _MEASURED} | {"step": best["step"]}
-    if patience is not None:
-        summary["patience"] = patience
-    summary["steps"] = num_steps
+    summary["steps"] = config.run.steps
     summary["skipped_steps"] = sum(line["num_accepted"] == 0 for line in steps)
     summary["seconds"] = sum(line["step_seconds"] for line in steps)
     summary["config_hash"] = config_hash(config)

@@ -112,18 +112,6 @@ def to_host(tensors: Sequence[torch.Tensor], *, copy: bool) -> list[torch.Tensor
     return there
 
 
-# Dense bfloat16 tensor cores, without sparsity: NVIDIA's data sheets of the SXM parts.
-_PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}
-
-
-def peak_flops(device: Device) -> float | None:
-    """bfloat16 operations a second of this rank's GPU at most; None where that is not known."""
-    if not device.is_cuda:
-        return None
-    name = torch.cuda.get_device_name()
-    return next((peak for model, peak in _PEAK_FLOPS.items() if model in name), None)
-
-
 def has_room_for_good(device: Device, num_bytes: int) -> bool:
     """Whether so many bytes may stay on the GPU for the whole run: no more than a tenth of what is
     free, since activations and an engine come later.

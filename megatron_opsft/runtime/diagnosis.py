@@ -30,7 +30,7 @@ class Diagnosis:
     """
 
     rank: int
-    code: int
+    code: int = PEER_LOST_EXIT_CODE
     kind: str
     message: str
 
@@ -50,6 +50,11 @@ class Peer:
     left: bool = False
     dead: Collection[int] = ()  # ranks of its machine whose processes have ended
 
+    def describe_silence(self, limits: Limits) -> str:
+        """The message when it is not heard."""
+        silence = f"{limits.silence_seconds:.0f} s"
+        return f"{self.name} has given no sign of life for {silence}; it was in {self.where}"
+
 
 def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | None:
     """Who is at fault, if anyone is.
@@ -59,48 +64,28 @@ def diagnose(peers: Iterable[Peer], now: float, limits: Limits) -> Diagnosis | N
     the one that is furthest behind keeps the others waiting.
     """
     present = [peer for peer in peers if not peer.left]
-    failed = [peer for peer in present if peer.failed]
+    failed = [(peer.failed, peer) for peer in present if peer.failed]
     running = [peer for peer in present if not peer.failed]
     dead = {rank for peer in present for rank in peer.dead}
     for peer in running:
         if peer.rank in dead:
-            return _lost(peer, "died", f"{peer.name} died in {peer.where}")
+            message = f"{peer.name} died in {peer.where}"
+            return Diagnosis(rank=peer.rank, kind="died", message=message)
     for peer in sorted(running, key=lambda peer: peer.heard):
         if now - peer.heard > limits.silence_seconds:
-            return _lost(peer, "silent", describe_silence(peer, limits))
+            message = peer.describe_silence(limits)
+            return Diagnosis(rank=peer.rank, kind="silent", message=message)
     if failed:
-        settled = min(peer.failed_at for peer in failed) + SETTLE_SECONDS
-        if all(peer.heard > settled for peer in running):
-            return _failed(min(failed, key=lambda peer: peer.failed or (0, 0, "")))
-        return None
+        settled = min(peer.failed_at for _, peer in failed) + SETTLE_SECONDS
+        if any(peer.heard <= settled for peer in running):
+            return None
+        (_, code, message), first = min(failed, key=lambda each: each[0])
+        return Diagnosis(rank=first.rank, code=code, kind="failed", message=message)
     if limits.hang_seconds and any(now - peer.entered > limits.hang_seconds for peer in present):
-        return _stuck(min(present, key=lambda peer: (peer.number, peer.entered)), now)
+        last = min(present, key=lambda peer: (peer.number, peer.entered))
+        message = (
+            f"{last.name} has been in {last.where} for {(now - last.entered) / 60:.1f} min without "
+            "getting on (run.hang_minutes); no rank is further behind"
+        )
+        return Diagnosis(rank=last.rank, kind="stuck", message=message)
     return None
-
-
-def describe_silence(peer: Peer, limits: Limits) -> str:
-    """The message about a rank that is not heard."""
-    return (
-        f"{peer.name} has given no sign of life for {limits.silence_seconds:.0f} s; it was in "
-        f"{peer.where}"
-    )
-
-
-def _stuck(peer: Peer, now: float) -> Diagnosis:
-    minutes = (now - peer.entered) / 60
-    return _lost(
-        peer,
-        "stuck",
-        f"{peer.name} has been in {peer.where} for {minutes:.1f} min without getting on "
-        "(run.hang_minutes); no rank is further behind",
-    )
-
-
-def _lost(peer: Peer, kind: str, message: str) -> Diagnosis:
-    return Diagnosis(rank=peer.rank, code=PEER_LOST_EXIT_CODE, kind=kind, message=message)
-
-
-def _failed(peer: Peer) -> Diagnosis:
-    assert peer.failed is not None
-    _, code, message = peer.failed
-    return Diagnosis(rank=peer.rank, code=code, kind="failed", message=message)

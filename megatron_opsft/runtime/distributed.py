@@ -12,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config.training import ParallelConfig, check_world
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.exchange import (
     all_gather_bytes,
@@ -22,7 +22,6 @@ from megatron_opsft.runtime.exchange import (
     to_bytes,
 )
 from megatron_opsft.runtime.job import join_job, leave_job
-from megatron_opsft.runtime.launcher import check_world
 
 T = TypeVar("T")
 R = TypeVar("R")

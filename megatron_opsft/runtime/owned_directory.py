@@ -138,16 +138,6 @@ class OwnedDirectory:
                 if made:
                     self.path.rmdir()  # only an empty one goes
 
-    def check_unlocked(self) -> None:
-        """Errors: `UserError` if a living process of this machine has the directory."""
-        lease = self._lease()
-        if not os.path.exists(self.path / LOCK):
-            return
-        # Timeout, an OSError: a process has it, or had it on another machine.
-        with suppress(OSError), lease.acquire(blocking=False):
-            return
-        self._refuse_own_machine(lease)
-
     def _lease(self) -> SoftFileLease:
         def leave(lost: LeaseCompromise) -> None:
             """At once where another process has taken the lock over, which was not touched."""

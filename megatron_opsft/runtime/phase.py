@@ -1,18 +1,19 @@
-"""What this process is doing: for those who watch it, for the console, and for its last words.
+"""What this process is doing: for those who watch it, for the console, and for its last words; and
+whether it was asked to stop.
 
 Imports no torch: the command line asks for the last words before anything is loaded.
 """
 
 import logging
 import os
+import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_opsft.runtime.device import Device
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("megatron_opsft")
 
 EVERY_SECONDS = 30.0  # of a phase the console has a line
+REQUEUE_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: schedulers requeue on it
+AT_ONCE_EXIT_CODE = 128 + signal.SIGINT
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +130,6 @@ def is_interruptible() -> bool:
     return _asked is not None
 
 
-def current_count() -> Count:
-    """How far this process is within its phase."""
-    return _count
-
-
 def current_phase() -> Phase:
     """What this process is in."""
     return _current
@@ -174,7 +173,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line for every so many seconds of a phase; none where a terminal shows it.
+    """On rank 0 a line for every so many seconds of a phase.
 
     The line counts what this rank has done: the others are about as far.
     """
@@ -191,12 +190,6 @@ def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
         thread.join()
 
 
-def is_live_terminal() -> bool:
-    """Whether stdout is a terminal that can redraw lines: a run is shown there as it goes."""
-    can_draw = os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
-    return sys.stdout.isatty() and can_draw
-
-
 def _is_main() -> bool:
     """By the launcher's variables: there may be no ranks yet."""
     return os.environ.get("RANK", "0") == "0"
@@ -211,16 +204,66 @@ def _watch(over: threading.Event, every_seconds: float) -> None:
             number, said = phase.number, phase.entered
         if time.monotonic() - said >= every_seconds:
             said = time.monotonic()
-            if not (is_live_terminal() and current_count().total):
-                log.info(describe_progress(said - phase.entered))
+            log.info(describe_progress(said - phase.entered))
 
 
 def describe_progress(seconds: float) -> str:
     """Such as `step 3, rollout: 60 s, 128 of 512 responses on this rank`."""
-    phase, count = current_phase(), current_count()
+    phase, count = current_phase(), _count
     where = f"step {phase.step}, {phase.name}" if phase.step else phase.name
     how_far = ""
     if count.total:
         how_far = f", {count.done} of {count.total} {count.what} on this rank"
         how_far += count.describe_rate(time.monotonic())
     return f"{where}: {seconds:.0f} s{how_far}"
+
+
+class StopSignal:
+    """`requested` turns true on a signal or after `max_minutes` (0: no limit) and stays so.
+
+    A Ctrl-C after any of them ends the process at once.
+    """
+
+    def __init__(self, max_minutes: float) -> None:
+        self._number = 0
+        self._deadline = time.monotonic() + 60 * max_minutes if max_minutes else None
+        for number in heard_signals():
+            signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: Any) -> None:
+        if self._number and number == signal.SIGINT:
+            os._exit(AT_ONCE_EXIT_CODE)
+        if not self._number and os.environ.get("RANK", "0") == "0":
+            say_stopping(number)
+        self._number = self._number or number
+
+    @property
+    def requested(self) -> bool:
+        """Whether this rank was asked to stop; the ranks must agree before any of them stops."""
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        return self.signalled or late
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked this rank to stop."""
+        return self._number != 0
+
+    @property
+    def unsaved_exit_code(self) -> int:
+        """Of a run that was asked to stop before it had anything to save."""
+        return 128 + (self._number or signal.SIGTERM)
+
+
+def heard_signals() -> list[signal.Signals]:
+    """`STOP_SIGNALS`; without SIGHUP under nohup, which has it ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [s for s in STOP_SIGNALS if not (is_nohup and s is signal.SIGHUP)]
+
+
+def say_stopping(number: int) -> None:
+    """What this signal does; safe in a signal handler."""
+    said = f"{signal.Signals(number).name}: stopping after this step"
+    if number == signal.SIGINT:
+        said = "stopping after this step; Ctrl-C again stops at once"
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"{said}\n".encode())

@@ -5,7 +5,7 @@ and which processes of its machine's ranks have ended. Rank 0 reads all of it, j
 end into the store, where all ranks read it; the others judge rank 0. What a process says last is
 said through `report_failure`, so that of many errors that come from one only that one is shown.
 
-Imports no torch: the command line asks it for its last words before anything is loaded.
+Imports no torch: the command line imports it before anything is loaded.
 """
 
 import faulthandler
@@ -22,16 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from megatron_opsft.runtime.diagnosis import (
-    PEER_LOST_EXIT_CODE,
-    Diagnosis,
-    Limits,
-    Peer,
-    describe_silence,
-    diagnose,
-)
+from megatron_opsft.runtime.diagnosis import Diagnosis, Limits, Peer, diagnose
 from megatron_opsft.runtime.phase import current_phase
 
 if TYPE_CHECKING:
@@ -50,12 +41,12 @@ class Process:
     rank: int
     host: str
     pid: int
-    started: float | None
+    started: str | None
 
     @property
     def is_running(self) -> bool:
         """Whether this machine has it; on another machine this means nothing."""
-        return _started_at(self.pid) == self.started
+        return self.started is not None and _started_at(self.pid) == self.started
 
 
 def this_process(rank: int) -> Process:
@@ -64,19 +55,15 @@ def this_process(rank: int) -> Process:
     return Process(rank=rank, host=socket.gethostname(), pid=me, started=_started_at(me))
 
 
-def _started_at(pid: int) -> float | None:
-    """Of a living process: ticks from the machine's start to its own, which no step of the clock
-    moves; where the system has no /proc, seconds since the epoch. None for one that has ended.
+def _started_at(pid: int) -> str | None:
+    """Ticks from the machine's start to that of a living process, which no step of the clock moves
+    (proc_pid_stat(5)). None for one that has ended, and where there is no /proc: silence alone
+    tells there.
     """
-    state, start = 0, 19  # of the fields behind the name (proc_pid_stat(5))
-    if not Path("/proc/self/stat").exists():
-        with suppress(psutil.Error):
-            return psutil.Process(pid).create_time()
-        return None
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = stat.rpartition(")")[2].split()
-        return None if fields[state] == "Z" else float(fields[start])
+        state, *fields = stat.rpartition(")")[2].split()
+        return None if state == "Z" else fields[18]
     return None
 
 
@@ -193,12 +180,12 @@ class Watchdog:
     def _lose_store(self) -> None:
         """Rank 0 cannot be heard, and nobody can be told so: every other rank finds it itself."""
         first = self._peers[0]
-        kind, message = "silent", describe_silence(first, self._limits)
+        kind, message = "silent", first.describe_silence(self._limits)
         if self._quiet_beats < 2:
             is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             who = f"{first.name}, or its launcher," if is_launchers else first.name
             kind, message = "died", f"{who} died in {first.where}"
-        self._end(Diagnosis(rank=0, code=PEER_LOST_EXIT_CODE, kind=kind, message=message))
+        self._end(Diagnosis(rank=0, kind=kind, message=message))
 
     def _end(self, diagnosis: Diagnosis) -> None:
         """End this process as the diagnosis says, or let whoever reports a failure do it."""

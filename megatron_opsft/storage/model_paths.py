@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
-from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.durable import list_checkpoints
+from megatron_opsft.runtime.libraries import (
+    check_fetched,
+    describe_offline,
+    is_offline,
+    prepare_hub,
+)
 from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves

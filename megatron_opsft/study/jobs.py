@@ -16,7 +16,7 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE, StopSignal
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
 from megatron_opsft.study.process import Commands
 from megatron_opsft.study.study_file import StudyRun
 

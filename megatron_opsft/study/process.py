@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from pathlib import Path
 
-from megatron_opsft.runtime.stop_signal import StopSignal
+from megatron_opsft.runtime.phase import StopSignal
 
 _LIBRARIES = ["megatron_opsft.cli", "megatron_opsft.train", "megatron_opsft.evaluate.run"]
 _SECONDS_BETWEEN_LOOKS = 0.1

@@ -14,7 +14,7 @@ from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_share import describe_models, own_share
 from megatron_opsft.model.reference import ReferenceModel
 from megatron_opsft.records import StepResult
-from megatron_opsft.runtime.step_names import COMPLETE, list_checkpoints
+from megatron_opsft.runtime.durable import COMPLETE, list_checkpoints
 
 Outcome = tuple[list[StepResult], dict[str, Any], dict[str, Any]]
 

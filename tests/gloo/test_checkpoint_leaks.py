@@ -17,7 +17,7 @@ from world import World
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.runtime.step_names import list_checkpoints
+from megatron_opsft.runtime.durable import list_checkpoints
 
 EIO = OSError(errno.EIO, os.strerror(errno.EIO))
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import resource
 import socket
 
 import psutil
@@ -46,6 +47,7 @@ def start_and_talk() -> tuple[int, int, list[int]]:
     names = {"RANK": rank, "WORLD_SIZE": NUM_RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     start_distributed(select_device("cpu"), ParallelConfig())
+    assert len(set(resource.getrlimit(resource.RLIMIT_NOFILE))) == 1  # all that are allowed
     enter_phase("start", 0)  # the process is as old as the one that it was forked from
     with watched(current_job(), Limits()):
         started = count_connections()

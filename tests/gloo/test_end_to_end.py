@@ -97,7 +97,6 @@ def in_layout(tp: int, pp: int, budget: int, cp: int = 1) -> list[str]:
 @pytest.mark.parametrize(
     ("tp", "pp", "ranks", "budget", "cp"),
     [
-        (1, 2, 2, 1000, 1),
         (2, 1, 4, 1000, 1),
         (2, 2, 4, 4096, 1),
         (1, 1, 4, 500, 2),
@@ -121,7 +120,7 @@ def test_same_rollouts_losses_and_norms_in_layout(
 
 def test_same_under_torchrun(undisturbed: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    torchrun(2, train_args(run_dir, *in_layout(tp=2, pp=1, budget=64)))
+    torchrun(2, train_args(run_dir, *in_layout(tp=1, pp=2, budget=1000)))
     assert_same_training(undisturbed, run_dir)
 
 
@@ -201,7 +200,7 @@ def test_nothing_accepted_is_skipped_and_counted(cli: ForkedCli, tmp_path: Path)
     cut_off, first, *_, last = said
     assert cut_off.startswith("WARNING held-out: 50.0 % of the responses were cut off")
     assert "step 1 accepted none of 24 responses, so nothing was learned: 24 cut off; " in first
-    assert "rollout.max_response_tokens=3 is less than the base model needs: " in first
+    assert "with rollout.max_response_tokens=3, raise it" in first
     assert last.startswith("WARNING NOTHING WAS LEARNED: none of 2 steps accepted a response")
     assert ended.stdout.count("accepted 0/24 (24 cut off)") == 2
     report = cli.run(["report", run_dir]).stdout

@@ -1,4 +1,4 @@
-"""What a run keeps and evaluates on its way: exports, the best model, several sets, a plateau."""
+"""What a run keeps and evaluates on its way: exports, the best model, several sets."""
 
 import json
 from pathlib import Path
@@ -63,17 +63,3 @@ def test_exports_and_evaluations_are_the_same_through_a_stop(
     train(cli, parts, "--resume")
     assert read_lines(parts / "evals.jsonl") == evaluations
     assert models_of(parts) == models
-
-
-def test_a_plateau_finishes_the_run(cli: ForkedCli, tmp_path: Path) -> None:
-    """Weights that do not change give equal evaluations: the first stays the best."""
-    still = ["optimizer.lr=1e-30", "run.export_every=0", "eval.more={}"]
-    out = train(cli, tmp_path, *still, "eval.patience=2", "run.eval_every=1", "run.show_samples=0")
-    assert out.splitlines()[-1] == "finished after step 2: 2 evaluations were not the best"
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["steps"], summary["patience"], summary["best"]["step"]) == (2, 2, 0)
-    assert sorted(models_of(tmp_path)) == ["hf"]
-    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert checkpoints == ["step_000001", "step_000002"]
-    again = train(cli, tmp_path, *still, "eval.patience=2", "--resume")
-    assert again == f"{tmp_path}: the run is finished; nothing is left\n"

@@ -17,7 +17,7 @@ from world import World
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.checkpoint_write import checksum, sealed
-from megatron_opsft.runtime.step_names import COMPLETE
+from megatron_opsft.runtime.durable import COMPLETE
 from megatron_opsft.storage.dist_metadata import METADATA_NAME
 
 CASE = Case(dp=2)

@@ -1,4 +1,4 @@
-"""Processes that do nothing but be watched, as if some ranks were on each of several nodes.
+"""Processes that do nothing but be watched, as if two ranks were on each of several nodes.
 
 Behaviours: `well` waits for what comes; `leave` ends in order; `die`, `stop`, `stuck` and `fail`
 are faults; `fall` fails of what happened to another, before that one is known. After a moment.
@@ -7,6 +7,7 @@ are faults; `fall` fails of what happened to another, before that one is known. 
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,19 +21,13 @@ from megatron_opsft.runtime.job import Job
 from megatron_opsft.runtime.phase import enter_phase
 from megatron_opsft.runtime.watchdog import Process, Watchdog, this_process
 
-LIMITS = Limits(hang_seconds=8.0, silence_seconds=4.0)
+LIMITS = Limits(hang_seconds=5.0, silence_seconds=4.0)
 
 
-def run_processes(
-    behaviours: Sequence[str], ranks_on_node: int, server: str, said: Path
-) -> list[int]:
-    """Exit codes; what all write to standard error is in `said`. server: of the store, `rank0` or
-    `launcher`.
-    """
-    store = TCPStore("localhost", 0, None, True, wait_for_workers=False)
-    port = store.port
-    if server == "rank0":
-        del store
+def run_processes(behaviours: Sequence[str], said: Path) -> list[int]:
+    """Exit codes; what all write to standard error is in `said`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     pids = []
     for rank in range(len(behaviours)):
         if not (pid := os.fork()):
@@ -40,19 +35,17 @@ def run_processes(
                 with said.open("a") as errors:
                     os.dup2(errors.fileno(), 2)
                 sys.stderr = os.fdopen(2, "w", buffering=1)
-                _be_watched(rank, behaviours, ranks_on_node, port, server == "rank0")
+                _be_watched(rank, behaviours, port)
             finally:
                 os._exit(17 if sys.exc_info()[0] else 0)
         pids.append(pid)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
-def _be_watched(
-    rank: int, behaviours: Sequence[str], ranks_on_node: int, port: int, serves: bool
-) -> None:
+def _be_watched(rank: int, behaviours: Sequence[str], port: int) -> None:
     world_size, behaviour = len(behaviours), behaviours[rank]
-    store = TCPStore("localhost", port, None, rank == 0 and serves, wait_for_workers=False)
-    me = replace(this_process(rank), host=f"node{rank // ranks_on_node}")
+    store = TCPStore("localhost", port, None, rank == 0, wait_for_workers=False)
+    me = replace(this_process(rank), host=f"node{rank // 2}")
     store.set(f"process{rank}", json.dumps(asdict(me)))
     names = [f"process{other}" for other in range(world_size)]
     processes = [Process(**json.loads(text)) for text in store.multi_get(names)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megatron_opsft.run.exports import ModelExports
+from megatron_opsft.run.evaluations import ModelExports
 from megatron_opsft.run.summary import before_and_after, best_evaluation
 
 

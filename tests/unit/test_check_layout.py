@@ -4,9 +4,9 @@ import pytest
 from tiny_models import SHAPES
 
 from megatron_opsft.config import ParallelConfig
+from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.model.checks import check_layout
-from megatron_opsft.runtime.launcher import check_world
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron_opsft.config.identity import check_resumable, config_hash
-from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.config.load import check_resumable, config_hash, load_config, to_yaml
 from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.limits import check_lengths, fit_lengths
 

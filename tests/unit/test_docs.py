@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from commands import calls_in, command_of
 
-from megatron_opsft.command_line import Program
+from megatron_opsft.command_line import Program, reference_table
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load, load_config
-from megatron_opsft.config.reference import reference_table
 from megatron_opsft.errors import ANSWER_IS_NO
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES
 from megatron_opsft.runtime.diagnosis import PEER_LOST_EXIT_CODE
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from commands import all_commands, calls_in, command_of
 from forked_cli import ROOT
 
 from megatron_opsft.cli import PROGRAM
-from megatron_opsft.config.reference import reference_table
+from megatron_opsft.command_line import reference_table
 
 LINES = 45
 

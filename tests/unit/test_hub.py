@@ -12,7 +12,7 @@ import pytest
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.sources import has_split
 from megatron_opsft.errors import UserError
-from megatron_opsft.runtime.hub import prepare_hub
+from megatron_opsft.runtime.libraries import prepare_hub
 from megatron_opsft.storage.model_paths import resolve_model
 
 NOBODY = "http://127.0.0.1:9"  # where nothing listens

@@ -18,7 +18,7 @@ SETS = {"cpu-py311": ("cpu", "test"), "cpu-py312": ("cpu", "test"), "gpu-py312":
 PYTHON = """#!/bin/bash
 case "$*" in
 *importlib.metadata*) exit 1 ;;
-*version_info*) echo 399 ;;
+*version_info*) echo py399 ;;
 --version) echo "Python 3.99" ;;
 *json.load*) python3 "$@" ;;
 *--report*) echo "{\\"install\\": [{\\"metadata\\": {\\"requires_dist\\": [\\"$NEEDS\\"]}}]}" ;;

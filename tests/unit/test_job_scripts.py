@@ -14,7 +14,7 @@ from fake_slurm import FakeSlurm
 from forked_cli import ROOT
 
 from megatron_opsft.launch.commands import FINAL_EXIT_CODES
-from megatron_opsft.runtime.stop_signal import REQUEUE_EXIT_CODE
+from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE
 
 QUICKSTART = "examples/configs/quickstart.yaml"
 TRAIN = "train_7b.sh"

@@ -64,18 +64,20 @@ def test_json_lines_read_back_as_the_same_numbers(
     assert console[1].startswith("step 2/3  loss 0.5000  accuracy 0.812  tokens 33.3")
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
-    log = _open(tmp_path)
-    for step in (1, 2, 3):
-        log.step(_step_metrics(step))
-    log.close()
-    log = _open(tmp_path, first_step=1)
-    for step in (2, 3):
-        log.step(_step_metrics(step))
-    log.close()
+def test_a_resumed_run_goes_on_at_tensorboard_and_wandb(
+    tmp_path: Path, wandb: SimpleNamespace
+) -> None:
+    for path, steps in ((tmp_path, (1, 2, 3)), (tmp_path, (2, 3)), (tmp_path / "other", (1,))):
+        log = _open(path, steps[0] - 1, wandb="offline")
+        for step in steps:
+            log.step(_step_metrics(step))
+        log.close()
     losses = _events(tmp_path).Scalars("loss")
     assert [event.step for event in losses] == [1, 2, 3]
     assert losses[2].value == pytest.approx(0.7)
+    first, again, other = (settings["id"] for settings in wandb.started)
+    assert first == again != other and len(str(first)) == 32
+    assert all(settings["resume"] == "allow" for settings in wandb.started)
 
 
 def test_what_wandb_refuses_at_the_start_is_one_line(
@@ -108,18 +110,6 @@ def test_a_writer_that_fails_does_not_end_the_run(
     assert said == f"Weights & Biases is left out from here on: {reason}"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
     assert [event.step for event in _events(tmp_path).Scalars("loss")] == [1, 2]
-
-
-def test_a_resumed_run_goes_on_under_its_id_at_wandb(
-    tmp_path: Path, wandb: SimpleNamespace
-) -> None:
-    for path, first_step in ((tmp_path, 0), (tmp_path, 1), (tmp_path / "other", 0)):
-        log = _open(path, first_step, tensorboard=False, wandb="offline")
-        log.step(_step_metrics(first_step + 1))
-        log.close()
-    first, again, other = (settings["id"] for settings in wandb.started)
-    assert first == again != other and len(str(first)) == 32
-    assert all(settings["resume"] == "allow" for settings in wandb.started)
 
 
 SHOWN = ShownResponse(

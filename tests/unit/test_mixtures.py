@@ -11,8 +11,7 @@ from eval_samples import stored
 from rows import write_rows
 
 from megatron_opsft.config import Config, DataConfig
-from megatron_opsft.config.identity import config_hash
-from megatron_opsft.config.load import load_config, to_yaml
+from megatron_opsft.config.load import config_hash, load_config, to_yaml
 from megatron_opsft.data.choices import (
     PassRate,
     drop_unusable_prompts,

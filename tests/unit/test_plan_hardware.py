@@ -7,7 +7,6 @@ import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.hardware import SHIPPED, load_hardware
-from megatron_opsft.runtime.device import _PEAK_FLOPS
 
 
 def test_every_shipped_figure_has_a_source() -> None:
@@ -19,11 +18,6 @@ def test_every_shipped_figure_has_a_source() -> None:
     assert all(source for _, source in figures)
     for name in devices:
         load_hardware(name)
-
-
-def test_peaks_are_those_that_the_trainer_reports_utilization_by() -> None:
-    for model, peak in _PEAK_FLOPS.items():
-        assert load_hardware(model.lower()).peak_flops == peak
 
 
 def test_a_file_says_what_is_different(tmp_path: Path) -> None:

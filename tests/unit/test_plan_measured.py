@@ -36,7 +36,7 @@ TRUE = BASE.model_copy(
 def write_run(path: Path, config: Config, world_size: int, lines: list[dict[str, Any]]) -> Path:
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(to_yaml(config))
-    (path / "manifest.json").write_text(json.dumps({"world_size": world_size}))
+    (path / "manifest.json").write_text(json.dumps({"kind": "run", "world_size": world_size}))
     write_rows(path / "metrics.jsonl", lines)
     return path
 
@@ -116,7 +116,7 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"metrics\.jsonl:{len(lines) + 1}: num_accepted is null"):
         fit(path)
     (path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+    with pytest.raises(UserError, match=r"manifest\.json cannot be read"):
         fit(path)
 
 

@@ -14,12 +14,9 @@ from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import check_job, make_job
 from megatron_opsft.plan.search import search_layouts
-from megatron_opsft.plan.workload import PAPER_ACCEPTANCE
 from megatron_opsft.storage.model_paths import MODEL_CONFIGS, resolve_config
 
-CONFIGS = sorted((ROOT / "examples/configs").glob("*.yaml"))
-ON_CLUSTERS = [path for path in CONFIGS if path.name != "quickstart.yaml"]
-PRESETS = [path for path in CONFIGS if path.name.startswith("r1_distill")]
+PRESETS = sorted((ROOT / "examples/configs").glob("r1_distill*.yaml"))
 COMMAND = re.compile(r"^#   megatron-opsft plan (\S+) --nodes ([\d,]+) --gpu h100$", re.MULTILINE)
 # What training starts at, most responses cut off by the limit.
 START = {"mean_tokens": 10_000.0, "acceptance": 0.3}
@@ -51,33 +48,17 @@ def test_a_layout_fits_with_room_and_is_about_the_fastest(path: Path) -> None:
     assert plan.step["total"] < 1.06 * fastest
 
 
-@pytest.mark.parametrize("path", ON_CLUSTERS, ids=lambda path: path.stem)
-def test_a_step_takes_about_as_long_as_its_longest_response(path: Path) -> None:
-    """Two minutes at most, or what an engine takes for it at 6 ms a token (weights read: 4.5 ms),
-    with the paper's share accepted.
-    """
-    for num_nodes in nodes_of(path):
-        plan = planned(path, num_nodes)
-        assert len(plan.job.workload.trained) == round(PAPER_ACCEPTANCE * plan.job.num_responses)
-        longest = 6e-3 * plan.job.config.rollout.max_response_tokens
-        assert 0 < plan.step["train"] < plan.step["total"] < max(120, longest)
-
-
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path, path: Path) -> None:
-    where = ["--gpu", "cpu", "--gpus-per-node", 1]
-    if path in ON_CLUSTERS:
-        where = ["--nodes", nodes_of(path)[0]]
+def test_a_plan_needs_no_network_and_no_cache(cli: ForkedCli, tmp_path: Path) -> None:
+    path = ROOT / "examples/configs/qwen3_30b_a3b.yaml"
     empty = (
         "import huggingface_hub.constants as hub\n"
         f"hub.HF_HUB_OFFLINE, hub.HF_HUB_CACHE = True, {str(tmp_path)!r}\n"
     )
-    ended = cli.run(["plan", path, *where, "--json"], prelude=empty)
+    ended = cli.run(["plan", path, "--nodes", nodes_of(path)[0], "--json"], prelude=empty)
     assert ended.exit_code == 0, ended.stderr
     plan = json.loads(ended.stdout)
     assert plan["is_safe"] and plan["checkpoint"]["saved_bytes"] > 0
-    if path in ON_CLUSTERS:
-        assert plan["seconds"]["total"] == planned(path, nodes_of(path)[0]).step["total"]
+    assert plan["seconds"]["total"] == planned(path, nodes_of(path)[0]).step["total"]
 
 
 def test_a_directory_is_meant_before_a_shipped_config_of_its_name(

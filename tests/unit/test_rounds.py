@@ -1,18 +1,13 @@
-"""Rounds of fixed data: what is started with which model, seed and data; a real one."""
+"""Rounds of fixed data: what is started with which model, seed and data."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from forked_cli import ForkedCli
-from small_run import QUICKSTART, SMALL_RUN
+from commands import command_of
 
 from megatron_opsft.config.load import load_config
-from megatron_opsft.data.stored_responses import (
-    StoredResponse,
-    read_stored_responses,
-    write_stored_responses,
-)
+from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
 from megatron_opsft.launch.rounds import Rounds, check_rounds, run_rounds
 
@@ -29,6 +24,8 @@ class Started:
 
     def __call__(self, words: Sequence[str]) -> int:
         self.commands.append(list(words))
+        program, rest = command_of(words)
+        program.read(rest)  # type: ignore[attr-defined]  # the program takes them
         if self.fails_with:
             return self.fails_with
         if words[0] == "data":
@@ -71,21 +68,3 @@ def test_a_round_begins_with_the_model_of_the_one_before_and_is_not_made_twice(
 def test_a_method_that_samples_has_no_rounds() -> None:
     with pytest.raises(UserError, match=r"method\.name=grpo samples while it trains"):
         check_rounds(load_config(None, ["model.path=m", "data.train=d", "method.name=grpo"]))
-
-
-def test_two_rounds_of_off_policy_sft(cli: ForkedCli, tmp_path: Path) -> None:
-    """The tiny reasoner; the second round samples with what the first one has learned."""
-    words = [QUICKSTART, *SMALL_RUN, "method.name=off_policy_sft", "method.samples=4"]
-    words += ["data.prompts_per_step=2", "eval.num_problems=1", "eval.max_response_tokens=8"]
-    words += [f"run.dir={tmp_path}"]
-    config = load_config(Path(words[0]), words[1:])
-    rounds = Rounds(config=config, words=words, count=2, problems=8)
-    assert run_rounds(rounds, lambda words: cli.run(words).exit_code) == 0
-    first, second = (read_stored_responses(tmp_path / f"round_{n}.parquet") for n in (1, 2))
-    assert first.manifest["model"] == "tiny_reasoner"
-    assert second.manifest["model"] == str(tmp_path / "round_1/hf")
-    assert {row.problem_id for row in first} != {row.problem_id for row in second}
-    for number, stored in ((1, first), (2, second)):
-        metrics = (tmp_path / f"round_{number}/metrics.jsonl").read_text().splitlines()
-        assert len(metrics) == max(1, len(stored) // 8)
-    assert (tmp_path / "round_2/hf/model.safetensors").is_file()

@@ -12,8 +12,12 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.run.rollout_log import rollout_line
-from megatron_opsft.runtime.durable import write_json, write_packed_lines
-from megatron_opsft.runtime.step_names import rollout_files, rollout_name
+from megatron_opsft.runtime.durable import (
+    rollout_files,
+    rollout_name,
+    write_json,
+    write_packed_lines,
+)
 
 
 def _finished_run(path: Path) -> RunDir:
@@ -28,14 +32,14 @@ def _finished_run(path: Path) -> RunDir:
 
 def _save(run_dir: Path, step: int, rank: int | None = None) -> None:
     (run_dir / "rollouts").mkdir(exist_ok=True)
-    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [_line(0)], level=1)
+    write_packed_lines(run_dir / "rollouts" / rollout_name(step, rank), [_line()], level=1)
 
 
-def _line(index: int) -> Mapping[str, Any]:
+def _line() -> Mapping[str, Any]:
     problem = Problem(id="ä/1", text="2 + 2 = ?", answer="4")
     rollout = Rollout(
         problem_id="ä/1",
-        sample_index=index,
+        sample_index=0,
         prompt_ids=(1, 2),
         response_ids=(3, 4, 5),
         text="2 + 2 = \\boxed{4} ✓",
@@ -121,17 +125,10 @@ def test_truncate_keeps_the_bytes_up_to_the_step(tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_rollouts_read_back_and_have_the_same_bytes(tmp_path: Path) -> None:
-    written = [_line(index) for index in range(3)]
-    path = tmp_path / "step_000002.jsonl.gz"
-    write_packed_lines(path, written, level=1)
-    first = path.read_bytes()
-    write_packed_lines(path, written, level=1)
-    assert path.read_bytes() == first
-    assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
-    rows = [json.loads(line) for line in gzip.decompress(first).decode().splitlines()]
-    assert [row["sample_index"] for row in rows] == [0, 1, 2]
-    assert rows[0] == {
+def test_a_line_of_rollouts_reads_back(tmp_path: Path) -> None:
+    _save(tmp_path, 2)
+    text = gzip.decompress((tmp_path / "rollouts/step_000002.jsonl.gz").read_bytes())
+    assert json.loads(text) == {
         "problem_id": "ä/1",
         "sample_index": 0,
         "problem": "2 + 2 = ?",

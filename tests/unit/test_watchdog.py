@@ -84,17 +84,13 @@ FAULTS = {  # exit code of the culprit and of the others; words of the message
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("culprit", "server"), [(0, "rank0"), (2, "rank0"), (3, "rank0"), (0, "launcher")]
-)
+@pytest.mark.parametrize("culprit", [0, 3])
 @pytest.mark.parametrize("behaviour", FAULTS)
-def test_one_fault_ends_all_with_one_message(
-    tmp_path: Path, behaviour: str, culprit: int, server: str
-) -> None:
-    """On two nodes of two ranks."""
+def test_one_fault_ends_all_with_one_message(tmp_path: Path, behaviour: str, culprit: int) -> None:
+    """On two nodes of two ranks. With the launcher's store: gloo/test_faults.py."""
     behaviours = ["well"] * 4
     behaviours[culprit] = behaviour
-    ended = run_processes(behaviours, 2, server, tmp_path / "said")
+    ended = run_processes(behaviours, tmp_path / "said")
     said = (tmp_path / "said").read_text()
     own, others, words = FAULTS[behaviour]
     assert ended == [own if rank == culprit else others for rank in range(4)], said
@@ -106,14 +102,13 @@ def test_one_fault_ends_all_with_one_message(
 @pytest.mark.slow
 def test_who_fails_of_a_death_does_not_speak(tmp_path: Path) -> None:
     """On two nodes: the death is known to the rank beside the dead one alone."""
-    ended = run_processes(["fall", "well", "die", "fall"], 2, "rank0", tmp_path / "said")
+    ended = run_processes(["fall", "well", "die", "fall"], tmp_path / "said")
     said = (tmp_path / "said").read_text()
     assert ended == [69, 69, -9, 69], said
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert line == "error: rank 2 on node1 died in phase rollout of step 7"
 
 
-@pytest.mark.parametrize("server", ["rank0", "launcher"])
-def test_ranks_leave_in_peace(tmp_path: Path, server: str) -> None:
-    assert run_processes(["leave"] * 4, 2, server, tmp_path / "said") == [0] * 4
+def test_ranks_leave_in_peace(tmp_path: Path) -> None:
+    assert run_processes(["leave"] * 4, tmp_path / "said") == [0] * 4
     assert (tmp_path / "said").read_text() == ""

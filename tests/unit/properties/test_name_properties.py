@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.runtime.step_names import PARTIAL, REPLACED, step_in, step_name
+from megatron_opsft.runtime.durable import PARTIAL, REPLACED, step_in, step_name
 
 STEPS = st.integers(min_value=0, max_value=10**12)
 AFFIXES = st.sampled_from(["step_", PARTIAL, REPLACED, "a.b", "", "(", "000"])
