@@ -145,7 +145,7 @@ class MethodSettings(Section):
         for key in self.per_token.keys() - self.model_fields_set:
             is_length = self.per_token[key] > 0
             values[key] = max(1, round(values[key] * ratio)) if is_length else values[key] / ratio
-        return self.model_construct(self.model_fields_set, **values)
+        return type(self).model_construct(self.model_fields_set, **values)
 
     def check(self, run: RunSize) -> None:
         """Errors: `UserError`, one line, where a run does not fit the method."""
