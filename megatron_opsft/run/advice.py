@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 
 log = logging.getLogger("megatron_opsft")
 

@@ -7,7 +7,7 @@ import pytest
 from chromium import Chromium, missing_programs
 from made_runs import make_evaluation, make_run
 
-from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.page import write_page
 
 
 @pytest.fixture(scope="session")

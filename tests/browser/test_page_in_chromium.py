@@ -8,7 +8,7 @@ from made_runs import make_run, response, write_responses
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.page import write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 PARTS = ["Result", "Tables", "Responses", "Curves", "Settings"]

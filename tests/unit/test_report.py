@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import make_run
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.runs import describe_run, report_runs
+from megatron_opsft.report.runs import describe_run, read_json_lines
 
 STEP = {"num_accepted": 1, "step_seconds": 2.0, "accuracy": 0.5, "mean_response_tokens": 9.0}
 
@@ -82,19 +80,3 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])
     assert "-20.0 %" in describe_run(tmp_path)
-
-
-def test_runs_that_can_be_read_are_shown_and_the_others_named(tmp_path: Path) -> None:
-    done = make_run(tmp_path / "done")
-    begun, foreign = (tmp_path / name for name in ("begun", "foreign"))
-    begun.mkdir()  # killed before its first step
-    (begun / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
-    foreign.mkdir()
-    said: list[str] = []
-    assert list(report_runs([begun, foreign, done], said.append)) == [foreign]
-    assert said[0].startswith(f"{begun}:\n") and "not finished: continue" in said[0]
-    assert "0 steps in 0 s, config abc" in said[0]
-    assert said[1] == f"{foreign}:\nnot read: {foreign}: no run there, and no evaluation"
-    assert "-3.7 %" in said[2]
-    with pytest.raises(UserError, match="foreign: no run there"):
-        report_runs([foreign], said.append)
