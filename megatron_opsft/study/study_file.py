@@ -112,14 +112,6 @@ class StudyRun:
         """Its configuration. Errors: `UserError`."""
         return load_config(self.config, self.words[1:])
 
-    @property
-    def method(self) -> str:
-        """What makes its answers shorter: of training, or of the evaluation."""
-        if self.trains:
-            return self.load().method.name
-        method = self.eval_settings.get("method", "sample")
-        return str(method if method != "sample" else self.eval_settings.get("template", "r1"))
-
     def definition(self) -> Keys:
         """What decides its numbers, as JSON."""
         return {

@@ -15,9 +15,8 @@ from rows import write_rows
 from megatron_opsft.errors import UserError
 from megatron_opsft.report.table import Estimate
 from megatron_opsft.study.jobs import RunDirectory, check_run, commands_of, trainings_of
-from megatron_opsft.study.outputs import write_outputs
+from megatron_opsft.study.results import Row, read_rows, write_outputs
 from megatron_opsft.study.study_file import StudyPlan, read_study
-from megatron_opsft.study.table import Row, converged_at, read_rows
 
 ROOT = Path(__file__).parents[2]
 STUDY: dict[str, Any] = {
@@ -119,8 +118,6 @@ def second_run(**entry: Any) -> dict[str, Any]:
     [
         ({"baseline": "nobody"}, "baseline=nobody is the name of no run"),
         ({"seeds": [1, 1]}, "a seed is named twice"),
-        ({"colour": 1}, "colour"),
-        (second_run(seeds=[2, 2]), "named twice"),
         (
             {"sections": {"a": {"title": "", "runs": SAME_DIRECTORY}}},
             "would share the directory base-s0; rename one",
@@ -178,18 +175,12 @@ def test_the_paper_s_script_hands_a_study_to_the_command(tmp_path: Path, words: 
     assert (ROOT / expected[1]).is_file()
 
 
-def test_length_has_converged_where_it_stays_within_a_tenth_of_the_last() -> None:
-    assert converged_at([(0, 120.0), (4, 30.0), (8, 21.0), (12, 19.0), (16, 20.0)]) == 8
-    assert converged_at([(0, 120.0), (4, 20.0), (8, 50.0), (12, 20.0)]) == 12
-    assert converged_at([(0, 20.0)]) is None
-
-
 def test_seeds_are_a_mean_with_their_deviation_and_without_a_baseline_there_is_no_ratio(
     tmp_path: Path,
 ) -> None:
     runs = {"base": {"train": False}, "ours": {}}
     plan = plan_of(tmp_path, sections={"methods": {"title": "Methods", "runs": runs}})
-    facts = {"section": "methods", "method": "m", "settings": {}, "directory": ""}
+    facts = {"section": "methods", "settings": {}, "directory": ""}
     values = {"accuracy": 0.5, "pass_at_n": 0.75, "efficiency": 1.25, "norm_std": 0.25}
 
     def row(name: str, seed: int, tokens: float) -> Row:
