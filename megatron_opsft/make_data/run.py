@@ -14,8 +14,8 @@ from megatron_opsft.config.identity import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.chosen import o1_rows, rows_of, shortest, with_z_scores
-from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
+from megatron_opsft.make_data.samples import o1_rows, rows_of, shortest, with_z_scores
+from megatron_opsft.make_data.step_entropy import check_separator, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
 from megatron_opsft.methods.batch import select
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
@@ -44,8 +44,8 @@ def _rows_by(config: Config, s: Session) -> Callable[[JudgedProblems], list[Stor
             temperature = method.objective(config.rollout.temperature).temperature
             return lambda judged: o1_rows(s, judged, method, temperature)
         case StepEntropy():
-            marks = marks_of(s.sampler.encoder.tokenizer, method.separator)
-            return lambda judged: step_entropy_rows(s, judged, method, marks)
+            check_separator(s.sampler.encoder.tokenizer, method.separator)
+            return lambda judged: step_entropy_rows(s, judged, method)
         case TokenSkip():
             shorten = open_llmlingua(method.scorer, s.device.torch_device)
             return lambda judged: tokenskip_rows(s, judged, method, shorten)

@@ -17,16 +17,9 @@ from transformers import AutoTokenizer
 
 from megatron_opsft.data.stored_responses import read_stored_responses
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.make_data.chosen import o1_choice
-from megatron_opsft.make_data.samples import find_thinking, scores_of
-from megatron_opsft.make_data.step_entropy import (
-    Marks,
-    masked,
-    own_parts,
-    skipped_steps,
-    steps_of,
-)
-from megatron_opsft.make_data.tokenskip import RATIOS, kept_words, pruned, ratio_of, split, words_of
+from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
+from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
+from megatron_opsft.make_data.tokenskip import RATIOS, ratio_of, split
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
@@ -67,46 +60,17 @@ def test_thinking_is_found_by_texts_of_tokens() -> None:
     assert find_thinking(["a", "b"]) is None
 
 
-def test_step_entropy_masks_steps_without_separators() -> None:
-    marks = Marks(separators=frozenset({0}), skip=(90, 91), close=(99,))
+def test_step_entropy_masks_the_steps_of_least_entropy_without_separators() -> None:
     ids = [1, 2, 0, 3, 0, 4, 5]
-    steps = steps_of(ids, marks.separators)
-    entropies = [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4]
-    skipped = skipped_steps(steps, entropies, share=0.67)
+    steps = steps_of(["\n" if token == 0 else "x" for token in ids], "\n")
+    skipped = skipped_steps(steps, [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4], 0.67)
     assert skipped == {1, 2}
-    assert masked(ids, steps, skipped, marks) == (1, 2, 90, 91, 90, 91)
-    assert masked(ids, steps, set(), marks) == (1, 2, 3, 4, 5)
-    assert own_parts([0.0, -1.0, -2.0]) == pytest.approx([0.0, 0.36788, 0.27067], abs=1e-5)
-    assert steps_of([0, 0], {0}) == []
-
-
-def test_the_sum_favours_short_steps_and_the_mean_flat_ones() -> None:
-    steps = [range(0, 1), range(1, 5), range(5, 7)]
-    entropies = [0.9, 0.3, 0.3, 0.3, 0.3, 0.8, 0.8]  # sums 0.9, 1.2, 1.6; means 0.9, 0.3, 0.8
-    assert skipped_steps(steps, entropies, share=0.4) == {0}
-    assert skipped_steps(steps, entropies, share=0.4, score="mean") == {1}
+    assert masked(ids, steps, skipped, (90, 91)) == (1, 2, 90, 91, 90, 91)
+    assert masked(ids, steps, set(), (90, 91)) == (1, 2, 3, 4, 5)
+    assert steps_of(["\n", "\n"], "\n") == []
     for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7), (10, 8)]:  # 0.8, rounded down
         flat = [range(i, i + 1) for i in range(num_steps)]
         assert skipped_steps(flat, [1.0] * num_steps) == set(range(num_skipped))
-
-
-def test_tokenskip_prunes_whole_words() -> None:
-    texts = ["Le", "t", " us", " add", ":\n", "4", "+5"]
-    assert words_of(texts) == [range(0, 2), range(2, 3), range(3, 5), range(5, 7)]
-    ids, scores = [10, 11, 12, 13, 14, 15, 16], [1.0, 3.0, 0.5, 4.0, 2.0, 6.0, 6.0]
-    # Means 2, 0.5, 3, 6 with 2, 1, 2, 2 tokens: the 51st percentile is 3.
-    assert pruned(ids, texts, scores, 0.5) == (15, 16)
-    assert pruned(ids, texts, scores, 1.0) == tuple(ids)
-
-
-def test_tokenskip_keeps_words_above_the_percentile() -> None:
-    scores = [i / 10 for i in range(11)]  # the 31st percentile is 0.31
-    assert kept_words(scores, [1] * 11, 0.7) == [False] * 4 + [True] * 7
-    # A word of nine tokens counts nine times: the 51st percentile is its own score, 0.5.
-    assert kept_words([0.1, 0.5, 0.9], [1, 9, 1], 0.5) == [False, False, True]
-    assert kept_words([], [], 0.5) == []
-    with pytest.raises(NonFiniteError, match="NaN"):
-        kept_words([0.1, math.nan, 0.9], [1, 9, 1], 0.5)
 
 
 def test_tokenskip_ratios_are_drawn_evenly_and_again_the_same() -> None:
@@ -213,7 +177,6 @@ def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> No
 MADE = {
     "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
     "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
-    "tokenskip": ["method.ratio=0.6", "method.scorer=self", "data.max_prompt_tokens=160"],
 }
 
 
@@ -223,10 +186,7 @@ def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, 
     given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
     ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
     assert ended.exit_code == 0, ended.stderr
-    read = read_stored_responses(out)
-    stored = list(read)
-    if name == "tokenskip":
-        assert read.manifest["method"]["scorer"] == "self"
+    stored = list(read_stored_responses(out))
     if name == "o1_pruner":
         advantages = [row.advantage for row in stored]
         assert len(advantages) == 12
@@ -243,9 +203,7 @@ def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, 
     for row, text in zip(stored, texts, strict=True):
         behind = text.partition("</think>")[2]
         assert behind.strip().startswith(f"\\boxed{{{answers[row.problem_id]}}}")
-        told = "<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)
-        assert told == (name == "tokenskip")
-    assert any("[SKIP]" in text for text in texts) == (name == "step_entropy")
+    assert any("[SKIP]" in text for text in texts)
 
 
 # In place of the package: of a text's words it keeps all whose place is even.
@@ -278,7 +236,10 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
         words = ["data", "tokenskip", *given, f"method.ratio={ratio}", "--out", out]
         ended = cli.run(words, prelude=LLMLINGUA)
         assert ended.exit_code == 0, ended.stderr
-        texts.append([tokenizer.decode(row.response_ids) for row in read_stored_responses(out)])
+        stored = list(read_stored_responses(out))
+        for row in stored:
+            assert ("<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)) == (ratio < 1)
+        texts.append([tokenizer.decode(row.response_ids) for row in stored])
     assert texts[0]
     for short, whole in zip(*texts, strict=True):
         (thought, *behind), (before, *same) = short.split("</think>"), whole.split("</think>")
@@ -293,7 +254,7 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
         (["o1_pruner"], "or method.form=fixed"),
         (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
         (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is no token"),
-        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]', or set method."),
+        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]'"),
     ],
 )
 def test_data_that_cannot_be_made_are_one_line(
