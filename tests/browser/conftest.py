@@ -14,8 +14,9 @@ from megatron_opsft.report.page import write_page
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     missing = missing_programs()
     assert not missing, f"{missing} are not installed: sudo bash tools/install_chromium.sh"
-    with Chromium(tmp_path_factory.mktemp("profile")) as running:
-        yield running
+    running = Chromium(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.driver.quit()
 
 
 @pytest.fixture(scope="session")

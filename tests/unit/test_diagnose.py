@@ -87,7 +87,7 @@ def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None
             probabilities = [p for _, p in found.preferred]
             assert probabilities == sorted(probabilities, reverse=True)
     kl = [value for each in responses for value in each.kl]
-    first, *rows = write_page(whole, "a", "b").splitlines()
+    first, *rows = write_page(whole, "tiny_reasoner", "efficient").splitlines()
     assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
     columns = [row.replace(",", "").replace(" %", "").split()[-4:] for row in rows[3:]]
     tokens, _, shares, large = ([float(n) for n in column] for column in zip(*columns, strict=True))

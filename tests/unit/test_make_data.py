@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from megatron_opsft.data.stored_responses import read_stored_responses
 from megatron_opsft.errors import NonFiniteError
 from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
 from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
-from megatron_opsft.make_data.tokenskip import RATIOS, ratio_of, split
+from megatron_opsft.make_data.tokenskip import split
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
@@ -71,14 +70,6 @@ def test_step_entropy_masks_the_steps_of_least_entropy_without_separators() -> N
     for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7), (10, 8)]:  # 0.8, rounded down
         flat = [range(i, i + 1) for i in range(num_steps)]
         assert skipped_steps(flat, [1.0] * num_steps) == set(range(num_skipped))
-
-
-def test_tokenskip_ratios_are_drawn_evenly_and_again_the_same() -> None:
-    drawn = [ratio_of(f"p{n}", 3) for n in range(3000)]
-    assert drawn == [ratio_of(f"p{n}", 3) for n in range(3000)]
-    counts = Counter(drawn)
-    assert set(counts) == set(RATIOS)
-    assert all(abs(count - 500) < 62 for count in counts.values())  # 3 standard deviations
 
 
 def test_tokenskip_keeps_the_answer_whole() -> None:
@@ -251,7 +242,6 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
     [
         (["crst", "rollout.max_response_tokens=2", "--limit", "1"], "of the responses to 1 "),
         (["grpo"], "method.name=grpo samples while it trains; data are made for crst"),
-        (["o1_pruner"], "or method.form=fixed"),
         (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
         (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is no token"),
         (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]'"),
