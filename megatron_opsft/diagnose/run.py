@@ -137,7 +137,7 @@ def _responses(inputs: Inputs) -> Iterator[tuple[Problem, StoredSample, Sample]]
     for benchmark in inputs.benchmarks:
         problems = {problem.id: problem for problem in benchmark.problems}
         found: dict[str, list[StoredSample]] = {problem: [] for problem in problems}
-        for stored in SampleFiles(inputs.out).wanted(benchmark, inputs.settings.samples):
+        for stored in SampleFiles(inputs.out).wanted(benchmark, benchmark.samples):
             found[stored.problem_id].append(stored)
         for stored in (each for samples in found.values() for each in samples):
             ids = model.tokenizer.encode(stored.text, add_special_tokens=False)

@@ -96,20 +96,47 @@ def test_scores_that_are_nan_choose_nothing() -> None:
         scores_of(session, samples(2, seed=0))  # type: ignore[arg-type]
 
 
-def test_data_of_crst_are_the_shortest_of_what_training_samples(
+KILLED = """
+import os
+import megatron_opsft.make_data.run as run
+chosen = []
+shortest = run.shortest
+def die(*drawn):
+    chosen.append(drawn)
+    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)
+run.shortest = die
+"""
+
+
+def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_after_a_kill(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
-    """Compared with `rollouts/` of a run's first step; then they are trained on."""
+    """Compared with `rollouts/` of a run's first step; killed before the last of three chunks, a
+    problem each, and trained on.
+    """
     few = ["run.steps=1", "data.prompts_per_step=3", "rollout.max_response_tokens=128"]
-    few += ["eval.num_problems=1"]
+    few += ["eval.num_problems=1", "rollout.batch_size=1"]
     lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()[:3]
     problems = tmp_path / "three.jsonl"
     problems.write_text("\n".join(lines))
     given = [QUICKSTART, *SMALL_RUN, *few, f"data.train={problems}"]
-    out = tmp_path / "new" / "crst.parquet"
+    out, killed = tmp_path / "new" / "crst.parquet", tmp_path / "new" / "killed.parquet"
     made = cli.run(["data", "crst", *given, "method.samples=4", "--out", out])
     assert made.exit_code == 0, made.stderr
     assert "3 of 3 problems" in made.stderr
+
+    words = ["data", "crst", *given, "method.samples=4", "--out", killed]
+    assert cli.run(words, prelude=KILLED).exit_code == 9
+    partial = tmp_path / "new" / "killed.parquet.partial.jsonl"
+    with partial.open("ab") as file:
+        file.write(b'{"num_problems": 1, "ro')  # torn
+    other = cli.run([*words, "run.seed=7"])
+    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
+    ended = cli.run(words)
+    assert ended.exit_code == 0, ended.stderr
+    assert "3 of 3 problems" in ended.stderr and "2 of 3 problems" not in ended.stderr
+    assert killed.read_bytes() == out.read_bytes()
+    assert {path.name for path in out.parent.iterdir()} == {out.name, killed.name}
 
     run_dir = tmp_path / "run"
     assert cli.run(["train", *given, f"run.dir={run_dir}"]).exit_code == 0
@@ -123,8 +150,7 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
             shortest[row["problem_id"]] = row["response_ids"]
     stored = read_stored_responses(out)
     assert {row.problem_id: list(row.response_ids) for row in stored} == shortest
-    assert stored.manifest["method"]["name"] == "crst"
-    assert stored.manifest["num_problems"] == 3
+    assert stored.manifest["method"]["name"] == "crst" and stored.manifest["num_problems"] == 3
 
     again = cli.run(["data", "crst", *given, "--out", out])
     assert again.exit_code == 2 and "is there already" in again.stderr
@@ -132,37 +158,7 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
     trained = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'trained'}"])
     assert trained.exit_code == 0, trained.stderr
     metrics = json.loads((tmp_path / "trained/metrics.jsonl").read_text().splitlines()[0])
-    assert len(stored) == 3
-    assert metrics["trained_tokens"] == sum(map(len, shortest.values()))
-
-
-def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> None:
-    """Killed before the third of six chunks; continued, the file is that of an unbroken start."""
-    given = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128", "method.samples=4"]
-    given += ["rollout.batch_size=1", "--limit", "6"]  # a problem a chunk
-    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    assert cli.run(["data", "crst", *given, "--out", whole]).exit_code == 0
-    assert not list(tmp_path.glob("whole.parquet.*"))
-    killed = (
-        "import os\n"
-        "import megatron_opsft.make_data.run as run\n"
-        "chosen = []\n"
-        "shortest = run.shortest\n"
-        "def die(*drawn):\n"
-        "    chosen.append(drawn)\n"
-        "    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)\n"
-        "run.shortest = die\n"
-    )
-    assert cli.run(["data", "crst", *given, "--out", out], prelude=killed).exit_code == 9
-    partial = tmp_path / "out.parquet.partial.jsonl"
-    with partial.open("ab") as file:
-        file.write(b'{"num_problems": 1, "ro')  # torn
-    other = cli.run(["data", "crst", *given, "run.seed=7", "--out", out])
-    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
-    ended = cli.run(["data", "crst", *given, "--out", out])
-    assert ended.exit_code == 0, ended.stderr
-    assert "3 of 6 problems" in ended.stderr and "2 of 6 problems" not in ended.stderr
-    assert out.read_bytes() == whole.read_bytes() and not partial.exists()
+    assert len(stored) == 3 and metrics["trained_tokens"] == sum(map(len, shortest.values()))
 
 
 MADE = {
