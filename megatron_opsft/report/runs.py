@@ -223,6 +223,8 @@ def describe_run(path: Path) -> str:
 
     run, summary = read_run(path, path.name), read_summary(path)
     facts = dict(run.facts)
+    if not (run.steps or run.evaluations or summary or "config" in facts):
+        raise UserError(f"{path}: no run there, and no evaluation")
     table = tabulate(
         [
             (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)

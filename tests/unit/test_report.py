@@ -78,3 +78,11 @@ def test_a_run_that_is_not_finished_has_a_table_up_to_its_last_evaluation(tmp_pa
     assert "NOTHING WAS LEARNED" in describe_run(tmp_path)
     write_rows(tmp_path / "evals.jsonl", [evaluation(0, 0.5, 100), evaluation(1, 0.5, 80)])
     assert "-20.0 %" in describe_run(tmp_path)
+
+
+def test_what_others_have_left_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"kind": "diagnosis"}')
+    with pytest.raises(UserError, match="no run there, and no evaluation"):
+        describe_run(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"config_hash": "abc", "versions": {}}')
+    assert "0 steps in 0 s, config abc" in describe_run(tmp_path)  # killed before its first step
