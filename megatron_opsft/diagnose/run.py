@@ -115,13 +115,11 @@ def _open_models(original_path: str, efficient_path: str) -> tuple[EvalModel, Ev
     original = open_model(original_path, option="--original")
     efficient = open_model(efficient_path, option="--efficient")
     sizes = [each.table.shape.vocab_size for each in (original, efficient)]
-    same = original.tokenizer.get_vocab() == efficient.tokenizer.get_vocab()
-    if sizes[0] != sizes[1] or not same:
-        what = f"{sizes[0]:,} and {sizes[1]:,} tokens" if sizes[0] != sizes[1] else "other tokens"
+    if sizes[0] != sizes[1] or original.tokenizer.get_vocab() != efficient.tokenizer.get_vocab():
         raise UserError(
             f"--original {original_path} and --efficient {efficient_path} have different "
-            f"vocabularies ({what}): D_t compares two distributions over the same one; give a "
-            "model that was trained from the original"
+            f"vocabularies ({sizes[0]:,} and {sizes[1]:,} tokens): D_t compares two distributions "
+            "over the same one; give a model that was trained from the original"
         )
     if original.name == efficient.name:
         efficient = replace(efficient, name=f"{efficient.name} (efficient)")

@@ -9,6 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from megatron_opsft.config import Config
 from megatron_opsft.config.identity import config_hash
 from megatron_opsft.data.problems import shuffled_subset
@@ -120,12 +122,9 @@ def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[Stored
         )
     write_bytes(partial, b"".join(b"%s\n" % line for line in lines))  # without a torn line
     chunks = [json.loads(line) for line in lines[1:]]
-    rows: list[dict[str, Any]] = [
-        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        for chunk in chunks
-        for row in chunk["rows"]
-    ]
-    return sum(chunk["num_problems"] for chunk in chunks), [StoredResponse(**row) for row in rows]
+    rows = [row for chunk in chunks for row in chunk["rows"]]
+    stored = TypeAdapter(list[StoredResponse]).validate_python(rows)
+    return sum(chunk["num_problems"] for chunk in chunks), stored
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:
