@@ -112,7 +112,7 @@ def test_killed_and_continued_is_the_same(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    for prelude in (KILLED_WHILE_SAMPLING, KILLED.format(left=1), KILLED.format(left=4)):
+    for prelude in (KILLED_WHILE_SAMPLING, KILLED.format(left=5)):
         assert diagnose(cli, efficient, out, prelude=prelude).exit_code == -9
         assert not (out / "report.html").exists()
     with open(out / "tokens.jsonl", "ab") as torn:  # as a failing machine leaves it
