@@ -7,7 +7,7 @@ from pydantic import Field
 
 from megatron_opsft.command_line import Command
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.page.html import MAX_MB
+from megatron_opsft.report.html import MAX_MB
 from megatron_opsft.runtime.console import printable
 
 
@@ -20,12 +20,10 @@ class Report(Command):
     examples: ClassVar[tuple[str, ...]] = (
         "report runs/quickstart",
         "report runs/a runs/b runs/b/eval --html comparison.html",
-        "report DIAGNOSIS",
         "report runs/scaling/NAME",
     )
     paths: tuple[Path, ...] = Field(
-        description="Runs, finished or not, evaluations and studies; or one diagnosis, or what "
-        "slurm/scaling.sh has made."
+        description="Runs, finished or not, and evaluations; or what slurm/scaling.sh has made."
     )
     html: Path | None = Field(
         None,
@@ -45,41 +43,31 @@ class Report(Command):
     def run(self) -> None:
         """Print, draw, write."""
         from megatron_opsft.plan.measured import report_scaling, scaling_runs
-        from megatron_opsft.report.diagnosis import is_diagnosis
-        from megatron_opsft.report.page.write import write_page
-        from megatron_opsft.report.runs import report_runs
-        from megatron_opsft.report.sources import is_study, parts_of
+        from megatron_opsft.report.page import write_page
+        from megatron_opsft.report.runs import describe_run
 
-        if diagnoses := [path for path in self.paths if is_diagnosis(path)]:
-            return self._report_diagnosis(diagnoses[0])
-        if runs := scaling_runs(self.paths):
+        if scaled := scaling_runs(self.paths):
             folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
             self._check_free(self.html)
             page = self.html or folder / "report.html"
-            return report_scaling(runs, page, self.gpu, self.hardware, _say)
+            return report_scaling(scaled, page, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
-        parts = parts_of(self.paths)
-        name = "runs.html" if is_study(self.paths[0]) else "report.html"  # a study has its own
-        own = self.paths[0] / name if len(self.paths) == 1 else None  # ours to write again
-        page = self.html or own or Path(name)
-        self._check_free(None if page == own else page)
-        unread = report_runs(parts.runs, _say)
-        baselines = parts.evaluations
-        if parts.evaluations:
+        own = self.paths[0] / "report.html" if len(self.paths) == 1 else None
+        page = self.html or own or Path("report.html")
+        self._check_free(None if page == own else page)  # our own is written again
+        evaluations = [path for path in self.paths if (path / "results.json").is_file()]
+        runs = [path for path in self.paths if path not in evaluations]
+        tables = {path: describe_run(path) for path in runs}
+        if evaluations:
             from megatron_opsft.evaluate.comparison import table_of, with_baselines  # heavy
 
-            several = len(parts.runs + parts.evaluations) > 1
-            for path in parts.evaluations:
-                _say((f"{path}:\n" if several else "") + table_of(path))
-            baselines = with_baselines(parts.evaluations)
-        runs = [path for path in parts.runs if path not in unread]
-        write_page(page, runs, baselines, max_mb=self.max_mb)
+            tables |= {path: table_of(path) for path in evaluations}
+            evaluations = with_baselines(evaluations)
+        for path, table in tables.items():
+            _say((f"{path}:\n" if len(tables) > 1 else "") + table)
+        write_page(page, runs, evaluations, max_mb=self.max_mb)
         print(f"page: {page}")
-        if unread:
-            raise UserError(
-                f"{len(unread)} of {len(self.paths)} could not be read: {next(iter(unread))}"
-            )
 
     def _check_free(self, file: Path | None) -> None:
         """Errors: `UserError` for a file that would be replaced without being asked for."""
@@ -87,17 +75,6 @@ class Report(Command):
             raise UserError(
                 f"report: {file} exists; name another file with --html, or give --overwrite"
             )
-
-    def _report_diagnosis(self, path: Path) -> None:
-        from megatron_opsft.diagnose.directory import REPORT
-        from megatron_opsft.diagnose.outputs import write_report
-
-        if len(self.paths) > 1:
-            raise UserError(f"{path}: a diagnosis has a page of its own; give it alone")
-        self._check_free(self.html)
-        page = self.html or path / REPORT
-        print(printable(write_report(path, page, max_mb=self.max_mb)), end="")
-        print(f"page: {page}")
 
 
 def _say(text: str) -> None:

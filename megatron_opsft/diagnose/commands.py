@@ -1,27 +1,45 @@
 """`megatron-opsft diagnose`: the command, as users call it."""
 
 import os
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from megatron_opsft.command_line import Command
-from megatron_opsft.diagnose.settings import DiagnoseSettings
+from megatron_opsft.config_section import CommaSeparated, NamedFiles
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.console import printable
 from megatron_opsft.runtime.libraries import loading_libraries
 
+_SAMPLING = {"benchmarks", "data", "samples", "limit", "max_tokens", "dtype", "device", "seed"}
 
-class Diagnose(DiagnoseSettings, Command):
+
+class Diagnose(Command):
     """Compare two models at every token of the original's responses: D_t, the divergence of their
     next-token distributions; where and at which words it is large.
 
-    The same command continues what is in --out. Without --responses the original samples.
+    The same command continues what is in --out.
     """
 
     examples: ClassVar[tuple[str, ...]] = (
         "diagnose --original tiny_reasoner --efficient RUN --out DIR",
         "diagnose --original A --efficient B --out D --data mine=FILE",
-        "diagnose --original A --efficient B --out D --responses EVAL",
     )
+    original: str = Field(description="Model whose responses are diagnosed.")
+    efficient: str = Field(description="Model trained from it.")
+    out: Path = Field(description="Directory to write.")
+    data: NamedFiles = Field({}, description="BENCHMARK=FILE; may be repeated.")
+    benchmarks: Annotated[tuple[str, ...], CommaSeparated] = Field(
+        (), description="Such as gsm8k,math500."
+    )
+    samples: int = Field(1, ge=1, description="Responses to a problem.")
+    limit: int = Field(32, ge=1, description="Problems of a benchmark, at most.")
+    max_tokens: int | None = Field(None, ge=1, description="Of a response.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Of both models.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where.")
+    seed: int = Field(0, ge=0, description="Of the responses.")
+    overwrite: bool = Field(False, description="Delete the diagnosis that --out holds.")
 
     def run(self) -> None:
         """Diagnose."""
@@ -33,5 +51,7 @@ class Diagnose(DiagnoseSettings, Command):
         with loading_libraries():
             from megatron_opsft.diagnose.run import diagnose
 
-        print(printable(diagnose(self)), end="")
-        print(f"every token, summary and page: {self.out}")
+        sampling = self.model_dump(include=_SAMPLING)
+        told = diagnose(self.original, self.efficient, self.out, sampling, overwrite=self.overwrite)
+        print(printable(told), end="")
+        print(f"every token and the page: {self.out}")

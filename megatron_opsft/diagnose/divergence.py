@@ -6,6 +6,7 @@ preferred at each.
 """
 
 import importlib.util
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +19,27 @@ from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.loss.output_head import times_transposed
 from megatron_opsft.records import Sample
-from megatron_opsft.report.diagnosis import Alternative
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.storage.known_files import is_dist_checkpoint
 
 NUM_PREFERRED = 3
 CHUNK_LOGITS = 2**25  # of each model at a time: 128 MiB of float32
 _SHARE, _AT_LEAST, _AT_MOST = 0.05, 32, 256  # tokens of a response with alternatives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """What the efficient model prefers at a token of large D_t.
+
+    position: of the token in the response, from 0. p_original, p_efficient: its probabilities
+    under the two models. preferred: the efficient model's likeliest tokens with its probabilities,
+    falling; the token itself may be among them.
+    """
+
+    position: int
+    p_original: float
+    p_efficient: float
+    preferred: tuple[tuple[str, float], ...]
 
 
 def load_model(model: EvalModel, *, dtype: torch.dtype, device: Device) -> PreTrainedModel:

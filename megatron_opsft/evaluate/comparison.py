@@ -14,8 +14,7 @@ from megatron_opsft.evaluate.benchmarks import ordered
 from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
 from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.evaluate.results import Results, read_results
-from megatron_opsft.report.page.tables import sections_of
-from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.page import write_page
 from megatron_opsft.report.table import (
     OVERALL,
     Estimate,
@@ -24,6 +23,7 @@ from megatron_opsft.report.table import (
     text_table,
     title_of,
 )
+from megatron_opsft.report.tables import sections_of
 from megatron_opsft.runtime.durable import write_text
 from megatron_opsft.runtime.owned_directory import NOT_SET, flatten
 

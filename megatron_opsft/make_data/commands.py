@@ -10,7 +10,7 @@ from megatron_opsft.command_line import RunCommand
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.methods.catalog.fixed_data import SELF, StepEntropy, TokenSkip
+from megatron_opsft.methods.catalog.fixed_data import StepEntropy, TokenSkip
 
 
 class MakeData(RunCommand):
@@ -51,10 +51,7 @@ def check_data(config: Config, out: Path) -> None:
             f"method.answer_tokens={method.answer_tokens} leaves no room for thinking within "
             f"rollout.max_response_tokens={config.rollout.max_response_tokens}; lower it"
         )
-    if isinstance(method, TokenSkip) and method.scorer != SELF and find_spec("llmlingua") is None:
-        raise UserError(
-            f"method.scorer={method.scorer} needs the llmlingua package: pip install "
-            "'.[tokenskip]', or set method.scorer=self"
-        )
+    if isinstance(method, TokenSkip) and find_spec("llmlingua") is None:
+        raise UserError("data tokenskip needs the llmlingua package: pip install '.[tokenskip]'")
     if out.exists():
         raise UserError(f"--out {out} is there already; remove it, or name another file")

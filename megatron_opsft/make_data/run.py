@@ -9,13 +9,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import config_hash
 from megatron_opsft.data.problems import shuffled_subset
 from megatron_opsft.data.stored_responses import StoredResponse, write_stored_responses
 from megatron_opsft.errors import UserError
-from megatron_opsft.make_data.chosen import o1_rows, rows_of, shortest, with_z_scores
-from megatron_opsft.make_data.step_entropy import marks_of, step_entropy_rows
+from megatron_opsft.make_data.samples import o1_rows, rows_of, shortest, with_z_scores
+from megatron_opsft.make_data.step_entropy import check_separator, step_entropy_rows
 from megatron_opsft.make_data.tokenskip import open_llmlingua, tokenskip_rows
 from megatron_opsft.methods.catalog.fixed_data import Crst, OffPolicySft, StepEntropy, TokenSkip
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
@@ -44,8 +46,8 @@ def _rows_by(config: Config, s: Session) -> Callable[[JudgedProblems], list[Stor
             temperature = method.objective(config.rollout.temperature).temperature
             return lambda judged: o1_rows(s, judged, method, temperature)
         case StepEntropy():
-            marks = marks_of(s.sampler.encoder.tokenizer, method.separator)
-            return lambda judged: step_entropy_rows(s, judged, method, marks)
+            check_separator(s.sampler.encoder.tokenizer, method.separator)
+            return lambda judged: step_entropy_rows(s, judged, method)
         case TokenSkip():
             shorten = open_llmlingua(method.scorer, s.device.torch_device)
             return lambda judged: tokenskip_rows(s, judged, method, shorten)
@@ -120,12 +122,9 @@ def _continue(partial: Path, identity: dict[str, Any]) -> tuple[int, list[Stored
         )
     write_bytes(partial, b"".join(b"%s\n" % line for line in lines))  # without a torn line
     chunks = [json.loads(line) for line in lines[1:]]
-    rows: list[dict[str, Any]] = [
-        {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        for chunk in chunks
-        for row in chunk["rows"]
-    ]
-    return sum(chunk["num_problems"] for chunk in chunks), [StoredResponse(**row) for row in rows]
+    rows = [row for chunk in chunks for row in chunk["rows"]]
+    stored = TypeAdapter(list[StoredResponse]).validate_python(rows)
+    return sum(chunk["num_problems"] for chunk in chunks), stored
 
 
 def _identity(config: Config, s: Session, limit: int | None) -> dict[str, Any]:

@@ -4,8 +4,6 @@ writes behind what is left.
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -23,82 +21,53 @@ SKIP = "[SKIP]"
 _ANSWERS = 2  # what the seeds of the answers depend on; those of the thinking have 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """Token ids. separators: between steps; skip: in place of one; close: behind the thinking."""
-
-    separators: frozenset[int]
-    skip: tuple[int, ...]
-    close: tuple[int, ...]
-
-
-def marks_of(tokenizer: PreTrainedTokenizerBase, separator: str) -> Marks:
+def check_separator(tokenizer: PreTrainedTokenizerBase, separator: str) -> None:
     """Errors: `UserError` where no token is the separator."""
-    found = {i for i in range(len(tokenizer)) if tokenizer.decode([i]) == separator}
-    if not found:
+    if len(tokenizer.encode(separator, add_special_tokens=False)) != 1:
         raise UserError(
             f"method.separator={separator!r} is no token of this model's tokenizer; set it to the "
             "text of one that ends steps"
         )
-    return Marks(
-        separators=frozenset(found),
-        skip=tuple(tokenizer.encode(SKIP, add_special_tokens=False)),
-        close=tuple(tokenizer.encode(f"\n{THINK_END}", add_special_tokens=False)),
-    )
 
 
-def steps_of(token_ids: Sequence[int], separators: Collection[int]) -> list[range]:
+def steps_of(texts: Sequence[str], separator: str) -> list[range]:
     """StepEntropy's steps: the stretches between separator tokens (a double line break), without
-    empty ones.
+    empty ones. texts: of each token.
     """
-    borders = [-1, *(i for i, t in enumerate(token_ids) if t in separators), len(token_ids)]
+    borders = [-1, *(i for i, text in enumerate(texts) if text == separator), len(texts)]
     steps = [range(a + 1, b) for a, b in zip(borders, borders[1:], strict=False)]
     return [step for step in steps if step]
 
 
 def skipped_steps(
-    steps: Sequence[range],
-    entropies: Sequence[float],
-    *,
-    share: float = 0.8,
-    score: Literal["sum", "mean"] = "sum",
+    steps: Sequence[range], entropies: Sequence[float], share: float = 0.8
 ) -> set[int]:
     """The int(share * steps) steps of least entropy, the earlier of equal ones; they become
-    `[SKIP]`.
-
-    entropies: of every token. sum: the paper's score of a step; mean: the code's, which takes
-    -p log p of the sampled token for its entropy.
+    `[SKIP]`. entropies: of every token; a step has their sum.
     """
     sums = [math.fsum(entropies[i] for i in step) for step in steps]
-    if score == "mean":
-        sums = [total / len(step) for total, step in zip(sums, steps, strict=True)]
     order = sorted(range(len(steps)), key=lambda number: (sums[number], number))
     return set(order[: int(share * len(steps))])
 
 
 def masked(
-    token_ids: Sequence[int], steps: Sequence[range], skipped: Collection[int], marks: Marks
+    token_ids: Sequence[int], steps: Sequence[range], skipped: Collection[int], skip: Sequence[int]
 ) -> tuple[int, ...]:
-    """The steps one behind the other without separators, `[SKIP]` for each that is skipped."""
+    """The steps one behind the other without separators, `skip` for each that is skipped."""
     found: list[int] = []
     for number, step in enumerate(steps):
-        found += marks.skip if number in skipped else (token_ids[i] for i in step)
+        found += skip if number in skipped else (token_ids[i] for i in step)
     return tuple(found)
 
 
-def own_parts(log_probs: Sequence[float]) -> list[float]:
-    """-p log p: what the sampled tokens themselves add to the entropies."""
-    return [-math.exp(log_prob) * log_prob for log_prob in log_probs]
-
-
 def step_entropy_rows(
-    s: Session, judged: JudgedProblems, settings: StepEntropy, marks: Marks
+    s: Session, judged: JudgedProblems, settings: StepEntropy
 ) -> list[StoredResponse]:
     """Those whose answer is right, the same on every rank."""
     room = s.settings.max_response_tokens - settings.answer_tokens
     kept = {
         sample.problem_id: (sample.prompt_ids, thought)
-        for sample, thought in _masked_thoughts(s, judged, settings, marks)
+        for sample, thought in _masked_thoughts(s, judged, settings)
         if len(thought) <= room
     }
     if not kept:
@@ -124,20 +93,20 @@ def step_entropy_rows(
 
 
 def _masked_thoughts(
-    s: Session, judged: JudgedProblems, settings: StepEntropy, marks: Marks
+    s: Session, judged: JudgedProblems, settings: StepEntropy
 ) -> Iterator[tuple[Sample, tuple[int, ...]]]:
     """Each response that ends its thinking, and that thinking with fewer steps, closed."""
-    decode = s.sampler.encoder.tokenizer.decode
-    closed = [
-        (sample, thinking)
-        for sample in samples_of(s, judged, judged.responses)
-        if (thinking := find_thinking([decode([token]) for token in sample.response_ids]))
-    ]
-    by_entropy = settings.score == "sum"
-    scored = scores_of(s, [sample for sample, _ in closed], entropy=by_entropy)
-    for (sample, part), values in zip(closed, scored, strict=True):
+    tokenizer = s.sampler.encoder.tokenizer
+    skip, close = (
+        tokenizer.encode(text, add_special_tokens=False) for text in (SKIP, f"\n{THINK_END}")
+    )
+    closed = []
+    for sample in samples_of(s, judged, judged.responses):
+        texts = [tokenizer.decode([token]) for token in sample.response_ids]
+        if thinking := find_thinking(texts):
+            closed.append((sample, thinking, steps_of(texts[thinking], settings.separator)))
+    scored = scores_of(s, [sample for sample, *_ in closed], entropy=True)
+    for (sample, part, steps), entropies in zip(closed, scored, strict=True):
         ids = sample.response_ids
-        scores = values[part] if by_entropy else own_parts(values[part])
-        steps = steps_of(ids[part], marks.separators)
-        skipped = skipped_steps(steps, scores, share=settings.share, score=settings.score)
-        yield sample, ids[: part.start] + masked(ids[part], steps, skipped, marks) + marks.close
+        skipped = skipped_steps(steps, entropies[part], settings.share)
+        yield sample, (*ids[: part.start], *masked(ids[part], steps, skipped, skip), *close)

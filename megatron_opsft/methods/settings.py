@@ -6,7 +6,7 @@ the keys of its settings, its methods say what it does otherwise than the classe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -136,7 +136,7 @@ class MethodSettings(Section):
         """What the loss makes of log-probabilities; see `loss/`."""
         return LIKELIHOOD
 
-    def fitted(self, max_response_tokens: int) -> Self:
+    def fitted(self, max_response_tokens: int) -> "MethodSettings":
         """Lengths and prices that nobody set, scaled where responses are too short for them."""
         if max_response_tokens >= self.fits_from:
             return self

@@ -24,11 +24,10 @@ from megatron_opsft.plan.workload import (
     quantiles,
 )
 from megatron_opsft.preflight.run_directory import RunDir
-from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.page.plot import Series, plot
-from megatron_opsft.report.page.tables import Section, Table
-from megatron_opsft.report.page.write import write_page
-from megatron_opsft.report.runs import change_of
+from megatron_opsft.report.page import write_page
+from megatron_opsft.report.plot import Series, plot
+from megatron_opsft.report.runs import change_of, read_json_lines
+from megatron_opsft.report.tables import Section, Table
 from megatron_opsft.runtime.durable import write_text
 
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights

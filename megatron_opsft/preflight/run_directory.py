@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron_opsft.data.problems import BadRow
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.runtime.durable import (
     PARTIAL,
     REPLACED,

@@ -3,16 +3,15 @@
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from megatron_opsft.config.yaml_text import parse_yaml
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.lines import read_json_lines
-from megatron_opsft.report.page.plot import percent, tokens
-from megatron_opsft.runtime.durable import in_step_order
+from megatron_opsft.report.plot import percent, tokens
+from megatron_opsft.runtime.durable import in_step_order, whole_lines
 
 _FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "evals.jsonl", "summary.json")
 Line = dict[str, Any]
@@ -87,6 +86,36 @@ def changes_of(run: Run) -> list[Change]:
         for title, key in quantities
         if (points := run.points(f"{prefix}{key}"))
     ]
+
+
+def read_json_lines(path: Path, *, required: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The objects of a file, in order; none where there is no file. A torn last line is left out.
+
+    required: keys that every line has, with numbers. Errors: `UserError` naming file and line for
+    one that is no object, has no whole `step`, or lacks one of these numbers.
+    """
+    records = []
+    for number, line in enumerate(whole_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            wrong = _wrong_with(record, required)
+        except (ValueError, RecursionError):
+            wrong = "not a line of JSON"
+        if wrong:
+            raise UserError(f"{path}:{number}: {wrong}; restore the file, or delete that line")
+        records.append(record)
+    return records
+
+
+def _wrong_with(record: Any, required: Sequence[str]) -> str:
+    if not isinstance(record, dict):
+        return f"not a JSON object but {json.dumps(record):.40}"
+    if type(record.get("step")) is not int:
+        return f"step is {json.dumps(record.get('step')):.40}, no number"
+    for key in required:
+        if type(record.get(key)) not in (int, float):
+            return f"{key} is {json.dumps(record.get(key)):.40}, no number"
+    return ""
 
 
 def holds_run(path: Path) -> bool:
@@ -184,23 +213,6 @@ def read_summary(run: Path) -> dict[str, Any]:
     return summary
 
 
-def report_runs(paths: Sequence[Path], say: Callable[[str], object]) -> dict[Path, UserError]:
-    """`describe_run` of each; those that cannot be read are said and given back. Errors:
-    `UserError` of the only one.
-    """
-    unread = {}
-    for path in paths:
-        try:
-            text = describe_run(path)
-        except UserError as error:
-            if len(paths) == 1:
-                raise
-            unread[path] = error
-            text = f"not read: {error}"
-        say(f"{path}:\n{text}" if len(paths) > 1 else text)
-    return unread
-
-
 def describe_run(path: Path) -> str:
     """Length and accuracy before and after, up to the last evaluation, and how far the run is.
 
@@ -211,7 +223,7 @@ def describe_run(path: Path) -> str:
     run, summary = read_run(path, path.name), read_summary(path)
     facts = dict(run.facts)
     if not (run.steps or run.evaluations or summary or "config" in facts):
-        raise UserError(f"{path}: no run there")
+        raise UserError(f"{path}: no run there, and no evaluation")
     table = tabulate(
         [
             (f"{one.title[0].lower()}{one.title[1:]}", one.before, one.after, one.change)

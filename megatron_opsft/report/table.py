@@ -4,11 +4,16 @@ A row is a model or a run, a block a benchmark or all of them (OVERALL). In Mark
 of a column is bold; values that print alike are equally good, and nothing is bold where all do.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
+
+from megatron_opsft.errors import UserError
 
 OVERALL = "overall"  # beside the names of benchmarks
 _TITLES = {
@@ -194,6 +199,37 @@ def text_table(rows: Sequence[TableRow], blocks: Sequence[str]) -> str:
         colalign=("left", "left", *["right"] * len(columns)),
     )
     return f"{text}\n"
+
+
+def read_evaluation(directory: Path) -> TableRow:
+    """All blocks of results.json. Errors: `UserError` where there is none of an evaluation."""
+    path = directory / "results.json"
+    if not path.is_file():
+        raise UserError(f"{path}: not found; `megatron-opsft eval` writes it when it ends")
+    try:
+        results = json.loads(path.read_bytes())
+        blocks = {**results["benchmarks"], OVERALL: results["overall"]}
+        return TableRow(
+            label=str(results["model"]),
+            blocks={name: _metrics(block) for name, block in blocks.items()},
+            budgets={
+                name: [(int(at["budget"]), _metrics(at)) for at in block["budgets"]]
+                for name, block in blocks.items()
+            },
+            reference=results.get("baseline"),
+            sizes={
+                name: "{num_problems} problems, {samples_per_problem} samples each".format(**block)
+                for name, block in results["benchmarks"].items()
+            },
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise UserError(
+            f"{path}: not the results of an evaluation; restore it, or evaluate again"
+        ) from None
+
+
+def _metrics(block: dict[str, Any]) -> Metrics:
+    return {name: Estimate.model_validate(value) for name, value in block["metrics"].items()}
 
 
 def escape_markdown(text: str) -> str:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 
 log = logging.getLogger("megatron_opsft")
 

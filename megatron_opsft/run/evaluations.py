@@ -11,7 +11,7 @@ from typing import Any
 from megatron_opsft.evaluate.held_out import ShownResponse
 from megatron_opsft.preflight.run_directory import BEST, EXPORTS
 from megatron_opsft.records import Callback
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.run.advice import advise_on_base, measure_correct
 from megatron_opsft.run.metrics import MetricsLog
 from megatron_opsft.run.summary import best_evaluation

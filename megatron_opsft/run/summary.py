@@ -9,7 +9,7 @@ from typing import Any
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import config_hash
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.runtime.libraries import installed_versions
 from megatron_opsft.session import Session
 

@@ -6,9 +6,18 @@ of the user's. What is there already is not made again: each command continues w
 
 import json
 import logging
+import multiprocessing
+import os
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import connection
 from pathlib import Path
 
 from megatron_opsft.config.load import load
@@ -17,10 +26,13 @@ from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.launch.rounds import Rounds, check_rounds
 from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.runtime.phase import REQUEUE_EXIT_CODE, StopSignal
-from megatron_opsft.study.process import Commands
 from megatron_opsft.study.study_file import StudyRun
 
 log = logging.getLogger("megatron_opsft")
+
+_FORKS = multiprocessing.get_context("forkserver")
+_LIBRARIES = ["megatron_opsft.cli", "megatron_opsft.train", "megatron_opsft.evaluate.run"]
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 class RunDirectory(OwnedDirectory):
@@ -84,18 +96,23 @@ def commands_of(run: StudyRun) -> list[list[str]]:
     return [*commands, ["eval", *words]]
 
 
-def make_runs(runs: Sequence[StudyRun], commands: Commands, at_once: int) -> None:
-    """Make these runs, some at a time.
+def make_runs(runs: Sequence[StudyRun], launcher: str, at_once: int) -> None:
+    """Make these runs, some at a time. launcher: the command that stands for `megatron-opsft`, such
+    as `torchrun --nproc-per-node 8 -m megatron_opsft`; "": processes of one rank each.
 
     A run that fails does not keep others from being made. A stop signal is passed on, and what is
     left is not begun.
     """
+    if not launcher:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("PYTHONWARNINGS", "ignore")  # as the commands do themselves
+        _FORKS.set_forkserver_preload(_LIBRARIES)
     stop = StopSignal(0)
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(lambda run: _make(run, commands, stop), runs))
+        list(pool.map(lambda run: _make(run, shlex.split(launcher), stop), runs))
 
 
-def _make(run: StudyRun, commands: Commands, stop: StopSignal) -> None:
+def _make(run: StudyRun, launcher: Sequence[str], stop: StopSignal) -> None:
     if stop.requested:
         return
     run.directory.mkdir(parents=True, exist_ok=True)
@@ -104,10 +121,48 @@ def _make(run: StudyRun, commands: Commands, stop: StopSignal) -> None:
     for words in commands_of(run):
         code = REQUEUE_EXIT_CODE
         while code == REQUEUE_EXIT_CODE and not stop.requested:
-            code = commands.call(words, run.log, stop)
+            code = _call(words, launcher, run.log, stop)
         if stop.requested:
             return
         if code:
             log.warning("%s: `%s` ended with %d, see %s", run.label, words[0], code, run.log)
             return
     log.info("%s: done in %.0f s", run.label, time.monotonic() - started)
+
+
+def _call(words: list[str], launcher: Sequence[str], output: Path, stop: StopSignal) -> int:
+    """The exit code of `megatron-opsft *words`, which adds what it says to `output`; of one that a
+    signal ended not 0. A requested stop becomes a SIGTERM.
+    """
+    if launcher:
+        with output.open("ab") as file:
+            started = subprocess.Popen([*launcher, *words], stdout=file, stderr=subprocess.STDOUT)
+        terminate, poll = started.terminate, started.poll
+    else:
+        forked = _FORKS.Process(target=_command, args=(words, output))
+        forked.start()
+        terminate, poll = forked.terminate, lambda: forked.exitcode
+    told = False
+    while (code := poll()) is None:
+        if stop.requested and not told:
+            terminate()
+            told = True
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return code
+
+
+def _command(words: list[str], output: Path) -> None:
+    """In the forked process. It does not outlive the one that asked for it."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with output.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    sys.argv = ["megatron-opsft", *words]
+    runpy.run_module("megatron_opsft", run_name="__main__")
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)

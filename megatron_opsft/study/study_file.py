@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load, load_config, read_yaml
@@ -15,15 +15,6 @@ from megatron_opsft.config_section import Section
 from megatron_opsft.errors import UserError
 
 Keys = dict[str, Any]
-
-
-def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
-    if len(set(seeds)) < len(seeds):
-        raise ValueError("a seed is named twice")
-    return seeds
-
-
-Seeds = Annotated[tuple[int, ...], AfterValidator(_different)]
 
 
 class RunEntry(Section):
@@ -39,7 +30,7 @@ class RunEntry(Section):
     rounds: int = Field(
         1, ge=1, description="Fixed data are made so often, run.steps are shared out over them."
     )
-    seeds: Seeds | None = Field(None, min_length=1, description="If not the study's.")
+    seeds: tuple[int, ...] | None = Field(None, min_length=1, description="If not the study's.")
     note: str = Field("", description="What a reader of the table should know of it.")
 
 
@@ -59,7 +50,7 @@ class Study(Section):
     config: Path = Field(..., description="YAML file of a run: what all runs have in common.")
     set: Keys = Field({}, description="Keys on top of it, for all runs.")
     eval: Keys = Field({}, description="Settings of every evaluation; the model is the run's.")
-    seeds: Seeds = Field((0,), min_length=1, description="Each run once for each.")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="Each run once for each.")
     baseline: str = Field(..., description="The run whose tokens are 100 % of every CR.")
     sections: dict[str, StudySection] = Field(..., min_length=1, description="Parts of the page.")
 
@@ -111,14 +102,6 @@ class StudyRun:
     def load(self) -> Config:
         """Its configuration. Errors: `UserError`."""
         return load_config(self.config, self.words[1:])
-
-    @property
-    def method(self) -> str:
-        """What makes its answers shorter: of training, or of the evaluation."""
-        if self.trains:
-            return self.load().method.name
-        method = self.eval_settings.get("method", "sample")
-        return str(method if method != "sample" else self.eval_settings.get("template", "r1"))
 
     def definition(self) -> Keys:
         """What decides its numbers, as JSON."""
@@ -176,8 +159,8 @@ def read_study(path: Path, out: Path) -> StudyPlan:
 
 
 def _expand(study: Study, name: str, entry: RunEntry, out: Path) -> Iterator[StudyRun]:
-    seeds = entry.seeds or study.seeds
-    for seed in seeds if entry.train else seeds[:1]:
+    seeds = dict.fromkeys(entry.seeds or study.seeds)
+    for seed in seeds if entry.train else [*seeds][:1]:
         folder = re.sub(r"[^A-Za-z0-9.]+", "_", name).strip("_")
         yield StudyRun(
             name=name,

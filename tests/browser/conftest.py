@@ -7,15 +7,16 @@ import pytest
 from chromium import Chromium, missing_programs
 from made_runs import make_evaluation, make_run
 
-from megatron_opsft.report.page.write import write_page
+from megatron_opsft.report.page import write_page
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
     missing = missing_programs()
     assert not missing, f"{missing} are not installed: sudo bash tools/install_chromium.sh"
-    with Chromium(tmp_path_factory.mktemp("profile")) as running:
-        yield running
+    running = Chromium(tmp_path_factory.mktemp("profile"))
+    yield running
+    running.driver.quit()
 
 
 @pytest.fixture(scope="session")

@@ -6,15 +6,15 @@ import pytest
 from chromium import Chromium
 from made_diagnosis import NUM_RESPONSES, make_diagnosis
 
-from megatron_opsft.diagnose.outputs import write_report
+from megatron_opsft.diagnose.page import write_page
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
 def diagnosis_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = make_diagnosis(tmp_path_factory.mktemp("made") / "diagnosis")
-    write_report(directory, directory / "report.html", max_mb=20)
+    directory = make_diagnosis(tmp_path_factory.mktemp("made"))
+    write_page(directory, "long", "short")
     return directory / "report.html"
 
 

@@ -16,8 +16,7 @@ from world import World
 from megatron_opsft.config.load import load_config
 from megatron_opsft.data.prompts import PromptEncoder
 from megatron_opsft.records import Problem
-from megatron_opsft.report.page.sampling import sample_responses
-from megatron_opsft.report.sources import rollouts_of
+from megatron_opsft.report.sampling import rollouts_of, sample_responses
 
 MODEL = ROOT / "megatron_opsft/assets/tiny_reasoner"
 TEMPERATURE = 0.75

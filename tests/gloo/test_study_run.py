@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "examples/studies/tiny_quick.yaml"
 
 
-def start(study: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "megatron_opsft", "study", study, "--out", out, *options]
+def start(study: Path, out: Path) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "megatron_opsft", "study", study, "--out", out, "--jobs", "2"]
     return subprocess.Popen(
         words, cwd=ROOT, text=True, stdout=subprocess.PIPE, start_new_session=True
     )
@@ -35,19 +35,17 @@ def rows_of(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def shortened(directory: Path) -> Path:
-    """The study without CoD and GRPO, of which on-policy SFT trains as it does, the others less,
-    and all are evaluated on a quarter as many samples.
+    """The study's untrained model, on-policy SFT as it is, and a variant in fewer steps, evaluated
+    on a quarter as many samples.
     """
     tree = yaml.safe_load(QUICK.read_text())
     tree["eval"] |= {"limit": 48, "samples": 2}
     tree["set"] |= {"run.eval_every": 12}
     methods, divisors = (tree["sections"][name]["runs"] for name in ("methods", "aggregation"))
-    del methods["CoD"], methods["GRPO"]
-    for run in (methods["CRST"], divisors["each response's length"]):
-        run["set"] |= {"run.steps": 2, "run.eval_every": 0}
-        run["eval"] = {"limit": 8}
-    methods["CRST"]["data_problems"] = 32
-    divisors["each response's length"]["set"] |= {"run.steps": 6, "checkpoint.every": 2}
+    del methods["CoD"], methods["GRPO"], methods["CRST"]
+    variant = divisors["each response's length"]
+    variant["set"] |= {"run.steps": 6, "run.eval_every": 0, "checkpoint.every": 2}
+    variant["eval"] = {"limit": 8}
     (directory / "study.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     return directory / "study.yaml"
 
@@ -64,7 +62,7 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     killed.wait()
     assert not (out / "table.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/eval/results.json")}
-    assert len(finished) == 3
+    assert finished
     ended = start(study, out)
     assert "report.html" in ended.communicate(timeout=500)[0] and ended.returncode == 0
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
@@ -79,7 +77,6 @@ def test_the_quick_study_of_the_paper_killed_on_its_way(tmp_path: Path) -> None:
     ours, shared = rows["On-policy SFT"], rows["M, the longest accepted"]
     assert ratio["CoT"] == 1.0 and ratio["On-policy SFT"] < 0.5
     assert accuracy["On-policy SFT"] > accuracy["CoT"] - 0.02
-    assert rows["CRST"]["method"] == "crst"
     assert ours["training"]["steps"] == 12 and ours["training"]["seconds"] > 0
     assert ours["training"]["peak_memory_bytes"] > 10**8  # PyTorch alone is more
     assert ours["budgets"][-1][1]["accuracy"] == ours["metrics"]["accuracy"]

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from selenium import webdriver
@@ -38,17 +37,6 @@ class Chromium:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         service = webdriver.ChromeService(executable_path=shutil.which("chromedriver"))
         self.driver = webdriver.Chrome(options=options, service=service)
-
-    def __enter__(self) -> "Chromium":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.driver.quit()
 
     def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """The page from disk; the width is that of what is seen, in CSS pixels."""

@@ -122,7 +122,7 @@ def _serve() -> None:
         from transformers import Qwen2ForCausalLM  # noqa: F401
 
         import megatron_opsft.evaluate.run
-        import megatron_opsft.report.page.write
+        import megatron_opsft.report.page
         import megatron_opsft.train  # noqa: F401
 
     gc.freeze()  # no run's collections look at what is imported

@@ -1,6 +1,5 @@
 """A diagnosis as it is left on disk, made up: small, and with texts that mean harm."""
 
-import json
 from pathlib import Path
 
 from made_runs import HARM
@@ -12,7 +11,6 @@ TOKENS = ("7", "-", "6", "=", "1", ".", "\n", "Wait", ",", " so", " 1", "\n", "<
 
 def make_diagnosis(directory: Path) -> Path:
     """D_t is large at "Wait" alone, where the efficient model would end its thinking."""
-    directory.mkdir(parents=True)
     place = TOKENS.index("Wait")
     rows = [
         {
@@ -35,6 +33,4 @@ def make_diagnosis(directory: Path) -> Path:
         for n in range(NUM_RESPONSES)
     ]
     write_rows(directory / "tokens.jsonl", rows)
-    manifest = {"kind": "diagnosis", "labels": ["long", "short"]}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
     return directory

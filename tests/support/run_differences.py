@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.report.lines import read_json_lines
+from megatron_opsft.report.runs import read_json_lines
 
 
 def compare_runs(first: Path, second: Path) -> list[str]:

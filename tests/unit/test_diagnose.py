@@ -3,16 +3,20 @@
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from forked_cli import ROOT, Finished, ForkedCli
+from made_diagnosis import make_diagnosis
+from made_runs import HARM
+from rows import write_rows
 from safetensors.torch import load_file, save_file
 
-from megatron_opsft.diagnose.summary import NUM_LARGEST
+from megatron_opsft.diagnose.page import read_responses, write_page
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.diagnosis import read_responses
 
 ASSET = ROOT / "megatron_opsft/assets/tiny_reasoner"
 NUM_RESPONSES = 12
@@ -30,8 +34,8 @@ run.append_line = counted
 """
 KILLED_WHILE_SAMPLING = """
 import os, signal
-from megatron_opsft.diagnose import responses
-responses.read_inputs = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+from megatron_opsft.evaluate import samples
+samples.SampleFiles.combine = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -65,18 +69,12 @@ def whole(cli: ForkedCli, efficient: Path, tmp_path_factory: pytest.TempPathFact
     return out
 
 
-def read_summary(out: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
 def outputs(out: Path) -> dict[str, bytes]:
     """All that must not depend on how it came about."""
-    names = ("tokens.jsonl", "summary.json", "tokens.html")
-    return {name: (out / name).read_bytes() for name in names}
+    return {name: (out / name).read_bytes() for name in ("tokens.jsonl", "report.html")}
 
 
-def test_every_token_of_every_response_is_there(whole: Path) -> None:
+def test_every_token_of_every_response_is_there_and_counted(whole: Path) -> None:
     there = {path.name for path in whole.iterdir()}
     assert there == {"manifest.json", "responses", *outputs(whole)}
     responses = list(read_responses(whole))
@@ -88,40 +86,35 @@ def test_every_token_of_every_response_is_there(whole: Path) -> None:
         for found in each.alternatives:
             probabilities = [p for _, p in found.preferred]
             assert probabilities == sorted(probabilities, reverse=True)
+    kl = [value for each in responses for value in each.kl]
+    first, *rows = write_page(whole, "tiny_reasoner", "efficient").splitlines()
+    assert f"{len(kl):,} tokens of 12 responses, D_t {fmean(kl):.4f} nats" in first
+    columns = [row.replace(",", "").replace(" %", "").split()[-4:] for row in rows[3:]]
+    tokens, _, shares, large = ([float(n) for n in column] for column in zip(*columns, strict=True))
+    assert sum(tokens) == len(kl) and sum(shares) == pytest.approx(100, abs=0.5)
+    assert sum(large) == sum(value >= np.quantile(kl, 0.95) for value in kl)
 
 
-def test_the_summary_is_of_those_tokens(whole: Path) -> None:
-    summary, responses = read_summary(whole), list(read_responses(whole))
-    every = [kl for each in responses for kl in each.kl]
-    assert summary["num_tokens"] == len(every)
-    assert summary["mean_kl"] == pytest.approx(sum(every) / len(every))
-    assert summary["max_kl"] == max(every) == summary["largest"][0]["kl"]
-    for name in ("kinds", "by_position", "by_relative_position"):
-        rows = summary[name]
-        assert sum(row["tokens"] for row in rows) == len(every)
-        total = sum(row["tokens"] * row["mean_kl"] for row in rows)
-        assert total == pytest.approx(sum(every))
-    assert sum(row["share"] for row in summary["kinds"]) == pytest.approx(1)
-    high = [kl for kl in every if kl >= summary["high_kl"]]
-    assert summary["num_high"] == len(high)
-    assert sum(row["count"] for row in summary["words"]) == len(high)
-    assert sum(row["kl"] for row in summary["words"]) == pytest.approx(sum(high))
-    found = sorted(each.kl[at.position] for each in responses for at in each.alternatives)
-    assert [row["kl"] for row in summary["largest"]] == found[::-1][:NUM_LARGEST]
-    by_key = {(each.problem_id, each.sample_index): each for each in responses}
-    for row in summary["largest"]:
-        response = by_key[row["problem_id"], row["sample_index"]]
-        assert response.tokens[row["position"]] == row["text"]
-        assert response.kl[row["position"]] == row["kl"]
+def test_the_page_is_made_of_the_tokens(tmp_path: Path) -> None:
+    """Texts that mean harm stay texts; D_t may be 0 everywhere, as of a model and itself."""
+    made = make_diagnosis(tmp_path)
+    assert "60 tokens of 4 responses" in write_page(made, "long", "short")
+    page = (made / "report.html").read_text()
+    assert "<h1>long against short</h1>" in page and page.count("<pre>") == 4
+    assert page.count('class="k9" title="D = 5; efficient: &#39;&lt;/think&gt;&#39; 90 %') == 1
+    assert HARM[:20] not in page and page.count("</script") == 2
+    rows = [json.loads(line) for line in (made / "tokens.jsonl").read_text().splitlines()]
+    write_rows(made / "tokens.jsonl", [row | {"kl": [0.0] * len(row["kl"])} for row in rows])
+    assert "0.0000 nats" in write_page(made, "long", "short")
 
 
 def test_killed_and_continued_is_the_same(
     cli: ForkedCli, efficient: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    for prelude in (KILLED_WHILE_SAMPLING, KILLED.format(left=1), KILLED.format(left=4)):
+    for prelude in (KILLED_WHILE_SAMPLING, KILLED.format(left=5)):
         assert diagnose(cli, efficient, out, prelude=prelude).exit_code == -9
-        assert not (out / "summary.json").exists()
+        assert not (out / "report.html").exists()
     with open(out / "tokens.jsonl", "ab") as torn:  # as a failing machine leaves it
         torn.write(b'{"problem_id": "p')
     assert (out / "tokens.jsonl").read_bytes().count(b"\n") == 5
@@ -132,27 +125,12 @@ def test_killed_and_continued_is_the_same(
     assert outputs(out) == outputs(whole)
 
 
-def test_a_model_and_itself_from_stored_responses(
-    cli: ForkedCli, whole: Path, tmp_path: Path
-) -> None:
-    more = ["--responses", whole / "responses"]
-    ended = diagnose(cli, "tiny_reasoner", tmp_path / "out", *more)
-    assert ended.exit_code == 0, ended.stderr
-    summary = read_summary(tmp_path / "out")
-    assert summary["max_kl"] == 0 and summary["largest"] == [] == summary["words"]
-    assert summary["num_tokens"] == read_summary(whole)["num_tokens"]
-    assert summary["num_responses"] == NUM_RESPONSES
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--original", "/nowhere"], "--original=/nowhere"),
-        (["--responses", "/nowhere"], "--responses /nowhere: not an evaluation"),
         (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
-        (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["--max-tokens", "5000"], "set max_tokens="),
-        (["--tp", "2"], "tp"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -184,8 +162,6 @@ def test_ranks_models_and_directories_that_do_not_fit_are_one_line(
     "change",
     [
         lambda row: row | {"kl": row["kl"][1:]},
-        lambda row: {key: value for key, value in row.items() if key != "tokens"},
-        lambda row: row | {"kl": None},
         lambda row: row | {"alternatives": [{"position": 1}]},
     ],
 )

@@ -17,14 +17,13 @@ from transformers import AutoTokenizer
 from megatron_opsft.convert.run import convert_model
 from megatron_opsft.diagnose import divergence
 from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
-from megatron_opsft.diagnose.kinds import kinds_of
+from megatron_opsft.diagnose.page import kinds_of
 from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.weights.rules import WeightTable
 
-NAMES = ("qwen2", "qwen2_tied", "llama3", "mistral", "qwen3_moe")
 HIDDEN = 8
 IDS = SimpleNamespace(decode=lambda ids: str(ids[0]))  # of a tokenizer
 
@@ -60,7 +59,7 @@ def log_probs(sample: Sample, model: Any) -> Tensor:
     return logits.double().log_softmax(-1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen3_moe"])
 def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -89,8 +88,8 @@ def test_d_t_and_preferences_match_float64_softmax_and_are_0_of_a_model_and_itse
         assert set(kl) == {0.0} and alternatives == ()
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied", "qwen3_moe"])
-def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path, name: str) -> None:
+def test_a_megatron_checkpoint_is_the_model_that_was_converted(tmp_path: Path) -> None:
+    name = "qwen3_moe"
     expected = loaded(written(tmp_path / "hf", name, weights(name))).state_dict()
     convert_model(tmp_path / "hf", tmp_path / "megatron", "megatron")
     found = loaded(opened(tmp_path / "megatron", name)).state_dict()

@@ -13,8 +13,8 @@ from megatron_opsft.evaluate.results import (
     build_results,
     write_results,
 )
-from megatron_opsft.report.page.tables import plots_of_block
 from megatron_opsft.report.table import OVERALL
+from megatron_opsft.report.tables import plots_of_block
 
 BUDGETS = (64, 4096)
 

@@ -3,7 +3,6 @@
 import gzip
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import SimpleNamespace
@@ -17,16 +16,9 @@ from transformers import AutoTokenizer
 
 from megatron_opsft.data.stored_responses import read_stored_responses
 from megatron_opsft.errors import NonFiniteError
-from megatron_opsft.make_data.chosen import o1_choice
-from megatron_opsft.make_data.samples import find_thinking, scores_of
-from megatron_opsft.make_data.step_entropy import (
-    Marks,
-    masked,
-    own_parts,
-    skipped_steps,
-    steps_of,
-)
-from megatron_opsft.make_data.tokenskip import RATIOS, kept_words, pruned, ratio_of, split, words_of
+from megatron_opsft.make_data.samples import find_thinking, o1_choice, scores_of
+from megatron_opsft.make_data.step_entropy import masked, skipped_steps, steps_of
+from megatron_opsft.make_data.tokenskip import split
 from megatron_opsft.methods.catalog.o1_pruner import O1Pruner
 from megatron_opsft.records import Outcome
 from megatron_opsft.runtime.device import select_device
@@ -67,54 +59,17 @@ def test_thinking_is_found_by_texts_of_tokens() -> None:
     assert find_thinking(["a", "b"]) is None
 
 
-def test_step_entropy_masks_steps_without_separators() -> None:
-    marks = Marks(separators=frozenset({0}), skip=(90, 91), close=(99,))
+def test_step_entropy_masks_the_steps_of_least_entropy_without_separators() -> None:
     ids = [1, 2, 0, 3, 0, 4, 5]
-    steps = steps_of(ids, marks.separators)
-    entropies = [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4]
-    skipped = skipped_steps(steps, entropies, share=0.67)
+    steps = steps_of(["\n" if token == 0 else "x" for token in ids], "\n")
+    skipped = skipped_steps(steps, [0.9, 0.9, 0.0, 0.1, 0.0, 0.4, 0.4], 0.67)
     assert skipped == {1, 2}
-    assert masked(ids, steps, skipped, marks) == (1, 2, 90, 91, 90, 91)
-    assert masked(ids, steps, set(), marks) == (1, 2, 3, 4, 5)
-    assert own_parts([0.0, -1.0, -2.0]) == pytest.approx([0.0, 0.36788, 0.27067], abs=1e-5)
-    assert steps_of([0, 0], {0}) == []
-
-
-def test_the_sum_favours_short_steps_and_the_mean_flat_ones() -> None:
-    steps = [range(0, 1), range(1, 5), range(5, 7)]
-    entropies = [0.9, 0.3, 0.3, 0.3, 0.3, 0.8, 0.8]  # sums 0.9, 1.2, 1.6; means 0.9, 0.3, 0.8
-    assert skipped_steps(steps, entropies, share=0.4) == {0}
-    assert skipped_steps(steps, entropies, share=0.4, score="mean") == {1}
+    assert masked(ids, steps, skipped, (90, 91)) == (1, 2, 90, 91, 90, 91)
+    assert masked(ids, steps, set(), (90, 91)) == (1, 2, 3, 4, 5)
+    assert steps_of(["\n", "\n"], "\n") == []
     for num_steps, num_skipped in [(0, 0), (1, 0), (4, 3), (9, 7), (10, 8)]:  # 0.8, rounded down
         flat = [range(i, i + 1) for i in range(num_steps)]
         assert skipped_steps(flat, [1.0] * num_steps) == set(range(num_skipped))
-
-
-def test_tokenskip_prunes_whole_words() -> None:
-    texts = ["Le", "t", " us", " add", ":\n", "4", "+5"]
-    assert words_of(texts) == [range(0, 2), range(2, 3), range(3, 5), range(5, 7)]
-    ids, scores = [10, 11, 12, 13, 14, 15, 16], [1.0, 3.0, 0.5, 4.0, 2.0, 6.0, 6.0]
-    # Means 2, 0.5, 3, 6 with 2, 1, 2, 2 tokens: the 51st percentile is 3.
-    assert pruned(ids, texts, scores, 0.5) == (15, 16)
-    assert pruned(ids, texts, scores, 1.0) == tuple(ids)
-
-
-def test_tokenskip_keeps_words_above_the_percentile() -> None:
-    scores = [i / 10 for i in range(11)]  # the 31st percentile is 0.31
-    assert kept_words(scores, [1] * 11, 0.7) == [False] * 4 + [True] * 7
-    # A word of nine tokens counts nine times: the 51st percentile is its own score, 0.5.
-    assert kept_words([0.1, 0.5, 0.9], [1, 9, 1], 0.5) == [False, False, True]
-    assert kept_words([], [], 0.5) == []
-    with pytest.raises(NonFiniteError, match="NaN"):
-        kept_words([0.1, math.nan, 0.9], [1, 9, 1], 0.5)
-
-
-def test_tokenskip_ratios_are_drawn_evenly_and_again_the_same() -> None:
-    drawn = [ratio_of(f"p{n}", 3) for n in range(3000)]
-    assert drawn == [ratio_of(f"p{n}", 3) for n in range(3000)]
-    counts = Counter(drawn)
-    assert set(counts) == set(RATIOS)
-    assert all(abs(count - 500) < 62 for count in counts.values())  # 3 standard deviations
 
 
 def test_tokenskip_keeps_the_answer_whole() -> None:
@@ -141,20 +96,47 @@ def test_scores_that_are_nan_choose_nothing() -> None:
         scores_of(session, samples(2, seed=0))  # type: ignore[arg-type]
 
 
-def test_data_of_crst_are_the_shortest_of_what_training_samples(
+KILLED = """
+import os
+import megatron_opsft.make_data.run as run
+chosen = []
+shortest = run.shortest
+def die(*drawn):
+    chosen.append(drawn)
+    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)
+run.shortest = die
+"""
+
+
+def test_data_of_crst_are_the_shortest_of_what_training_samples_and_continue_after_a_kill(
     cli: ForkedCli, tmp_path: Path
 ) -> None:
-    """Compared with `rollouts/` of a run's first step; then they are trained on."""
+    """Compared with `rollouts/` of a run's first step; killed before the last of three chunks, a
+    problem each, and trained on.
+    """
     few = ["run.steps=1", "data.prompts_per_step=3", "rollout.max_response_tokens=128"]
-    few += ["eval.num_problems=1"]
+    few += ["eval.num_problems=1", "rollout.batch_size=1"]
     lines = (ROOT / "tests/data/train.jsonl").read_text().splitlines()[:3]
     problems = tmp_path / "three.jsonl"
     problems.write_text("\n".join(lines))
     given = [QUICKSTART, *SMALL_RUN, *few, f"data.train={problems}"]
-    out = tmp_path / "new" / "crst.parquet"
+    out, killed = tmp_path / "new" / "crst.parquet", tmp_path / "new" / "killed.parquet"
     made = cli.run(["data", "crst", *given, "method.samples=4", "--out", out])
     assert made.exit_code == 0, made.stderr
     assert "3 of 3 problems" in made.stderr
+
+    words = ["data", "crst", *given, "method.samples=4", "--out", killed]
+    assert cli.run(words, prelude=KILLED).exit_code == 9
+    partial = tmp_path / "new" / "killed.parquet.partial.jsonl"
+    with partial.open("ab") as file:
+        file.write(b'{"num_problems": 1, "ro')  # torn
+    other = cli.run([*words, "run.seed=7"])
+    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
+    ended = cli.run(words)
+    assert ended.exit_code == 0, ended.stderr
+    assert "3 of 3 problems" in ended.stderr and "2 of 3 problems" not in ended.stderr
+    assert killed.read_bytes() == out.read_bytes()
+    assert {path.name for path in out.parent.iterdir()} == {out.name, killed.name}
 
     run_dir = tmp_path / "run"
     assert cli.run(["train", *given, f"run.dir={run_dir}"]).exit_code == 0
@@ -168,8 +150,7 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
             shortest[row["problem_id"]] = row["response_ids"]
     stored = read_stored_responses(out)
     assert {row.problem_id: list(row.response_ids) for row in stored} == shortest
-    assert stored.manifest["method"]["name"] == "crst"
-    assert stored.manifest["num_problems"] == 3
+    assert stored.manifest["method"]["name"] == "crst" and stored.manifest["num_problems"] == 3
 
     again = cli.run(["data", "crst", *given, "--out", out])
     assert again.exit_code == 2 and "is there already" in again.stderr
@@ -177,43 +158,12 @@ def test_data_of_crst_are_the_shortest_of_what_training_samples(
     trained = cli.run(["train", *given, *data, f"run.dir={tmp_path / 'trained'}"])
     assert trained.exit_code == 0, trained.stderr
     metrics = json.loads((tmp_path / "trained/metrics.jsonl").read_text().splitlines()[0])
-    assert len(stored) == 3
-    assert metrics["trained_tokens"] == sum(map(len, shortest.values()))
-
-
-def test_a_kill_loses_no_more_than_a_chunk(cli: ForkedCli, tmp_path: Path) -> None:
-    """Killed before the third of six chunks; continued, the file is that of an unbroken start."""
-    given = [QUICKSTART, *SMALL_RUN, "rollout.max_response_tokens=128", "method.samples=4"]
-    given += ["rollout.batch_size=1", "--limit", "6"]  # a problem a chunk
-    whole, out = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    assert cli.run(["data", "crst", *given, "--out", whole]).exit_code == 0
-    assert not list(tmp_path.glob("whole.parquet.*"))
-    killed = (
-        "import os\n"
-        "import megatron_opsft.make_data.run as run\n"
-        "chosen = []\n"
-        "shortest = run.shortest\n"
-        "def die(*drawn):\n"
-        "    chosen.append(drawn)\n"
-        "    return os._exit(9) if len(chosen) == 3 else shortest(*drawn)\n"
-        "run.shortest = die\n"
-    )
-    assert cli.run(["data", "crst", *given, "--out", out], prelude=killed).exit_code == 9
-    partial = tmp_path / "out.parquet.partial.jsonl"
-    with partial.open("ab") as file:
-        file.write(b'{"num_problems": 1, "ro')  # torn
-    other = cli.run(["data", "crst", *given, "run.seed=7", "--out", out])
-    assert other.exit_code == 2 and f"{partial} has responses of other settings" in other.stderr
-    ended = cli.run(["data", "crst", *given, "--out", out])
-    assert ended.exit_code == 0, ended.stderr
-    assert "3 of 6 problems" in ended.stderr and "2 of 6 problems" not in ended.stderr
-    assert out.read_bytes() == whole.read_bytes() and not partial.exists()
+    assert len(stored) == 3 and metrics["trained_tokens"] == sum(map(len, shortest.values()))
 
 
 MADE = {
     "o1_pruner": ["method.form=fixed", "method.samples=4", "method.z_score=true"],
     "step_entropy": ["method.share=0.5", 'method.separator=".\\n"', "method.answer_tokens=32"],
-    "tokenskip": ["method.ratio=0.6", "method.scorer=self", "data.max_prompt_tokens=160"],
 }
 
 
@@ -223,10 +173,7 @@ def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, 
     given = [QUICKSTART, *SMALL_RUN, *MADE[name], "rollout.max_response_tokens=128"]
     ended = cli.run(["data", name, *given, "--limit", "6", "--out", out])
     assert ended.exit_code == 0, ended.stderr
-    read = read_stored_responses(out)
-    stored = list(read)
-    if name == "tokenskip":
-        assert read.manifest["method"]["scorer"] == "self"
+    stored = list(read_stored_responses(out))
     if name == "o1_pruner":
         advantages = [row.advantage for row in stored]
         assert len(advantages) == 12
@@ -243,9 +190,7 @@ def test_made_data_hold_what_their_method_needs(cli: ForkedCli, tmp_path: Path, 
     for row, text in zip(stored, texts, strict=True):
         behind = text.partition("</think>")[2]
         assert behind.strip().startswith(f"\\boxed{{{answers[row.problem_id]}}}")
-        told = "<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)
-        assert told == (name == "tokenskip")
-    assert any("[SKIP]" in text for text in texts) == (name == "step_entropy")
+    assert any("[SKIP]" in text for text in texts)
 
 
 # In place of the package: of a text's words it keeps all whose place is even.
@@ -278,7 +223,10 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
         words = ["data", "tokenskip", *given, f"method.ratio={ratio}", "--out", out]
         ended = cli.run(words, prelude=LLMLINGUA)
         assert ended.exit_code == 0, ended.stderr
-        texts.append([tokenizer.decode(row.response_ids) for row in read_stored_responses(out)])
+        stored = list(read_stored_responses(out))
+        for row in stored:
+            assert ("<|eot_id|>0.6<|eot_id|>" in tokenizer.decode(row.prompt_ids)) == (ratio < 1)
+        texts.append([tokenizer.decode(row.response_ids) for row in stored])
     assert texts[0]
     for short, whole in zip(*texts, strict=True):
         (thought, *behind), (before, *same) = short.split("</think>"), whole.split("</think>")
@@ -290,10 +238,9 @@ def test_llmlingua_shortens_the_reasoning(cli: ForkedCli, tmp_path: Path) -> Non
     [
         (["crst", "rollout.max_response_tokens=2", "--limit", "1"], "of the responses to 1 "),
         (["grpo"], "method.name=grpo samples while it trains; data are made for crst"),
-        (["o1_pruner"], "or method.form=fixed"),
         (["step_entropy"], "method.answer_tokens=1024 leaves no room for thinking"),
         (["step_entropy", "method.answer_tokens=8"], r"method.separator='\n\n' is no token"),
-        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]', or set method."),
+        (["tokenskip"], "needs the llmlingua package: pip install '.[tokenskip]'"),
     ],
 )
 def test_data_that_cannot_be_made_are_one_line(

@@ -9,8 +9,6 @@ from pydantic import Field
 from megatron_opsft.methods.facts import Group
 from megatron_opsft.methods.settings import AggregationKey, MethodSettings, Samples, State
 
-SELF = "self"  # instead of the name of TokenSkip's scorer
-
 
 class FixedDataSettings(MethodSettings):
     """What all of them share: a response counts what its row says; `data` has done the rest."""
@@ -51,7 +49,7 @@ class TokenSkip(FixedDataSettings):
         "microsoft/llmlingua-2-xlm-roberta-large-meetingbank",
         min_length=1,
         description="Token classifier by which llmlingua chooses words (LLMLingua-2; pip install "
-        "'.[tokenskip]'), or self: words by the model's own self-information.",
+        "'.[tokenskip]').",
     )
     delimiter: str = Field(
         "<|eot_id|>",
@@ -68,11 +66,6 @@ class StepEntropy(FixedDataSettings):
     name: Literal["step_entropy"] = "step_entropy"
     share: float = Field(
         0.8, ge=0, le=1, description="Share of the steps of least entropy that become [SKIP]."
-    )
-    score: Literal["sum", "mean"] = Field(
-        "sum",
-        description="A step's entropy. sum: of its tokens' distributions, the paper's; mean: of "
-        "-p log p of its tokens, the code's.",
     )
     separator: str = Field("\n\n", min_length=1, description="Text of the token between steps.")
     answer_tokens: int = Field(

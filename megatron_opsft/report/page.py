@@ -1,5 +1,6 @@
 """A page of runs, evaluations or a study: one HTML file that needs nothing else and asks nobody."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.report.page.html import MAX_MB, encoded_size, render
-from megatron_opsft.report.page.result import curves_of, example_of, table_of_runs
-from megatron_opsft.report.page.sampling import sample_responses
-from megatron_opsft.report.page.tables import Section, Table, sections_of
+from megatron_opsft.report.html import MAX_MB, encoded_size, render
 from megatron_opsft.report.runs import Change, Run, change_of, changes_of, read_run
-from megatron_opsft.report.sources import read_evaluation, rollouts_of, samples_of
-from megatron_opsft.report.table import OVERALL, TableRow
+from megatron_opsft.report.sampling import rollouts_of, sample_responses, samples_of
+from megatron_opsft.report.table import OVERALL, TableRow, read_evaluation
+from megatron_opsft.report.tables import (
+    Section,
+    Table,
+    curves_of,
+    example_of,
+    sections_of,
+    table_of_runs,
+)
 from megatron_opsft.runtime.durable import write_bytes
 
 
@@ -134,14 +140,7 @@ def _settings(runs: Sequence[Run]) -> list[Table]:
 
 
 def distinct(paths: Sequence[Path]) -> list[str]:
-    """Names of directories that tell them apart: the last folder, and more where it is not enough.
-
-    A directory that is there twice has the same name twice.
-    """
-    parts = [path.resolve().parts for path in paths]
-    names: list[str] = []
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(part[-depth:]) for part in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return names
+    """Names of directories that tell them apart: from the last folder that they share."""
+    whole = [path.resolve() for path in paths]
+    shared = os.path.commonpath([path.parent for path in whole] or [Path("/")])
+    return [str(path.relative_to(shared)) for path in whole]

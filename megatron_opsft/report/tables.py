@@ -1,0 +1,247 @@
+"""What a page shows of runs and evaluations: tables, pictures, and a problem before and after."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from megatron_opsft.report.plot import Series, bars, number, percent, plot
+from megatron_opsft.report.runs import Run, changes_of
+from megatron_opsft.report.table import (
+    COLUMNS,
+    MORE_COLUMNS,
+    OVERALL,
+    Cell,
+    Estimate,
+    TableRow,
+    cells,
+    title_of,
+    used_columns,
+)
+
+_SCATTER = 7  # rows that colours tell apart
+_AT_BUDGETS = {"accuracy": "Accuracy", "mean_tokens": "Mean tokens", "norm_std": "NormStd"}
+_SHARE = {"show": percent}
+_FROM_ZERO = {"from_zero": True}
+# title, key of metrics, key of evaluations, how it is drawn; the first three stand at the top.
+_CURVES: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("Mean response tokens", "mean_response_tokens", "eval_mean_response_tokens", {}),
+    ("Accuracy", "accuracy", "eval_accuracy", _SHARE),
+    ("Accepted responses", "accept_rate", "", _SHARE),
+    ("Cut off at the limit", "truncated_share", "", _SHARE),
+    ("Loss", "loss", "", {}),
+    ("Gradient norm", "grad_norm", "", _FROM_ZERO),
+    ("Mean reward", "reward_mean", "", {}),
+    ("Learning rate", "lr", "", _FROM_ZERO),
+    ("Log-prob difference, engine against trainer: mean", "logprob_diff_mean", "", {}),
+    ("Log-prob difference: largest", "logprob_diff_max", "", {}),
+    ("Divergence from the reference model", "kl_mean", "", {}),
+    ("Trained tokens", "trained_tokens", "", _FROM_ZERO),
+)
+_AT_TOP = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """headings: the first is of the names of the rows."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table with its pictures: a benchmark of evaluations, or a section of a study. folded: a
+    table that is opened by a click.
+    """
+
+    title: str
+    text: str
+    table: Table
+    plots: Sequence[Markup]
+    folded: Table | None = None
+
+
+def sections_of(rows: Sequence[TableRow], sizes: Mapping[str, str]) -> list[Section]:
+    """A section a block; overall values only where all are over the same, several benchmarks.
+    sizes: benchmark -> its problems and samples, as text.
+    """
+    blocks = list(dict.fromkeys(block for row in rows for block in row.blocks))
+    if len(blocks) == 2 or len({frozenset(row.blocks) for row in rows}) > 1:
+        blocks.remove(OVERALL)
+    found = []
+    for block in blocks:
+        own, title = [row for row in rows if block in row.blocks], title_of(block)
+        told = [sizes[block]] if block in sizes else []
+        told += [f"CR of {r.label}: to the tokens of {r.reference}" for r in own if r.reference]
+        text = ". ".join([*told, "In brackets: intervals by bootstrap over problems."])
+        table, plots = table_of(own, block, title), plots_of_block(own, block)
+        found.append(Section(title=title, text=text, table=table, plots=plots))
+    return found
+
+
+def table_of(rows: Sequence[TableRow], block: str, caption: str) -> Table:
+    """The metrics of a block, with intervals."""
+    only = [replace(row, blocks={block: row.blocks.get(block, {})}) for row in rows]
+    columns = used_columns(only, (*COLUMNS, *MORE_COLUMNS))
+    lines = zip(rows, cells(rows, block, columns), strict=True)
+    return Table(
+        caption=caption,
+        headings=["", *(column.heading for column in columns)],
+        rows=[[row.label, *line] for row, line in lines],
+    )
+
+
+def plots_of_block(rows: Sequence[TableRow], block: str) -> list[Markup]:
+    """Lengths, accuracy against length, and budget curves, of the rows that have the block."""
+    rows = [row for row in rows if row.blocks.get(block)]
+    tokens = [row.blocks[block]["mean_tokens"].value for row in rows]
+    lengths = [(row.label, value, f"{value:,.1f}") for row, value in zip(rows, tokens, strict=True)]
+    found = [bars("Mean response tokens", lengths)] if len(rows) > 1 else []
+    if len(rows) > _SCATTER:
+        return found
+    found.append(_scatter(rows, block))
+    for metric, title in _AT_BUDGETS.items():
+        series = []
+        for place, row in enumerate(rows):
+            at = [(float(b), m[metric]) for b, m in row.budgets.get(block, ()) if metric in m]
+            if at:
+                series.append(_series(row.label, place, at, "curve"))
+        if series:
+            show = percent if metric == "accuracy" else number
+            title = f"{title} at a token budget"
+            found.append(plot(title, series, x="budget", show=show, from_zero=True, log_x=True))
+    return found
+
+
+def _scatter(rows: Sequence[TableRow], block: str) -> Markup:
+    metrics = [row.blocks[block] for row in rows]
+    points = [(own["mean_tokens"].value, own["accuracy"].value) for own in metrics]
+    series = [
+        _series(row.label, place, [(own["mean_tokens"].value, own["accuracy"])], "points")
+        for place, (row, own) in enumerate(zip(rows, metrics, strict=True))
+    ]
+    title = "Accuracy against mean response tokens"
+    if len(points) > 1:
+        title += ", with the Pareto front"
+        front = sorted(points[place] for place in pareto_front(points))
+        front.append((max(points)[0], front[-1][1]))
+        series.append(Series(label="", place=6, points=front, kind="front"))
+    return plot(title, series, x="tokens", show=percent)
+
+
+def _series(label: str, place: int, at: Sequence[tuple[float, Estimate]], kind: str) -> Series:
+    """at: (x, estimate); whiskers are intervals."""
+    return Series(
+        label=label,
+        place=place,
+        points=[(x, estimate.value) for x, estimate in at],
+        kind=kind,
+        intervals=[(x, e.low, e.high) for x, e in at if e.low is not None and e.high is not None],
+    )
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
+    """Places of the (tokens, accuracy) points that none beats: fewer tokens, higher accuracy."""
+    return {
+        place
+        for place, (tokens, accuracy) in enumerate(points)
+        if not any(
+            other[0] <= tokens and other[1] >= accuracy and other != (tokens, accuracy)
+            for other in points
+        )
+    }
+
+
+def table_of_runs(runs: Sequence[Run]) -> Table:
+    """State and what became of length and accuracy, a run a row."""
+    rows: list[list[Cell | str]] = []
+    for run in runs:
+        ends: list[Cell | str] = [
+            Cell(value=f"{one.before} to {one.after}", around=f"({one.change})")
+            for one in changes_of(run)[:2]
+        ]
+        accepted = run.points("accept_rate")
+        seconds = [line["step_seconds"] for line in run.steps]
+        rows.append(
+            [
+                *(run.name, run.state),
+                *(ends if len(ends) == 2 else ["–", "–"]),
+                percent(accepted[-1][1]) if accepted else "–",
+                number(sum(seconds) / len(seconds) if seconds else None),
+            ]
+        )
+    headings = ["run", "state", "mean response tokens", "accuracy", "accepted, last", "s a step"]
+    return Table(caption="Runs", headings=headings, rows=rows)
+
+
+def curves_of(runs: Sequence[Run]) -> tuple[list[Markup], list[Markup]]:
+    """Pictures of the top, and all others: a run a colour; seconds by phase, a run a picture."""
+    many = len(runs) > 1
+    curves = list(_CURVES)
+    for name in dict.fromkeys(name for run in runs for name in run.more_sets):
+        curves += [
+            (f"Mean response tokens, {name}", "", f"eval_{name}_mean_response_tokens", {}),
+            (f"Accuracy, {name}", "", f"eval_{name}_accuracy", _SHARE),
+        ]
+    drawn = [
+        [plot(title, series, **how)] if (series := _series_of_runs(runs, train, held)) else []
+        for title, train, held, how in curves
+    ]
+    for run in runs:
+        keys = dict.fromkeys(key for line in run.steps for key in line if key.endswith("_seconds"))
+        series = [
+            Series(
+                label=key.removesuffix("_seconds").replace("_", " "),
+                place=place,
+                points=run.points(key),
+            )
+            for place, key in enumerate(keys)
+        ]
+        title = f"Seconds by phase: {run.name}" if many else "Seconds by phase"
+        drawn.append([plot(title, series, from_zero=True)] if series else [])
+    return sum(drawn[:_AT_TOP], []), sum(drawn[_AT_TOP:], [])
+
+
+def _series_of_runs(runs: Sequence[Run], train: str, held: str) -> list[Series]:
+    many = len(runs) > 1
+    found = []
+    for place, run in enumerate(runs):
+        label = run.name if many else "training rollouts" if held else ""
+        found.append(Series(label=label, place=place, points=run.points(train)))
+        label = f"{run.name}, held-out" if many else "held-out problems"
+        found.append(Series(label=label, place=place, points=run.points(held), kind="held"))
+    return [one for one in found if one.points]
+
+
+def example_of(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A response before and after: of the first and the last step of a run's responses (both the
+    same), or of two evaluations' first benchmark. The pair of one problem whose length changed by
+    the median; where no problem is in both, the two of median length. Empty where there are none.
+    """
+    if not first["rows"] or not last["rows"]:
+        return []
+    begin = first["rows"][0][0]
+    end = last["rows"][-1][0] if first is last else begin
+    before, after = _rows_at(first, begin), _rows_at(last, end)
+    if not after or (first is last and begin == end):
+        return []
+    pairs = [(before[key], after[key]) for key in before if key in after]
+    pairs.sort(key=lambda pair: pair[0]["num_tokens"] - pair[1]["num_tokens"])
+    return list(pairs[len(pairs) // 2]) if pairs else [_typical(before), _typical(after)]
+
+
+def _rows_at(rollouts: Mapping[str, Any], step: Any) -> dict[tuple[str, int], dict[str, Any]]:
+    found = {}
+    for values in rollouts["rows"]:
+        row = dict(zip(rollouts["fields"], values, strict=False))
+        row["problem"], row["gold"] = rollouts["problems"].get(row["problem_id"], (None, None))
+        if row["step"] == step:
+            found[row["problem_id"], row["sample_index"]] = row
+    return found
+
+
+def _typical(rows: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
+    return sorted(rows.values(), key=lambda row: row["num_tokens"])[len(rows) // 2]
