@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.families import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.architectures.template import Architecture
 from megatron_opsft.errors import UserError

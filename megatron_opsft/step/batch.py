@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import mul
 
-from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.architectures.shape import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
 from megatron_opsft.batching.packing import PackingReport
 from megatron_opsft.data.problems import shuffled_subset
