@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from megatron_opsft.runtime.device import to_host
 from megatron_opsft.runtime.distributed import gather_from_all
 from megatron_opsft.runtime.durable import describe_failed_write, full_disk_behind, remove
-from megatron_opsft.storage.known_files import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
+from megatron_opsft.storage.model_paths import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22
 

@@ -119,3 +119,12 @@ def bars(period: float = 30.0) -> Bars:
         TimeRemainingColumn(),
         speed_estimate_period=period,
     )
+
+
+def in_words(num_bytes: float) -> str:
+    """Such as `15.23 GB`, `3.4 MB` or `812 bytes`."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    if num_bytes >= 1e5:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes:,.0f} bytes"

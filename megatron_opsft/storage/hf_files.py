@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.known_files import WEIGHT_NAMES
+from megatron_opsft.storage.model_paths import WEIGHT_NAMES
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.storage.torch_archive import archived_tensors
 from megatron_opsft.weights.rectangles import Rect, whole

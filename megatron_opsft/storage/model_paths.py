@@ -1,6 +1,4 @@
-"""Where a model is: a directory, a run, the shipped one or a hub name; reads no weights, and needs
-no torch.
-"""
+"""Where a model is, and the names of its files; reads no weights, and needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +6,26 @@ from pathlib import Path
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.hub import check_fetched, describe_offline, is_offline, prepare_hub
 from megatron_opsft.runtime.step_names import list_checkpoints
-from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+METADATA_NAME = ".metadata"  # of a distributed checkpoint
+COMMON_NAME = "common.pt"  # what is no tensor in one, as Megatron names it
+FORMAT_NAME = "metadata.json"  # of one: Megatron's own record of its format
+TORCH_DIST_FORMAT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
+# In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
+WEIGHT_NAMES = (
+    SINGLE_NAME,
+    INDEX_NAME,
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -146,3 +162,8 @@ def resolve_config(name: str) -> Path:
     directory = _find_local(name, option) or _from_hub(name, ["config.json"], option)
     check_fetched([directory / "config.json"])
     return directory
+
+
+def is_dist_checkpoint(directory: Path) -> bool:
+    """Whether a directory looks like Megatron's torch_dist format."""
+    return (directory / METADATA_NAME).is_file() and (directory / FORMAT_NAME).is_file()

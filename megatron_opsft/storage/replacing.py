@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.known_files import RECORD_NAME, WEIGHT_NAMES, is_dist_checkpoint
+from megatron_opsft.storage.model_paths import RECORD_NAME, WEIGHT_NAMES, is_dist_checkpoint
 
 # Directories inside a model's; any other one is somebody's own.
 MODEL_FOLDERS = (

@@ -25,9 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from megatron_opsft.convert import run as run_module
-from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.run import DTYPES, Format, convert_model
-from megatron_opsft.convert.source import open_source
+from megatron_opsft.convert.run import DTYPES, Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata

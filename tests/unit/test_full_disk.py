@@ -85,7 +85,7 @@ def test_resume_is_advised_to_training_runs_alone(cli: ForkedCli, error: str) ->
     ended = cli.run(["train", config], training)
     assert ended.exit_code == 2 and len(errors_of(ended.stderr)) == 1
     assert "No space" in ended.stderr and "make room, then continue with --resume" in ended.stderr
-    comparing = training.replace("megatron_opsft.train", "megatron_opsft.convert.source").replace(
+    comparing = training.replace("megatron_opsft.train", "megatron_opsft.convert.run").replace(
         "t.train", "t.open_source"
     )
     ended = cli.run(["convert", "check", "tiny_reasoner", "tiny_reasoner"], comparing)

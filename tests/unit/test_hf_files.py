@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.hf_writer import side_files, write_hf_model
+from megatron_opsft.storage.hf_writer import hf_layout, side_files, write_hf_model
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import WeightTable
