@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import NonFiniteError, UserError, first_line
 from megatron_opsft.make_data.samples import find_thinking, samples_of, scores_of

@@ -1,6 +1,6 @@
 """The batch of a step from fixed data: nothing is sampled, and every rank reads what it packs."""
 
-from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.mixture import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.records import NO_RANK, Outcome, Problem, Response
 from megatron_opsft.session import Session

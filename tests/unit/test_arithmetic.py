@@ -5,6 +5,11 @@ import re
 from itertools import islice
 
 import pytest
+from arithmetic_solutions import (
+    Redundancy,
+    minimal_response,
+    verbose_response,
+)
 
 from megatron_opsft.data.arithmetic import (
     DEFAULT_PROBLEMS,
@@ -12,11 +17,6 @@ from megatron_opsft.data.arithmetic import (
     draw_problems,
     load_arithmetic,
     split_of,
-)
-from megatron_opsft.data.arithmetic_solutions import (
-    Redundancy,
-    minimal_response,
-    verbose_response,
 )
 from megatron_opsft.errors import UserError
 

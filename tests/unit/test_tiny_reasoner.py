@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from arithmetic_solutions import minimal_response
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,7 +18,6 @@ from transformers import (
 
 import megatron_opsft
 from megatron_opsft.data.arithmetic import draw_problems, load_arithmetic
-from megatron_opsft.data.arithmetic_solutions import minimal_response
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."

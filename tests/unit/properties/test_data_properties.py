@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from megatron_opsft.data.answers import read_answer
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.answers import find_boxes, read_answer
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.rows import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS
 from megatron_opsft.errors import RowError, UserError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from megatron_opsft.batching.microbatch import build_microbatch
 from megatron_opsft.batching.packing import describe_plan, plan_packing
 from megatron_opsft.batching.zigzag import joined_order, own_indices, padded
-from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.mixture import ProblemSampler
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.requests import deal_evenly
 
