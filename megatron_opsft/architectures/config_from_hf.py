@@ -24,6 +24,7 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("logits_soft_cap", None),
     ("quantization_config", None),
     ("n_routed_experts", None),
+    ("transformers_weights", None),  # another file than the usual ones
 )
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")  # transformers 5 writes the second
 LLAMA3_FIELDS = (

@@ -1,6 +1,5 @@
 """Convert a model from one format to the other, and compare two: either format is a `Source`."""
 
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -131,7 +130,6 @@ def convert_model(
     else:
         layout = megatron_layout(source.table, wanted, max_shard_bytes)
     with written_whole(out) as partial:
-        _check_room(out, layout)
         partial.open_files(layout.files)
         _copy_all(source, layout, partial, workers)
         partial.write_small(side_files(source.config_dir, wanted) | layout.small_files)
@@ -149,17 +147,6 @@ def convert_model(
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
         verified=verify,
     )
-
-
-def _check_room(out: Path, layout: FileLayout) -> None:
-    """Errors: `UserError` when the disk has too little room for the result."""
-    needed = sum(file.num_bytes for file in layout.files)
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise UserError(
-            f"{out} needs {in_words(needed)}, but its disk has {in_words(free)} left; free some or "
-            "choose another place"
-        )
 
 
 def _copy_all(source: Source, layout: FileLayout, partial: PartialFiles, workers: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from megatron_opsft.storage.hf_files import NAMED_WEIGHTS, SAFETENSORS_DTYPES
+from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
 from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.partial import PartialFiles, PlannedFile, written_whole
 from megatron_opsft.storage.regions import Region, check_cast
@@ -148,7 +148,6 @@ def side_files(model_dir: Path, dtype: torch.dtype | None) -> dict[str, bytes]:
     content = (model_dir / "config.json").read_bytes()
     if dtype is not None:
         config = json.loads(content)
-        config.pop(NAMED_WEIGHTS, None)  # a file of the source, not one of the result
         for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["dtype"]:
             config[key] = str(dtype).removeprefix("torch.")
         content = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

@@ -19,13 +19,6 @@ TORCH_DIST_FORMAT = {
     "common_backend_version": 1,
 }
 RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
-# In this order transformers' `from_pretrained` looks for weights; the first that is there counts.
-WEIGHT_NAMES = (
-    SINGLE_NAME,
-    INDEX_NAME,
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -35,7 +28,7 @@ HUB_PATTERNS = [
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
 # Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
-HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
+HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
 
 def resolve_model(
@@ -44,9 +37,8 @@ def resolve_model(
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
-    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
-    what errors call the name.
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
+    UserError where they cannot be. option: what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
@@ -84,7 +76,7 @@ def _check_complete(directory: Path, option: str) -> None:
     without its model.
     """
     check_fetched(sorted(directory.iterdir()))
-    has_weights = any((directory / weights).is_file() for weights in WEIGHT_NAMES)
+    has_weights = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
     if (directory / ADAPTER_NAME).is_file() and not has_weights:
         raise UserError(
             f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
@@ -122,17 +114,10 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    def fetch(wanted: Sequence[str]) -> Path:
-        return Path(
-            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
-        )
-
     try:
-        directory = fetch(patterns)
-        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
-        if "*.safetensors" in patterns and not is_safe:
-            directory = fetch([*patterns, "*.bin"])
-        return directory
+        return Path(
+            snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=HUB_IGNORED)
+        )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(

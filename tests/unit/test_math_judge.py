@@ -7,7 +7,7 @@ import pytest
 from answer_spellings import EQUIVALENT, INEQUIVALENT
 from forked_cli import ROOT
 
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.spelling import TABLE, respell
 
@@ -282,6 +282,37 @@ def test_the_same_answer_and_another_one(line: str) -> None:
 )
 def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:
     assert (judge(response, gold).outcome is Outcome.CORRECT) == correct
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"First \boxed{3}, no: \boxed{2}.", "3", "wrong"),
+        (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", "correct"),
+        (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", "wrong"),
+        (r"\boxed{\boxed{7}}", "7", "correct"),
+        (r"\boxed{4}", "4a-2", "wrong"),
+        (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", "wrong"),
+        (r"\boxed{63/5}", r"12\frac{3}{5}", "correct"),
+        (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", "correct"),
+        ("The angle is [90].", "90", "correct"),
+        (r"\boxed{1}. The final answer is 4", "4", "correct"),
+        (r"\boxed{\frac{1}{2}", "1/2", "no_answer"),
+        ("I do not know.", "4", "no_answer"),
+        ("", "4", "no_answer"),
+        (r"\boxed{}", "4", "no_answer"),
+        (r"<think>It is \boxed{4}.</think> I give up.", "4", "no_answer"),
+        (r"Never stopped thinking: \boxed{4}", "4", "correct"),
+    ],
+)
+def test_where_the_answer_is_looked_for(text: str, gold: str, outcome: str) -> None:
+    assert judge(text, gold).outcome == Outcome(outcome)
+
+
+def test_verdict_names_the_answer_it_read() -> None:
+    assert judge(r"so \boxed{ 3 }", "4") == Verdict(outcome=Outcome.WRONG, answer="3")
+    assert judge("nothing", "4").answer == ""
+    assert len(judge("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
 
 
 # Of each kind of answer that data sets hold.
