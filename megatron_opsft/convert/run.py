@@ -95,7 +95,6 @@ class Figures:
     tensors: int
     bytes: int
     seconds: float
-    bytes_per_second: float
     peak_rss_mb: float
     verified: bool
 
@@ -143,7 +142,6 @@ def convert_model(
         tensors=len(layout.targets),
         bytes=layout.num_bytes,
         seconds=round(seconds, 3),
-        bytes_per_second=round(layout.num_bytes / seconds),
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
         verified=verify,
     )
