@@ -12,11 +12,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Pipe
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Self
 
 from megatron_opsft.errors import UserError
@@ -33,7 +33,6 @@ _BOOT = (
     "main(sys.argv[2], *map(int, sys.argv[3:]))"
 )
 _Item = tuple[str, ...]
-_Tasks = SimpleQueue[tuple[_Item, Future[Verdict]]]
 
 
 class VerifierPool:
@@ -47,7 +46,7 @@ class VerifierPool:
     WRONG. sympy keeps what it has computed, so a worker that has filled half of it is replaced
     between answers.
 
-    Each thread of the pool starts, asks and replaces one worker, its own.
+    A thread of the pool starts, asks and replaces one worker, that of its index in `_workers`.
     """
 
     def __init__(
@@ -66,12 +65,10 @@ class VerifierPool:
         self._answers_per_worker, self._num_asked = answers_per_worker, 0
         self._lock = threading.Lock()
         self._closed = False
-        # A process started by a thread that blocks signals is deaf to them from the beginning.
-        block = (signal.pthread_sigmask, signal.SIG_BLOCK, _SIGNALS)
-        self._threads = ThreadPoolExecutor(num_workers, initializer=block[0], initargs=block[1:])
-        self._of_thread = threading.local()
-        self._workers: set[_Worker] = set()
-        self._ready = self._threads.submit(self._warm)
+        self._tasks: SimpleQueue[tuple[_Item, Future[Verdict]] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._workers: list[_Worker | None] = [None] * num_workers
+        self._ready = self._add_worker()
 
     def wait_until_ready(self) -> None:
         """Errors: `UserError` when a worker cannot start, as with a judge that is not there."""
@@ -89,13 +86,12 @@ class VerifierPool:
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
             futures: dict[_Item, Future[Verdict]] = {item: Future() for item in items}
-            tasks: _Tasks = SimpleQueue()
             for task in futures.items():
-                tasks.put(task)
+                self._tasks.put(task)
             self._num_asked += len(futures)
             wanted = 1 + self._num_asked // self._answers_per_worker
-            for _ in range(min(self._num_workers, wanted)):
-                self._threads.submit(self._serve, tasks)
+            while len(self._threads) < min(self._num_workers, wanted):
+                self._add_worker()
             try:
                 return [futures[item].result() for item in items]
             finally:  # after an exception nobody asks for the others
@@ -106,11 +102,14 @@ class VerifierPool:
         """End all workers. The pool cannot be used again; closing twice is fine."""
         with self._lock:
             self._closed = True
-            for worker in list(self._workers):
-                worker.process.kill()
-            self._threads.shutdown()
-            for worker in list(self._workers):
-                self._end(worker)
+            for worker in self._workers:
+                if worker is not None:
+                    worker.process.kill()
+            for _ in self._threads:
+                self._tasks.put(None)
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
 
     def __enter__(self) -> Self:
         return self
@@ -118,57 +117,59 @@ class VerifierPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, tasks: _Tasks) -> None:
-        """What a thread does until nothing is left to judge. It takes nothing before its worker is
-        warm, so the others do not wait for that.
-        """
-        with suppress(UserError, RuntimeError):  # the answer that needs it is told
-            self._warm()
-        with suppress(Empty):
-            while True:
-                item, future = tasks.get_nowait()
-                if future.set_running_or_notify_cancel():
-                    try:
-                        future.set_result(self._judge_with(item))
-                    except Exception as error:
-                        future.set_exception(error)
+    def _add_worker(self) -> Future["_Worker"]:
+        """The future says when it is warm."""
+        ready: Future[_Worker] = Future()
+        arguments = (len(self._threads), ready)
+        self._threads.append(threading.Thread(target=self._serve, args=arguments, daemon=True))
+        self._threads[-1].start()
+        return ready
 
-    def _judge_with(self, item: _Item) -> Verdict:
+    def _serve(self, index: int, ready: Future["_Worker"]) -> None:
+        """What a thread does, until `close`."""
+        # A process started by a thread that blocks signals is deaf to them from the beginning.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        _settle(ready, self._warm, index)
+        while (task := self._tasks.get()) is not None:
+            item, future = task
+            if future.set_running_or_notify_cancel():
+                _settle(future, self._judge_with, index, item)
+        self._end(index)
+
+    def _judge_with(self, index: int, item: _Item) -> Verdict:
         while True:
-            worker = self._warm()
+            worker = self._warm(index)
             try:
                 worker.pipe.send(item)
             except OSError:  # its pipe is closed: it died while idle
-                self._end(worker)
+                self._end(index)
                 continue
             try:
                 reply = worker.receive(self._timeout_seconds)
             except (EOFError, OSError):
-                self._end(worker)
+                self._end(index)
                 if worker.num_judged:  # it may have died of what earlier answers left behind
                     continue
                 return Verdict(outcome=Outcome.ERROR)
             if reply is None:
-                self._end(worker)
+                self._end(index)
                 return Verdict(outcome=Outcome.TIMEOUT)
             outcome, answer, address_space = reply
             worker.num_judged += 1
             if 2 * address_space > self._max_memory_bytes > 0:
-                self._end(worker)
+                self._end(index)
             return Verdict(outcome=Outcome(outcome), answer=answer)
 
-    def _warm(self) -> "_Worker":
-        """The worker of this thread, or a new one. One that ends before it is ready is started
+    def _warm(self, index: int) -> "_Worker":
+        """The worker that is there, or a new one. One that ends before it is ready is started
         again. Errors: `UserError` for one that is not ready in time or is one too many.
         """
-        worker: _Worker | None = getattr(self._of_thread, "worker", None)
-        if worker in self._workers:
+        if worker := self._workers[index]:
             return worker
         for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
-            self._of_thread.worker = worker = _Worker(self._judge, self._max_memory_bytes)
-            self._workers.add(worker)
+            self._workers[index] = worker = _Worker(self._judge, self._max_memory_bytes)
             try:
                 message = worker.receive(START_SECONDS)
             except (EOFError, OSError):  # it ended, but the exit code may take a moment
@@ -177,7 +178,7 @@ class VerifierPool:
                     worker.process.wait(timeout=10)
             if message == READY:
                 return worker
-            self._end(worker)
+            self._end(index)
             if message is None:
                 raise UserError(
                     f"a verifier worker was not ready after {START_SECONDS:.0f} s: "
@@ -185,18 +186,27 @@ class VerifierPool:
                 )
             if message:
                 raise UserError(message)
+            code = worker.process.returncode
         raise UserError(
-            f"{MAX_STARTS} verifier workers in a row ended with exit code "
-            f"{worker.process.returncode} before they were ready; what they printed is above "
-            "(-9: is there memory left? Lower verify.workers)"
+            f"{MAX_STARTS} verifier workers in a row ended with exit code {code} before they were "
+            "ready; what they printed is above (-9: is there memory left? Lower verify.workers)"
         )
 
-    def _end(self, worker: "_Worker") -> None:
+    def _end(self, index: int) -> None:
         """SIGKILL, reap and close; quiet when it is dead already."""
-        self._workers.discard(worker)
-        worker.process.kill()
-        worker.process.wait()
-        worker.pipe.close()
+        worker, self._workers[index] = self._workers[index], None
+        if worker is not None:
+            worker.process.kill()
+            worker.process.wait()
+            worker.pipe.close()
+
+
+def _settle(future: Future[Any], compute: Callable[..., Any], *arguments: Any) -> None:
+    """Its result, or the error that whoever waits for it gets."""
+    try:
+        future.set_result(compute(*arguments))
+    except Exception as error:
+        future.set_exception(error)
 
 
 class _Worker:
