@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from shapes import CONFIGS
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.storage.file_layout import hf_layout
+from megatron_opsft.storage.hf_writer import hf_layout
 from megatron_opsft.weights.rules import WeightTable
 
 ROOT = Path(__file__).parents[1]

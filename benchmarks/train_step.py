@@ -24,8 +24,7 @@ from ranks import join_ranks, measured, peak_flops, run_main, start_ranks
 from shapes import R1_DISTILL_QWEN_1P5B, SHAPES
 from torch import Tensor
 
-from megatron_opsft.architectures.flops import forward_flops, quadratic_at
-from megatron_opsft.architectures.shape import ModelShape
+from megatron_opsft.architectures.shape import ModelShape, forward_flops, quadratic_at
 from megatron_opsft.batching.microbatch import pack
 from megatron_opsft.config import OptimizerConfig, ParallelConfig, TrainConfig
 from megatron_opsft.loss.cross_entropy import te_problem

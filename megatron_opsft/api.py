@@ -132,7 +132,7 @@ def convert(
     where a checkpoint does not know its model. dtype: of the output, the source's by default.
     verify: read it back and compare. workers: threads.
     """
-    from megatron_opsft.convert.paths import find_source
+    from megatron_opsft.convert.commands import find_source
 
     directory = find_source(str(source), to, Path(out), overwrite=overwrite)
     from megatron_opsft.convert.run import convert_model

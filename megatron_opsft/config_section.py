@@ -116,7 +116,7 @@ def _template_name(name: str) -> str:
 
 # A prompt that is shipped, or a file of the user's.
 TemplateName = Annotated[str, HomeExpanded, AfterValidator(_template_name)]
-SHIPPED_JUDGES = ("math", "choice", "exact", "regex")
+SHIPPED_JUDGES = ("math", "choice", "exact")
 _OWN_JUDGE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 

@@ -8,13 +8,12 @@ from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.config import Config, EvalConfig, RolloutConfig
 from megatron_opsft.config.run import EvalSet
 from megatron_opsft.data.choices import (
+    describe_data,
     drop_unusable_prompts,
     keep_by_pass_rate,
-    leave_out_duplicates,
     take_held_out,
 )
 from megatron_opsft.data.mixture import load_training
-from megatron_opsft.data.notes import describe_data
 from megatron_opsft.data.problems import (
     BadRow,
     ProblemSet,
@@ -24,12 +23,12 @@ from megatron_opsft.data.problems import (
 )
 from megatron_opsft.data.prompts import (
     PromptEncoder,
+    TeacherPrompt,
     check_vocabulary,
     end_token_ids,
     load_tokenizer,
 )
 from megatron_opsft.data.stored_responses import StoredResponses, read_stored_responses
-from megatron_opsft.data.teacher_prompt import TeacherPrompt
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.held_out import HeldOut
 from megatron_opsft.evaluate.results import read_pass_rates
@@ -44,7 +43,6 @@ from megatron_opsft.model.checks import check_layout
 from megatron_opsft.preflight.check import check_responses
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import check_lengths
-from megatron_opsft.verify.verifier import check_row_judges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +78,8 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
     check_vocabulary(tokenizer, end_tokens, shape.vocab_size, model_dir)
     check_layout(shape, config.parallel)
     check_lengths(config, shape.max_position_embeddings)
-    loaded = load_training(config.data, with_fields=config.verify.needs_fields)
-    usable = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
-    problems = leave_out_duplicates(usable, config.data.duplicates)
+    loaded = load_training(config.data, with_fields=config.verify.own_judge)
+    problems = drop_unusable_prompts(loaded, encoder.encode, config.data.max_prompt_tokens)
     problems, held_out = _choose_held_out(config, problems, encoder)
     if config.data.pass_rate and config.data.pass_rate_from:
         rates = read_pass_rates(config.data.pass_rate_from)
@@ -94,8 +91,6 @@ def read_input(config: Config, model_dir: Path, shape: ModelShape) -> RunInput:
             "to one of them, or eval.holdout"
         )
     read = [problems, *([held_out] if held_out is not None else []), *more.values()]
-    for judged in read:
-        check_row_judges(config.verify, judged.problems)
     stored = _read_stored(config, shape.max_position_embeddings)
     teacher: str | None = getattr(config.method, "teacher_template", None)
     evaluated = None
@@ -159,7 +154,7 @@ def _choose_held_out(
         if config.eval.data is not None:
             raise UserError("eval.holdout and eval.data exclude each other; set one of them")
         return take_held_out(problems, config.eval.holdout, config.run.seed)
-    held_out = load_held_out(config.data, config.eval, with_fields=config.verify.needs_fields)
+    held_out = load_held_out(config.data, config.eval, with_fields=config.verify.own_judge)
     if held_out is None:
         return problems, None
     limit = config.data.max_prompt_tokens
@@ -180,7 +175,7 @@ def _load_more(config: Config, encoder: PromptEncoder) -> dict[str, ProblemSet]:
             answer_field=given.answer_field,
             section=f"eval.more.{given.name}.",
             template=config.data.template,
-            with_fields=config.verify.needs_fields,
+            with_fields=config.verify.own_judge,
         )
         sets[given.name] = drop_unusable_prompts(read, encoder.encode, limit)
     return sets

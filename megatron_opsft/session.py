@@ -14,8 +14,7 @@ import torch
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.batching.exchange import fetch_samples
 from megatron_opsft.config import Config
-from megatron_opsft.data.mixture import order_of
-from megatron_opsft.data.sampler import ProblemSampler
+from megatron_opsft.data.mixture import ProblemSampler, order_of
 from megatron_opsft.errors import NothingLeft, UserError
 from megatron_opsft.model.checkpoint import Checkpointer
 from megatron_opsft.model.load import build_trainer

@@ -18,21 +18,11 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from arithmetic_solutions import Redundancy, equation, minimal_response, verbose_response
 from tokenizers import models, pre_tokenizers
-from transformers import (
-    GenerationConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2Tokenizer,
-)
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from megatron_opsft.data.arithmetic import LARGEST, SMALLEST, draw_problems
-from megatron_opsft.data.arithmetic_solutions import (
-    Redundancy,
-    equation,
-    minimal_response,
-    verbose_response,
-)
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -264,10 +254,7 @@ def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
     tokenizer.save_pretrained(out)
 
 
-def main(
-    out: Path,
-    seed: int,
-) -> None:
+def main(out: Path, seed: int) -> None:
     """Build the tokenizer, train the model, save both."""
     torch.set_num_threads(1)  # the order of float additions, and so the result, depends on it
     torch.manual_seed(seed)

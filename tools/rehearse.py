@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
-from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.architectures.shape import quadratic_at
 from megatron_opsft.batching import exchange
 from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.config.load import load_config

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.families import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape, MoeShape, RopeScaling
 from megatron_opsft.architectures.template import Architecture
 from megatron_opsft.errors import UserError
@@ -24,6 +24,7 @@ FIXED_FIELDS: tuple[tuple[str, object], ...] = (
     ("logits_soft_cap", None),
     ("quantization_config", None),
     ("n_routed_experts", None),
+    ("transformers_weights", None),  # another file than the usual ones
 )
 EXPERT_COUNT_FIELDS = ("num_experts", "num_local_experts")  # transformers 5 writes the second
 LLAMA3_FIELDS = (

@@ -1,5 +1,6 @@
-"""The sizes and switches of one model, which weight tables and the model builder both need."""
+"""The sizes and switches of one model, and the floating-point operations that follow from them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -32,7 +33,7 @@ class MoeShape:
 class ModelShape:
     """A decoder with grouped-query attention, RMSNorm, rotary positions and SwiGLU MLPs.
 
-    architecture: the Hugging Face class name, a key of `architectures.ARCHITECTURES`.
+    architecture: the Hugging Face class name, a key of `families.ARCHITECTURES`.
     qkv_bias: biases on q, k, v (and on nothing else); qk_norm: RMSNorm over each head of q and k.
     vocab_size: rows of the Hugging Face embedding, without any padding of ours.
     moe: None for a dense model; otherwise no layer has an MLP of `ffn_size`.
@@ -61,3 +62,32 @@ class ModelShape:
         if self.moe is None:
             return "intermediate_size", self.ffn_size
         return "moe_intermediate_size", self.moe.ffn_size
+
+
+def layer_weights(shape: ModelShape) -> int:
+    """Weights of one layer's products that one token meets; of the experts only its own."""
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    attention = shape.hidden_size * shape.head_dim * (heads + shape.num_heads)
+    if shape.moe is None:
+        return attention + 3 * shape.hidden_size * shape.ffn_size
+    experts = 3 * shape.moe.top_k * shape.moe.ffn_size + shape.moe.num_experts
+    return attention + shape.hidden_size * experts
+
+
+def quadratic_at(shape: ModelShape) -> float:
+    """The sequence length at which causal attention costs as much as all other products of a layer:
+    2 n^2 x heads x head size = 2 n x weights.
+    """
+    return layer_weights(shape) / (shape.num_heads * shape.head_dim)
+
+
+def forward_flops(shape: ModelShape, lengths: Iterable[int], num_loss_tokens: int) -> float:
+    """Floating-point operations of a forward pass over sequences of these lengths, with the output
+    layer at `num_loss_tokens` positions; a backward pass costs twice as many.
+
+    Products alone, as usual: norms, activations and softmaxes are left out.
+    """
+    per_token = 2.0 * layer_weights(shape)
+    attention = 2.0 * shape.num_heads * shape.head_dim
+    layers = sum(n * per_token + n * n * attention for n in lengths) * shape.num_layers
+    return layers + 2.0 * shape.hidden_size * shape.vocab_size * num_loss_tokens

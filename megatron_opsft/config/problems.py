@@ -1,7 +1,7 @@
 """What is asked, and who judges the answers."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -34,10 +34,6 @@ class DataConfig(Section):
     answer_field: str | None = Field(
         None,
         description="Field of the gold answer (may be dotted); by default the first of answer, final_answer, solution.",
-    )
-    duplicates: Literal["keep", "first", "drop"] = Field(
-        "keep",
-        description="Rows with the same problem. first: keep the first; drop: also drop problems with different answers.",
     )
     pass_rate: tuple[float, float] | None = Field(
         None,
@@ -97,11 +93,7 @@ class DataConfig(Section):
 class VerifyConfig(Section):
     judge: JudgeName = Field(
         "math",
-        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/data.md).",
-    )
-    judge_field: str | None = Field(
-        None,
-        description="Field of a row that names the row's own judge; rows without it use verify.judge.",
+        description="Who judges an answer: math, choice (A to E), exact, or a function of your own, package.module:function (docs/data.md).",
     )
     workers: Annotated[int, FREE] = Field(
         0, ge=0, description="Most verifier processes of a rank; 0: its share of the CPU cores."
@@ -110,10 +102,5 @@ class VerifyConfig(Section):
 
     @property
     def own_judge(self) -> bool:
-        """Whether `judge` is a function of the user's."""
+        """Whether `judge` is a function of the user's, which takes all columns of a row."""
         return self.judge not in SHIPPED_JUDGES
-
-    @property
-    def needs_fields(self) -> bool:
-        """Whether a verdict takes more of a row than its answer."""
-        return self.own_judge or self.judge_field is not None

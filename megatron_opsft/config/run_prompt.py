@@ -20,7 +20,6 @@ _SECTIONS = {
     "template": "data",
     "system_prompt": "data",
     "judge": "verify",
-    "judge_field": "verify",
 }
 
 
@@ -28,7 +27,7 @@ def settings_of_run(
     model: str, now: Mapping[str, object], given: Collection[str]
 ) -> dict[str, Any]:
     """Which of `now`, that are not `given`, a model's run has otherwise, and what it has: of
-    template, system_prompt, judge and judge_field. {} for a model that no run holds.
+    template, system_prompt and judge. {} for a model that no run holds.
 
     model: as a user writes it. A line says what is taken from the run, another one what is given
     otherwise. Errors: `UserError` for a run whose config.yaml cannot be read, and for a judge that

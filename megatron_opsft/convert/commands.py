@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 from pydantic import ByteSize, Field
 
 from megatron_opsft.command_line import Command, group
-from megatron_opsft.errors import ANSWER_IS_NO
+from megatron_opsft.errors import ANSWER_IS_NO, UserError
 from megatron_opsft.runtime.console import printable
+from megatron_opsft.runtime.progress import in_words
 
 _CONFIG_FROM = "Hugging Face directory or run with config and tokenizer, if --megatron has none."
 
@@ -35,10 +36,7 @@ class _Conversion(Command):
 
     def convert(self, source: str, to: Literal["hf", "megatron"], config_from: Path | None) -> None:
         """Convert, and say how it went. source: as the user names it."""
-        from megatron_opsft.convert.paths import find_source
-
         directory = find_source(source, to, self.out, overwrite=self.overwrite)
-        from megatron_opsft.convert.paths import in_words
         from megatron_opsft.convert.run import convert_model
 
         figures = convert_model(
@@ -115,8 +113,7 @@ class Check(Command):
 
     def run(self) -> int | None:
         """Print what differs."""
-        from megatron_opsft.convert.compare import differing_tensors
-        from megatron_opsft.convert.source import open_source
+        from megatron_opsft.convert.run import differing_tensors, open_source
 
         sources = [
             open_source(_directory_of(name), self.config_from) for name in (self.first, self.second)
@@ -141,8 +138,25 @@ PROGRAM = group(
 
 def _directory_of(name: str) -> Path:
     """A checkpoint, or what `resolve_model` makes of the name. Errors: `UserError`."""
-    from megatron_opsft.storage.known_files import is_dist_checkpoint
-    from megatron_opsft.storage.model_paths import resolve_model
+    from megatron_opsft.storage.model_paths import is_dist_checkpoint, resolve_model
 
     path = Path(name)
     return path if is_dist_checkpoint(path) else resolve_model(name, option="convert check")
+
+
+def find_source(name: str, to: str, out: Path, *, overwrite: bool) -> Path:
+    """The directory of a model in the other format than `to`, hf or megatron. Errors: `UserError`,
+    also for an output that may not be written.
+    """
+    from megatron_opsft.storage.model_paths import TINY_REASONER, newest_checkpoint, resolve_model
+    from megatron_opsft.storage.replacing import check_out
+
+    if to == "megatron":
+        directory = resolve_model(name, option="--hf")
+    else:
+        path = resolve_model(name) if name == TINY_REASONER else Path(name).expanduser()
+        directory = newest_checkpoint(path)
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    check_out(out, [directory], overwrite=overwrite)
+    return directory

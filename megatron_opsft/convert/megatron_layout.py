@@ -21,14 +21,15 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from megatron_opsft.storage.direct_io import ALIGNMENT
-from megatron_opsft.storage.file_layout import FileLayout, PlannedFile, Target
-from megatron_opsft.storage.known_files import (
+from megatron_opsft.storage.hf_writer import FileLayout, Target
+from megatron_opsft.storage.model_paths import (
     COMMON_NAME,
     FORMAT_NAME,
     METADATA_NAME,
     RECORD_NAME,
     TORCH_DIST_FORMAT,
 )
+from megatron_opsft.storage.partial import PlannedFile
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.storage.torch_archive import archived_tensor
 from megatron_opsft.weights.checkpoint_keys import (

@@ -1,32 +1,90 @@
-"""Convert a model from one format to the other: plan, copy, let the result appear."""
+"""Convert a model from one format to the other, and compare two: either format is a `Source`."""
 
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from megatron_opsft.convert.compare import differing_tensors
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.convert.megatron_layout import megatron_layout
-from megatron_opsft.convert.paths import in_words
-from megatron_opsft.convert.source import Source, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.device import peak_resident_bytes
-from megatron_opsft.runtime.progress import Progress
+from megatron_opsft.runtime.progress import Progress, in_words
 from megatron_opsft.storage.direct_io import Staging
-from megatron_opsft.storage.file_layout import FileLayout, Target, hf_layout
-from megatron_opsft.storage.hf_writer import MAX_SHARD_BYTES, side_files
+from megatron_opsft.storage.hf_files import SAFETENSORS_DTYPES
+from megatron_opsft.storage.hf_writer import (
+    MAX_SHARD_BYTES,
+    FileLayout,
+    Target,
+    hf_layout,
+    side_files,
+)
+from megatron_opsft.storage.megatron_files import StoredWeights, open_weights
+from megatron_opsft.storage.model_paths import is_dist_checkpoint, resolve_model
 from megatron_opsft.storage.partial import PartialFiles, written_whole
 from megatron_opsft.storage.regions import row_chunks
 from megatron_opsft.storage.replacing import check_out
 from megatron_opsft.weights.rectangles import Rect
+from megatron_opsft.weights.rules import WeightTable
 
 Format = Literal["megatron", "hf"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _staging = Staging()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An opened model. `table` has TransformerEngine's names, which checkpoints use."""
+
+    directory: Path
+    config_dir: Path
+    table: WeightTable
+    tensors: StoredWeights
+    is_megatron: bool
+
+    def paths(self) -> tuple[Path, ...]:
+        """Everything that is read: directories, and the weight files, which links may lead to."""
+        return (self.directory, self.config_dir, *self.tensors.files())
+
+    def only_dtype(self) -> torch.dtype:
+        """The dtype of all weights. Errors: `UserError` naming one that has another."""
+        names = list(self.table.hf_shapes())
+        first = self.tensors.dtype(names[0])
+        for name in names:
+            if self.tensors.dtype(name) is not first:
+                raise UserError(
+                    f"{self.directory}: tensor {name} is {self.tensors.dtype(name)}, but "
+                    f"{names[0]} is {first}; give --dtype to convert all to one"
+                )
+        if first not in SAFETENSORS_DTYPES.values():
+            raise UserError(f"{self.directory}: {first} is not supported; give --dtype")
+        return first
+
+
+def open_source(directory: Path, config_dir: Path | None = None) -> Source:
+    """Open a Hugging Face directory or a Megatron checkpoint and check it without reading weights.
+
+    config_dir: Hugging Face directory of the configuration and tokenizer, where the checkpoint does
+    not hold them itself.
+    Errors: `UserError` naming what is missing, unexpected or damaged.
+    """
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    is_megatron = is_dist_checkpoint(directory)
+    if config_dir is not None:
+        config_dir = resolve_model(str(config_dir), option="--config-from")
+    if is_megatron and config_dir is None and not (directory / "config.json").is_file():
+        raise UserError(
+            f"{directory} holds no config.json; give --config-from with the Hugging Face directory "
+            "that the model came from"
+        )
+    config_dir = config_dir or directory
+    table = WeightTable(read_model_shape(config_dir), "te")
+    return Source(directory, config_dir, table, open_weights(directory, table), is_megatron)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +95,6 @@ class Figures:
     tensors: int
     bytes: int
     seconds: float
-    bytes_per_second: float
     peak_rss_mb: float
     verified: bool
 
@@ -72,7 +129,6 @@ def convert_model(
     else:
         layout = megatron_layout(source.table, wanted, max_shard_bytes)
     with written_whole(out) as partial:
-        _check_room(out, layout)
         partial.open_files(layout.files)
         _copy_all(source, layout, partial, workers)
         partial.write_small(side_files(source.config_dir, wanted) | layout.small_files)
@@ -86,21 +142,9 @@ def convert_model(
         tensors=len(layout.targets),
         bytes=layout.num_bytes,
         seconds=round(seconds, 3),
-        bytes_per_second=round(layout.num_bytes / seconds),
         peak_rss_mb=round(peak_resident_bytes() / 2**20, 1),
         verified=verify,
     )
-
-
-def _check_room(out: Path, layout: FileLayout) -> None:
-    """Errors: `UserError` when the disk has too little room for the result."""
-    needed = sum(file.num_bytes for file in layout.files)
-    free = shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise UserError(
-            f"{out} needs {in_words(needed)}, but its disk has {in_words(free)} left; free some or "
-            "choose another place"
-        )
 
 
 def _copy_all(source: Source, layout: FileLayout, partial: PartialFiles, workers: int) -> None:
@@ -131,3 +175,41 @@ def copy_target(source: Source, target: Target, partial: PartialFiles, progress:
         file.write_staged(data, offset)
         progress.advance(len(data))
     progress.advance(region.num_bytes - target.num_filled * region.row_bytes)
+
+
+def differing_tensors(
+    first: Source, second: Source, *, dtype: torch.dtype | None = None, workers: int = 1
+) -> list[str]:
+    """One line for each tensor that differs in a bit; empty for equal models.
+
+    dtype: compare after a cast of both to it; None: dtypes must be equal too. Errors: `UserError`
+    when the models have different tensors altogether.
+    """
+    shapes = first.table.hf_shapes()
+    if shapes != second.table.hf_shapes():
+        raise UserError(
+            f"{first.directory} and {second.directory} are models of different architecture or size"
+        )
+    sizes = {n: prod(s) * (dtype or first.tensors.dtype(n)).itemsize for n, s in shapes.items()}
+    sides = [(source.tensors, Staging()) for source in (first, second)]
+    with Progress("comparing", sum(sizes.values()), words=in_words) as progress:
+
+        def difference(name: str) -> str | None:
+            dtypes = [tensors.dtype(name) for tensors, _ in sides]
+            if dtype is None and dtypes[0] is not dtypes[1]:
+                return f"{name}: {dtypes[0]} against {dtypes[1]}"
+            num_rows, *columns = shapes[name]
+            row_bytes = sizes[name] // num_rows
+            for start, stop in row_chunks(0, num_rows, row_bytes):
+                read = []
+                for tensors, staging in sides:
+                    read.append(staging.place_for(0, (stop - start) * row_bytes))
+                    rows = torch.frombuffer(read[-1], dtype=dtype or dtypes[0])
+                    tensors.copy_rows(name, start, stop, rows.view(stop - start, *columns))
+                if read[0] != read[1]:
+                    return f"{name}: other values"
+                progress.advance((stop - start) * row_bytes)
+            return None
+
+        with ThreadPoolExecutor(workers) as pool:
+            return [line for line in pool.map(difference, shapes) if line is not None]

@@ -1,16 +1,16 @@
-"""Which of the problems that were read a run trains on: what is left out becomes bad rows."""
+"""Which of the problems that were read a run trains on, and what a user should know of them; what
+is left out becomes bad rows.
+"""
 
 import random
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from megatron_opsft.config import Config
 from megatron_opsft.data.problems import ProblemSet
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.records import Problem
-
-Duplicates = Literal["keep", "first", "drop"]
 
 
 def drop_unusable_prompts(
@@ -31,53 +31,6 @@ def drop_unusable_prompts(
                 f"prompt of {num_tokens} tokens, more than data.max_prompt_tokens="
                 f"{max_prompt_tokens}"
             )
-    return problem_set.leave_out(reasons)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SameProblem:
-    """indices: of the rows of one problem, in order; contradicts: they have different answers."""
-
-    indices: tuple[int, ...]
-    contradicts: bool
-
-
-def find_duplicates(problem_set: ProblemSet) -> list[SameProblem]:
-    """Problems of several rows. Two problems are the same if their texts are, but for white
-    space.
-    """
-    groups: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, problem in enumerate(problem_set.problems):
-        texts = (*(message.content for message in problem.before), problem.text)
-        groups[tuple(" ".join(text.split()) for text in texts)].append(index)
-    answers = [problem.answer.strip() for problem in problem_set.problems]
-    return [
-        SameProblem(indices=tuple(same), contradicts=len({answers[index] for index in same}) > 1)
-        for same in groups.values()
-        if len(same) > 1
-    ]
-
-
-def leave_out_duplicates(problem_set: ProblemSet, mode: Duplicates) -> ProblemSet:
-    """keep: nothing is left out; first: all but the first row of a problem; drop: problems with
-    different answers too. Errors: `UserError` where nothing would be left.
-    """
-    if mode == "keep":
-        return problem_set
-    reasons: dict[int, str] = {}
-    for same in find_duplicates(problem_set):
-        first = same.indices[0]
-        place = f"row {problem_set.rows[first]}"
-        if len(problem_set.sources) > 1:
-            place += f" of {problem_set.source_of(first)}"
-        left_out, what = same.indices[1:], "repeats"
-        if mode == "drop" and same.contradicts:
-            left_out, what = same.indices, "rows of this problem have different answers"
-        reasons |= dict.fromkeys(left_out, f"{what}: {place} has the same problem")
-    if len(reasons) == len(problem_set.problems):
-        raise UserError(
-            f"data.duplicates={mode}: {problem_set.name} has no problem that is left; use keep"
-        )
     return problem_set.leave_out(reasons)
 
 
@@ -133,3 +86,43 @@ def keep_by_pass_rate(
             "data, or widen the bounds"
         )
     return problem_set.leave_out(reasons)
+
+
+def describe_data(config: Config, problems: ProblemSet, held_out: ProblemSet | None) -> list[str]:
+    """What a user should know of a run's data before anything is computed: one entry a fact."""
+    said = [describe_bad_rows(problems)]
+    counts, weights = Counter(problems.parts), [part.weight for part in config.data.parts]
+    for number, source in enumerate(problems.sources):
+        num, per_step = counts[number], config.data.prompts_per_step
+        wanted = round(per_step * weights[number] / sum(weights), 1)
+        if wanted > num:
+            said.append(
+                f"data.prompts_per_step={wanted:g} is more than the {num} problems of {source}: "
+                "every step has some of them twice or more"
+            )
+        elif wanted * config.run.steps > num:
+            said.append(
+                f"{config.run.steps} steps of {wanted:g} problems go through the {num} problems of "
+                f"{source} {wanted * config.run.steps / num:.1f} times"
+            )
+    if held_out is None:
+        said.append(
+            f"nothing is evaluated: {config.data.name} has no held-out problems; set eval.data, "
+            "or eval.holdout=N to take N of its problems out of training"
+        )
+    elif bad := describe_bad_rows(held_out):
+        said.append(f"held out: {bad}")
+    return [line for line in said if line]
+
+
+def describe_bad_rows(problem_set: ProblemSet, limit: int = 5) -> str:
+    """How many rows were left out, the first of them, how many more; "" if none."""
+    bad_rows = sorted(problem_set.bad_rows, key=lambda bad: bad.row)
+    if not bad_rows:
+        return ""
+    num_rows = len(problem_set.problems) + len(bad_rows)
+    lines = [f"{problem_set.name}: {len(bad_rows)} of {num_rows} rows left out"]
+    lines += [f"  {bad.source}:{bad.row}: {bad.reason}" for bad in bad_rows[:limit]]
+    if len(bad_rows) > limit:
+        lines.append(f"  ... and {len(bad_rows) - limit} more")
+    return "\n".join(lines)

@@ -8,7 +8,7 @@ tokens and an opening `<think>` included, comes from the tokenizer's chat templa
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from megatron_opsft.errors import PromptError, UserError, first_line
+from megatron_opsft.data.prompt_file import open_prompt_file
+from megatron_opsft.errors import PromptError, RowError, UserError, first_line
 from megatron_opsft.records import Message, Problem
 
+_TEACHER_OPTION = "method.teacher_template"
 _FINAL = "put your final answer within \\boxed{}."
 _INSTRUCTIONS: dict[str, str] = {
     "r1": f"\nPlease reason step by step, and {_FINAL}",
@@ -116,6 +118,42 @@ def _find_markers(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
         and (token.special or (token.content.startswith("<") and token.content.endswith(">")))
     ]
     return re.compile("|".join(map(re.escape, sorted(texts, key=len)[::-1]))) if texts else None
+
+
+class TeacherPrompt:
+    """What a teacher is asked: a `PromptEncoder` whose template replaces the plain one.
+
+    Errors: `UserError` for a file that cannot be read or needs a row's columns, and where the plain
+    template is a file, whose instruction cannot be told from the problem any more.
+    """
+
+    def __init__(self, encoder: PromptEncoder, template: str) -> None:
+        if encoder.template.endswith(".jinja"):
+            raise UserError(
+                f"data.template={encoder.template}: {_TEACHER_OPTION} replaces the instruction of "
+                "a shipped template; set data.template to one of them, such as r1"
+            )
+        self._encoder = replace(encoder, template=template)
+        self._file = open_prompt_file(template, option=_TEACHER_OPTION)
+        if self._file is not None:
+            try:
+                self._file.render("1", {})
+            except RowError as error:
+                raise UserError(
+                    f"{_TEACHER_OPTION}={template} must do with `problem` alone: {error}"
+                ) from None
+
+    @property
+    def example(self) -> str:
+        """The prompt of a problem `1`, as text."""
+        prompt = self.encode(Problem(id="", text="1", answer=""))
+        return str(self._encoder.tokenizer.decode(prompt))
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        """Prompt token ids up to where the response begins."""
+        if self._file is not None:
+            problem = replace(problem, text=self._file.render(problem.text, {}))
+        return self._encoder.encode(problem)
 
 
 def load_tokenizer(path: str | Path, *, option: str = MODEL_OPTION) -> PreTrainedTokenizerBase:

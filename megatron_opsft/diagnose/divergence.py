@@ -20,7 +20,7 @@ from megatron_opsft.evaluate.model import EvalModel
 from megatron_opsft.loss.output_head import times_transposed
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device
-from megatron_opsft.storage.known_files import is_dist_checkpoint
+from megatron_opsft.storage.model_paths import is_dist_checkpoint
 
 NUM_PREFERRED = 3
 CHUNK_LOGITS = 2**25  # of each model at a time: 128 MiB of float32

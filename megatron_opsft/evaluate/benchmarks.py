@@ -102,7 +102,7 @@ def _load(name: str, settings: EvalSettings) -> Benchmark:
             answer_field=settings.answer_field if file else None,
             section="",
             template=settings.template,
-            with_fields=settings.verify.needs_fields,
+            with_fields=settings.verify.own_judge,
         )
     except UserError as error:
         fix = "" if file else f"; or give a local file: --data {name}=FILE"

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.errors import NonFiniteError, UserError
 from megatron_opsft.evaluate.settings import DeerSettings
 from megatron_opsft.records import Rollout, Sample

@@ -15,8 +15,7 @@ from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
-from megatron_opsft.verify.judge_source import describe_judge
-from megatron_opsft.verify.verifier import check_row_judges
+from megatron_opsft.verify.verifier import describe_judge
 
 MAX_TOKENS = 32768  # the paper's
 _IN_IDENTITY = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
@@ -133,8 +132,6 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
     """
     model = open_model(settings.model, settings.name, option=option)
     benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny_reasoner(model))
-    for benchmark in benchmarks:
-        check_row_judges(settings.verify, benchmark.problems)
     prompts = _encode(model, settings, benchmarks)
     if settings.method == "deer":
         Deer(settings.deer, model.tokenizer)

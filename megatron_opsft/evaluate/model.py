@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.data.prompts import check_vocabulary, end_token_ids, load_tokenizer
+from megatron_opsft.storage.megatron_files import open_weights
 from megatron_opsft.storage.model_paths import TINY_REASONER, resolve_model
-from megatron_opsft.storage.opened import open_weights
 from megatron_opsft.weights.rectangles import whole
 from megatron_opsft.weights.rules import WeightTable
 

@@ -123,11 +123,7 @@ class EvalSettings(Section):
     )
     judge: JudgeName = Field(
         "math",
-        description="Who judges an answer: math, choice (A to E), exact, regex, or a function of your own, package.module:function (docs/data.md).",
-    )
-    judge_field: str | None = Field(
-        None,
-        description="Field of a row that names the row's own judge; rows without it have judge.",
+        description="Who judges an answer: math, choice (A to E), exact, or a function of your own, package.module:function (docs/data.md).",
     )
     verify_workers: int = Field(
         0,
@@ -170,7 +166,6 @@ class EvalSettings(Section):
         """The same as a run's."""
         return VerifyConfig(
             judge=self.judge,
-            judge_field=self.judge_field,
             workers=self.verify_workers,
             timeout_seconds=self.verify_timeout,
         )

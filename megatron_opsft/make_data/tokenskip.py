@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.answers import find_boxes
 from megatron_opsft.data.stored_responses import StoredResponse
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.make_data.samples import find_thinking, samples_of

@@ -49,7 +49,7 @@ from megatron_opsft.runtime.durable import (
 )
 from megatron_opsft.storage.dist_metadata import damage_named
 from megatron_opsft.storage.hf_writer import side_files
-from megatron_opsft.storage.known_files import COMMON_NAME
+from megatron_opsft.storage.model_paths import COMMON_NAME
 
 log = logging.getLogger("megatron_opsft")
 

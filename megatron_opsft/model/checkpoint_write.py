@@ -37,7 +37,7 @@ from megatron_opsft.runtime.durable import (
     remove,
     step_in,
 )
-from megatron_opsft.storage.known_files import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
+from megatron_opsft.storage.model_paths import COMMON_NAME, FORMAT_NAME, TORCH_DIST_FORMAT
 
 _BLOCK_BYTES = 1 << 22
 _SEAL = "checksum"  # of all else in `complete.json`

@@ -21,7 +21,7 @@ from megatron_opsft.model.transformer_config import (
 )
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.distributed import Layout
-from megatron_opsft.storage.opened import StoredWeights, open_weights
+from megatron_opsft.storage.megatron_files import StoredWeights, open_weights
 from megatron_opsft.weights.rules import WeightTable, padded_vocab_size
 
 log = logging.getLogger("megatron_opsft")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.architectures.shape import forward_flops
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import (
     RankMemory,

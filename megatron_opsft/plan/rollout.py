@@ -6,7 +6,7 @@ response. A decoding step reads the weights once and every sequence's keys and v
 
 from collections.abc import Sequence
 
-from megatron_opsft.architectures.flops import forward_flops, layer_weights
+from megatron_opsft.architectures.shape import forward_flops, layer_weights
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.memory import engine_elements, kv_bytes_per_token, kv_cache_bytes
 from megatron_opsft.plan.training import shared_seconds

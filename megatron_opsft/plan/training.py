@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
-from megatron_opsft.architectures.flops import forward_flops, layer_weights
+from megatron_opsft.architectures.shape import forward_flops, layer_weights
 from megatron_opsft.plan.job import Job, Stage
 from megatron_opsft.plan.memory import reference_bytes
 

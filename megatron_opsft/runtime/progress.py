@@ -93,3 +93,12 @@ class Progress:
     def _own_count(self) -> tuple[int, str]:
         rate = (self._done - self._first) / max(time.monotonic() - self._start, 1e-9)
         return self._done, f"({self._words(rate)}/s)"
+
+
+def in_words(num_bytes: float) -> str:
+    """Such as `15.23 GB`, `3.4 MB` or `812 bytes`."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.2f} GB"
+    if num_bytes >= 1e5:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes:,.0f} bytes"

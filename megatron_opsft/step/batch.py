@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import mul
 
-from megatron_opsft.architectures.flops import quadratic_at
+from megatron_opsft.architectures.shape import quadratic_at
 from megatron_opsft.batching.microbatch import Fetch, pack
 from megatron_opsft.batching.packing import PackingReport
+from megatron_opsft.data.mixture import ProblemSampler
 from megatron_opsft.data.problems import shuffled_subset
-from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.data.stored_responses import StoredResponses
 from megatron_opsft.methods.facts import Group, select
 from megatron_opsft.methods.updates import Update, Weights

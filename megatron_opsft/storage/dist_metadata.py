@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from megatron_opsft.errors import UserError, first_line
-from megatron_opsft.storage.known_files import METADATA_NAME, RECORD_NAME
+from megatron_opsft.storage.model_paths import METADATA_NAME, RECORD_NAME
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.storage.torch_archive import archived_tensor
 

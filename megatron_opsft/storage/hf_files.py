@@ -9,66 +9,25 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.known_files import WEIGHT_NAMES
+from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.regions import Region
-from megatron_opsft.storage.torch_archive import archived_tensors
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import EMBEDDING, TIED_HEAD, WeightTable
 
-NAMED_WEIGHTS = "transformers_weights"  # key of config.json that comes before them
 COMPARED_ROWS = 8192  # of the head and the embedding at a time: bounds the memory of the comparison
-
-
-def weights_file(model_dir: Path) -> Path:
-    """The file of all weights, or the index of their shards, that transformers loads.
-
-    Errors: `UserError` for a directory without either, or whose config.json names a file that is
-    not there.
-    """
-    for name in [*_named_weights(model_dir), *WEIGHT_NAMES]:
-        if (model_dir / name).is_file():
-            return model_dir / name
-    raise UserError(
-        f"{model_dir} holds no weights: neither {' nor '.join(WEIGHT_NAMES)}; download or convert "
-        "the model again, or let transformers save it (save_pretrained)"
-    )
-
-
-def _named_weights(model_dir: Path) -> list[str]:
-    """The file that config.json names as that of the weights, which few models do."""
-    config = model_dir / "config.json"
-    try:
-        named = json.loads(config.read_text(encoding="utf-8")).get(NAMED_WEIGHTS)
-    except (OSError, ValueError, AttributeError):  # whoever needs the config tells what is wrong
-        return []
-    if named is None:
-        return []
-    fits = isinstance(named, str) and named.endswith((".safetensors", ".safetensors.index.json"))
-    if not fits or Path(named).name != named or not (model_dir / named).is_file():
-        raise UserError(
-            f"{config}: {NAMED_WEIGHTS} is {named!r}, which is no safetensors file there; remove "
-            "the key or put the file beside it"
-        )
-    return [named]
 
 
 SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def read_regions(path: Path) -> dict[str, Region]:
-    """Name -> region of every tensor in a safetensors or .bin file; tensors are not read.
+    """Name -> region of every tensor in a safetensors file; tensors are not read.
 
     Errors: `UserError`, naming file and tensor, for a file that is missing, damaged or cut short,
     or holds another dtype than float32, float16, bfloat16.
     """
     if not path.is_file():
         raise UserError(f"shard {path} is missing; the index lists it")
-    if path.suffix != ".safetensors":
-        regions = archived_tensors(path, 0, path.stat().st_size, str(path))
-        for name, region in regions.items():
-            if region.dtype not in SAFETENSORS_DTYPES.values():
-                raise _unsupported(path, name, str(region.dtype))
-        return regions
     try:
         with safe_open(path, framework="pt"):  # checks the header, and does not tell offsets
             pass
@@ -81,7 +40,10 @@ def read_regions(path: Path) -> dict[str, Region]:
     regions = {}
     for name, entry in header.items():
         if entry["dtype"] not in SAFETENSORS_DTYPES:
-            raise _unsupported(path, name, entry["dtype"])
+            raise UserError(
+                f"{path}: tensor {name} has dtype {entry['dtype']}; supported: "
+                f"{', '.join(SAFETENSORS_DTYPES)} (quantised checkpoints are not)"
+            )
         regions[name] = Region(
             path=path,
             offset=8 + length + entry["data_offsets"][0],
@@ -91,27 +53,26 @@ def read_regions(path: Path) -> dict[str, Region]:
     return regions
 
 
-def _unsupported(path: Path, name: str, dtype: str) -> UserError:
-    return UserError(
-        f"{path}: tensor {name} has dtype {dtype}; supported: {', '.join(SAFETENSORS_DTYPES)} "
-        "(quantised checkpoints are not)"
-    )
-
-
 class HfTensors:
     """The tensors of a Hugging Face directory, in one file or in shards with an index; only headers
     are read until a slice is wanted.
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """UserError, naming file and tensor, unless every shard is whole and fits the index."""
+        """UserError, naming file and tensor, unless every shard is whole and fits the index; one
+        file of all weights comes before an index, as in transformers.
+        """
         self.model_dir = Path(model_dir)
         self._regions: dict[str, Region] = {}
-        weights = weights_file(self.model_dir)
-        if weights.suffix == ".json":
-            self._read_indexed(weights)
+        if (self.model_dir / SINGLE_NAME).is_file():
+            self._regions = read_regions(self.model_dir / SINGLE_NAME)
+        elif (self.model_dir / INDEX_NAME).is_file():
+            self._read_indexed(self.model_dir / INDEX_NAME)
         else:
-            self._regions = read_regions(weights)
+            raise UserError(
+                f"{model_dir} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME}; download "
+                "or convert the model again, or let transformers save it (save_pretrained)"
+            )
 
     def dtype(self, name: str) -> torch.dtype:
         return self.region(name).dtype

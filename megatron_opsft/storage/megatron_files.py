@@ -15,6 +15,8 @@ from torch import Tensor
 from megatron_opsft.architectures.template import ShardKind
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.dist_metadata import Chunk, locate, read_metadata, read_record
+from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
+from megatron_opsft.storage.model_paths import is_dist_checkpoint
 from megatron_opsft.storage.regions import Region
 from megatron_opsft.weights.checkpoint_keys import (
     Entry,
@@ -145,3 +147,20 @@ class MegatronTensors:
             index = index * size + position - offset
         one = replace(region, shape=chunk.sizes[len(entry.lead) :])
         return replace(one, offset=one.offset + index * one.num_bytes)
+
+
+StoredWeights = HfTensors | MegatronTensors
+
+
+def open_weights(model_dir: Path, table: WeightTable, *, check: bool = True) -> StoredWeights:
+    """Open a Hugging Face directory or a Megatron checkpoint; no weight is read yet.
+
+    table: of the model, with TransformerEngine's names, which checkpoints use. check: compare names
+    and shapes with it; one rank is enough. Errors: `UserError` naming file and tensor.
+    """
+    if is_dist_checkpoint(model_dir):
+        return MegatronTensors(model_dir, table)
+    tensors = HfTensors(model_dir)
+    if check:
+        check_checkpoint(tensors, table)
+    return tensors

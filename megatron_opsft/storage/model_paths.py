@@ -1,6 +1,4 @@
-"""Where a model is: a directory, a run, the shipped one or a hub name; reads no weights, and needs
-no torch.
-"""
+"""Where a model is, and the names of its files; reads no weights, and needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +11,19 @@ from megatron_opsft.runtime.libraries import (
     is_offline,
     prepare_hub,
 )
-from megatron_opsft.storage.known_files import INDEX_NAME, SINGLE_NAME, WEIGHT_NAMES
 
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+METADATA_NAME = ".metadata"  # of a distributed checkpoint
+COMMON_NAME = "common.pt"  # what is no tensor in one, as Megatron names it
+FORMAT_NAME = "metadata.json"  # of one: Megatron's own record of its format
+TORCH_DIST_FORMAT = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+RECORD_NAME = "conversion.json"  # of a converted checkpoint: its vocabulary, and a SHA-256
 ADAPTER_NAME = "adapter_config.json"  # of what PEFT saves
 TINY_REASONER = "tiny_reasoner"
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -24,7 +33,7 @@ HUB_PATTERNS = [
     "custom_generate/*",  # not used here, but it belongs to the model that is written
 ]
 # Copies of the weights in other formats, and whatever weights lie in folders: never loaded.
-HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors", "*/*.bin"]
+HUB_IGNORED = ["consolidated*", "onnx/*", "original/*", "*/*.safetensors"]
 
 
 def resolve_model(
@@ -33,9 +42,8 @@ def resolve_model(
     """The directory of a model: a directory itself, such as a checkpoint, that of a run (whose
     `hf/` is meant), `tiny_reasoner` (shipped), or a hub name.
 
-    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache,
-    with `.bin` weights only where there are no safetensors; UserError where they cannot be. option:
-    what errors call the name.
+    Of a hub name the files that fit the patterns are downloaded once to the Hugging Face cache;
+    UserError where they cannot be. option: what errors call the name.
     """
     directory = local_model(name, option=option)
     if directory is None:
@@ -73,7 +81,7 @@ def _check_complete(directory: Path, option: str) -> None:
     without its model.
     """
     check_fetched(sorted(directory.iterdir()))
-    has_weights = any((directory / weights).is_file() for weights in WEIGHT_NAMES)
+    has_weights = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
     if (directory / ADAPTER_NAME).is_file() and not has_weights:
         raise UserError(
             f"{option}: {directory} holds a LoRA adapter and not the whole model; merge it into "
@@ -111,17 +119,10 @@ def _from_hub(name: str, patterns: Sequence[str], option: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    def fetch(wanted: Sequence[str]) -> Path:
-        return Path(
-            snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=HUB_IGNORED)
-        )
-
     try:
-        directory = fetch(patterns)
-        is_safe = any((directory / weights).is_file() for weights in (SINGLE_NAME, INDEX_NAME))
-        if "*.safetensors" in patterns and not is_safe:
-            directory = fetch([*patterns, "*.bin"])
-        return directory
+        return Path(
+            snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=HUB_IGNORED)
+        )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         if is_offline():
             raise UserError(
@@ -151,3 +152,8 @@ def resolve_config(name: str) -> Path:
     directory = _find_local(name, option) or _from_hub(name, ["config.json"], option)
     check_fetched([directory / "config.json"])
     return directory
+
+
+def is_dist_checkpoint(directory: Path) -> bool:
+    """Whether a directory looks like Megatron's torch_dist format."""
+    return (directory / METADATA_NAME).is_file() and (directory / FORMAT_NAME).is_file()

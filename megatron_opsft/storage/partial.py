@@ -8,17 +8,26 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.runtime.durable import publish, put_back, remove, write_bytes
 from megatron_opsft.storage.direct_io import DirectFile
-from megatron_opsft.storage.file_layout import PlannedFile
 
 
 def partial_dir(out_dir: Path) -> Path:
     """Where an output is written before it appears."""
     return out_dir.parent / f".{out_dir.name}.partial"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A large file: its size and the bytes between the tensors, as (offset, bytes)."""
+
+    name: str
+    num_bytes: int
+    constants: tuple[tuple[int, bytes], ...]
 
 
 class PartialFiles:

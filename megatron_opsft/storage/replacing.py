@@ -6,7 +6,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.known_files import RECORD_NAME, WEIGHT_NAMES, is_dist_checkpoint
+from megatron_opsft.storage.model_paths import (
+    INDEX_NAME,
+    RECORD_NAME,
+    SINGLE_NAME,
+    is_dist_checkpoint,
+)
 
 # Directories inside a model's; any other one is somebody's own.
 MODEL_FOLDERS = (
@@ -63,7 +68,7 @@ def _no_model(directory: Path) -> str | None:
             return f"holds the directory {entry.name}, which is no part of a model"
     names = {entry.name for entry in directory.iterdir()}
     is_converted = RECORD_NAME in names and is_dist_checkpoint(directory)
-    is_hf = "config.json" in names and not names.isdisjoint(WEIGHT_NAMES)
+    is_hf = "config.json" in names and not names.isdisjoint((SINGLE_NAME, INDEX_NAME))
     if names and not is_converted and not is_hf:
         return "is neither a model nor a conversion"
     return None

@@ -1,4 +1,4 @@
-"""Tensors in files of `torch.save`: where their bytes lie, without reading them."""
+"""Tensors in archives of `torch.save`: where their bytes lie, without reading them."""
 
 import io
 from pathlib import Path
@@ -40,22 +40,11 @@ class _FileSlice(io.RawIOBase):
 
 
 def archived_tensor(path: Path, start: int, length: int, what: str) -> Region:
-    """Where the tensor lies that `torch.save` wrote into these bytes of a file.
+    """Where the tensor lies that `torch.save` wrote into these bytes of a file; nothing else is
+    unpickled.
 
     Errors: `UserError` naming `what` for an archive that does not fill these bytes, is damaged, or
     holds no contiguous tensor.
-    """
-    found = archived_tensors(path, start, length, what)
-    if [*found] != [""]:
-        raise UserError(f"{what} is damaged: no tensor is stored there")
-    return found[""]
-
-
-def archived_tensors(path: Path, start: int, length: int, what: str) -> dict[str, Region]:
-    """Name -> region of the tensors of a state dict in these bytes of a file; a tensor that was
-    saved by itself has the name "".
-
-    Only tensors in a dict are accepted, and nothing else is unpickled. Errors: `UserError`.
     """
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed below
@@ -71,19 +60,15 @@ def archived_tensors(path: Path, start: int, length: int, what: str) -> dict[str
         archive.seek(0)
         try:
             with FakeTensorMode():
-                saved = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
+                tensor = torch.load(cast(IO[bytes], archive), weights_only=True, map_location="cpu")
         except Exception as error:  # a damaged archive can fail anywhere in torch's reader
             raise UserError(f"{what} is damaged: {first_line(error)[:200]}") from None
-        found = {}
-        for name, tensor in saved.items() if isinstance(saved, dict) else [("", saved)]:
-            named = f"{what}: tensor {name}" if name else what
-            if not isinstance(tensor, torch.Tensor):
-                raise UserError(f"{named} is no tensor; save a plain state dict")
-            offset = _offset(tensor, archive, named)
-            found[str(name)] = Region(path, start + offset, tuple(tensor.shape), tensor.dtype)
-            if offset + tensor.nbytes > length:
-                raise UserError(f"{named} is damaged: its bytes end behind the archive")
-    return found
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{what} is damaged: no tensor is stored there")
+        offset = _offset(tensor, archive, what)
+    if offset + tensor.nbytes > length:
+        raise UserError(f"{what} is damaged: its bytes end behind the archive")
+    return Region(path, start + offset, tuple(tensor.shape), tensor.dtype)
 
 
 def _offset(tensor: torch.Tensor, archive: _FileSlice, what: str) -> int:
@@ -92,7 +77,7 @@ def _offset(tensor: torch.Tensor, archive: _FileSlice, what: str) -> int:
     skipped = int(tensor.storage_offset()) * tensor.dtype.itemsize
     is_whole = tensor.is_contiguous() and skipped + tensor.nbytes <= storage.nbytes()
     if offset is None or not is_whole:
-        raise UserError(f"{what} is not stored in one piece; save it again with clone()")
+        raise UserError(f"{what} is damaged: it is not stored in one piece")
     # The next part of the zip must follow: readers take any length of a header for granted.
     archive.seek(offset + int(storage.nbytes()))
     if archive.read(2) != b"PK":

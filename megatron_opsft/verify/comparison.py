@@ -12,8 +12,17 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse
 
 from megatron_opsft.verify.equality import same_number, same_value
-from megatron_opsft.verify.numerals import Numeral, read_base, read_clock, read_number
-from megatron_opsft.verify.reading import Answer, is_product, is_words, plain, same_words
+from megatron_opsft.verify.reading import (
+    Answer,
+    Numeral,
+    is_product,
+    is_words,
+    plain,
+    read_base,
+    read_clock,
+    read_number,
+    same_words,
+)
 from megatron_opsft.verify.units import letter_as_unit, units_agree
 
 _TUPLE = re.compile(r"\([^()]*\)")

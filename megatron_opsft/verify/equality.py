@@ -14,7 +14,7 @@ from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from megatron_opsft.verify.numerals import Numeral, as_numeral
+from megatron_opsft.verify.reading import Numeral, as_numeral
 
 RELATIVE_TOLERANCE = Fraction(1, 10**6)
 ROUNDED_DIGITS = 6  # a decimal with fewer is exact

@@ -18,7 +18,7 @@ import sympy
 import sympy.core.random
 from math_verify import parse
 
-from megatron_opsft.data.boxed import final_boxes
+from megatron_opsft.data.answers import final_boxes
 from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify import reading
 from megatron_opsft.verify.answer import (

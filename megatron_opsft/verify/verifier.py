@@ -1,21 +1,23 @@
 """Verdicts for rollouts: what the training loop calls."""
 
+import hashlib
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 from megatron_opsft.config import VerifyConfig
-from megatron_opsft.config_section import SHIPPED_JUDGES
-from megatron_opsft.data.rows import ABSENT, find_field
-from megatron_opsft.errors import UserError
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.verify.worker_pool import VerifierPool
 
 log = logging.getLogger("megatron_opsft")
 
 MAX_WORKERS = 32  # of a rank that is not told how many
+# What decides a verdict of the shipped judges.
+_RULES = (*("answer", "comparison", "equality", "math_verifier", "reading", "spelling", "units"),)
 
 
 class Verifier:
@@ -23,10 +25,9 @@ class Verifier:
 
     def __init__(self, config: VerifyConfig, num_local_ranks: int = 1) -> None:
         num_workers = config.workers or share_of_cores(num_local_ranks)
-        names = [config.judge] if config.judge_field is None else _judges_of_rows(config)
-        self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=",".join(names))
-        self._config = config
-        self._says_error = names != ["math"]  # to the others an error is a mistake in code or data
+        self._pool = VerifierPool(num_workers, config.timeout_seconds, judge=config.judge)
+        self._judge = config.judge
+        self._says_error = config.judge != "math"  # to the others it is a mistake in code or data
 
     def score(self, rollouts: Sequence[Rollout], problems: Mapping[str, Problem]) -> list[Verdict]:
         """One verdict for each rollout, in order; `problems` by the rollouts' problem ids.
@@ -39,8 +40,7 @@ class Verifier:
         for rollout, is_finished in zip(rollouts, finished, strict=True):
             if is_finished:
                 problem = problems[rollout.problem_id]
-                name = _judge_of_row(self._config, problem)
-                items.append((rollout.text, problem.answer, json.dumps(problem.fields), name))
+                items.append((rollout.text, problem.answer, json.dumps(problem.fields)))
         verdicts = self._pool.score(items)
         self._say_first_error(verdicts)
         scored = iter(verdicts)
@@ -54,7 +54,7 @@ class Verifier:
             log.warning(
                 "judge %s: %d of %d responses could not be judged, which makes them errors; the "
                 "first: %s",
-                *(self._config.judge, len(errors), len(verdicts), errors[0]),
+                *(self._judge, len(errors), len(verdicts), errors[0]),
             )
 
     def close(self) -> None:
@@ -93,32 +93,23 @@ def check_judge(config: VerifyConfig) -> None:
             pool.wait_until_ready()
 
 
-def check_row_judges(config: VerifyConfig, problems: Iterable[Problem]) -> None:
-    """Errors: `UserError` for a row that names a judge which it cannot have, and where no row names
-    one. Nothing is looked at where `judge_field` is not set.
+def describe_judge(config: VerifyConfig, math: str) -> str:
+    """math: the version of math-verify. Of the rules in front of it, and of a user's function, a
+    hash of the files is part: another code, another judge.
     """
-    if config.judge_field is None:
-        return
-    names, any_named = _judges_of_rows(config), False
-    for problem in problems:
-        any_named |= find_field(problem.fields, config.judge_field) is not ABSENT
-        if (name := _judge_of_row(config, problem)) not in names:
-            raise UserError(
-                f"judge_field={config.judge_field}: problem {problem.id} has {name!r} there; a row "
-                f"can name {', '.join(names)} (of your own functions, only the one in judge=...)"
-            )
-    if not any_named:
-        raise UserError(
-            f"judge_field={config.judge_field}: no row has that field; name another, or leave it "
-            "out"
-        )
+    if not config.own_judge:
+        rules = _hash(Path(__file__).with_name(f"{name}.py") for name in _RULES)
+        return f"{math if config.judge == 'math' else config.judge}, rules {rules}"
+    file = _find_file(config.judge.partition(":")[0])
+    return f"{config.judge}, sha256 {_hash([file])}" if file else config.judge
 
 
-def _judges_of_rows(config: VerifyConfig) -> list[str]:
-    """Data may choose among these; it cannot name code to be run."""
-    return list(dict.fromkeys((config.judge, *SHIPPED_JUDGES)))
+def _hash(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def _judge_of_row(config: VerifyConfig, problem: Problem) -> str:
-    named = config.judge_field and find_field(problem.fields, config.judge_field)
-    return str(named) if named and named is not ABSENT else config.judge
+def _find_file(module: str) -> Path | None:
+    """The file of a module, which is not imported; None where it has none."""
+    paths = [Path(place, *module.split(".")) for place in (*sys.path, os.getcwd())]
+    files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
+    return next(filter(Path.is_file, files), None)

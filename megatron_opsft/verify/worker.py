@@ -22,15 +22,15 @@ from typing import Any
 
 from megatron_opsft.errors import UserError, first_line
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.answer import make_verdict
+from megatron_opsft.verify import answer
 
 READY = "ready"
 _PR_SET_PDEATHSIG = 1
 Judge = Callable[..., Verdict]
 
 
-def main(judge_names: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
-    """Serve until the pipe ends. `judge_names`: as of `open_judge`."""
+def main(judge_name: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int) -> None:
+    """Serve until the pipe ends. `judge_name`: as of `open_judge`."""
     if sys.platform == "linux":
         # The kernel kills this process when its parent dies, even amid a long computation: to be
         # exact, when the thread that started it ends.
@@ -42,7 +42,7 @@ def main(judge_names: str, max_memory_bytes: int, parent_pid: int, pipe_fd: int)
     os.nice(5)  # an engine that decodes at the same time comes first
     pipe: Connection = Connection(pipe_fd)
     try:
-        judge = open_judge(judge_names)
+        judge = open_judge(judge_name)
     except UserError as error:
         pipe.send(str(error))
         os._exit(2)
@@ -66,42 +66,33 @@ def _address_space() -> int:
     return 0
 
 
-def open_judge(names: str) -> Judge:
-    """The judge of that name, ready to be timed; of several names, `a,b,c`, the first, or the one
-    that an answer names.
+def open_judge(name: str) -> Judge:
+    """The judge of that name, ready to be timed.
 
-    It takes (text, gold, fields as JSON, name); the last two may be left out. Whatever goes wrong
+    It takes (text, gold, columns of the row as JSON); the last may be left out. Whatever goes wrong
     is an ERROR, but for MemoryError, which is perhaps of earlier answers: another process judges
     this one. Errors: `UserError` for a user's that cannot be imported.
     """
-    judges = {name: _load(name) for name in names.split(",")}
-    first = next(iter(judges))
+    if ":" in name:
+        function = _import_function(name)
+    elif name == "math":  # alone imports sympy, which the others do not wait for
+        from megatron_opsft.verify import math_verifier
 
-    def judge(text: str, gold: str, fields: str = "{}", name: str = first) -> Verdict:
+        function = math_verifier.judge
+        function(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns before any clock runs
+    else:
+        function = {"choice": answer.choice, "exact": answer.exact}[name]
+
+    def judge(text: str, gold: str, fields: str = "{}") -> Verdict:
         try:
-            return judges[name](text, gold, fields)
+            columns = [json.loads(fields)] if ":" in name else []
+            return _as_verdict(function(text, gold, *columns))
         except MemoryError:
             raise
         except Exception as error:  # foreign output, foreign code: what breaks is the outcome
-            return make_verdict(Outcome.ERROR, first_line(error))
+            return answer.make_verdict(Outcome.ERROR, first_line(error))
 
     return judge
-
-
-def _load(name: str) -> Judge:
-    if ":" in name:
-        function = _import_function(name)
-        return lambda text, gold, fields: _as_verdict(function(text, gold, json.loads(fields)))
-    if name == "math":  # alone imports sympy, which the others do not wait for
-        from megatron_opsft.verify import math_verifier
-
-        shipped: Callable[[str, str], Verdict] = math_verifier.judge
-        shipped(r"\boxed{\frac{1}{2}}", "0.5")  # compiles patterns and tables before any clock runs
-    else:
-        from megatron_opsft.verify.text_judges import TEXT_JUDGES
-
-        shipped = TEXT_JUDGES[name]
-    return lambda text, gold, fields: shipped(text, gold)
 
 
 def _import_function(name: str) -> Callable[..., Any]:
@@ -127,10 +118,10 @@ def _import_function(name: str) -> Callable[..., Any]:
 
 def _as_verdict(value: object) -> Verdict:
     if isinstance(value, Verdict):
-        return make_verdict(value.outcome, str(value.answer))
+        return answer.make_verdict(value.outcome, str(value.answer))
     if isinstance(value, Outcome):
-        return make_verdict(value)
+        return answer.make_verdict(value)
     if isinstance(value, bool):
-        return make_verdict(Outcome.CORRECT if value else Outcome.WRONG)
+        return answer.make_verdict(Outcome.CORRECT if value else Outcome.WRONG)
     what = f"it returned {type(value).__name__}, not a bool, an Outcome or a Verdict"
-    return make_verdict(Outcome.ERROR, what)
+    return answer.make_verdict(Outcome.ERROR, what)

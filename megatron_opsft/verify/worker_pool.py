@@ -24,7 +24,7 @@ from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.worker import READY
 
 START_SECONDS = 300.0  # a thousand ranks importing from one file system at once are slow
-MAX_KILLED_STARTS = 4  # in a row: whatever kills them, such as too little memory, lasts
+MAX_STARTS = 4  # in a row: whatever ends them, such as too little memory, lasts
 # A scheduler's or terminal's signal goes to the whole job: the parent decides when workers end.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _BOOT = (
@@ -134,8 +134,6 @@ class VerifierPool:
             item, future = task
             if future.set_running_or_notify_cancel():
                 _settle(future, self._judge_with, index, item)
-                with suppress(UserError, RuntimeError):  # the next one who asks is told
-                    self._warm(index)
         self._end(index)
 
     def _judge_with(self, index: int, item: _Item) -> Verdict:
@@ -163,13 +161,12 @@ class VerifierPool:
             return Verdict(outcome=Outcome(outcome), answer=answer)
 
     def _warm(self, index: int) -> "_Worker":
-        """The worker that is there, or a new one. One that a signal kills before it is ready is
-        started again. Errors: `UserError` for one that ends by itself, is not ready in time, or is
-        one too many.
+        """The worker that is there, or a new one. One that ends before it is ready is started
+        again. Errors: `UserError` for one that is not ready in time or is one too many.
         """
         if worker := self._workers[index]:
             return worker
-        for _ in range(MAX_KILLED_STARTS):
+        for _ in range(MAX_STARTS):
             if self._closed:
                 raise RuntimeError("this VerifierPool is closed")
             self._workers[index] = worker = _Worker(self._judge, self._max_memory_bytes)
@@ -190,14 +187,9 @@ class VerifierPool:
             if message:
                 raise UserError(message)
             code = worker.process.returncode
-            if code >= 0:
-                raise UserError(
-                    f"a verifier worker ended with exit code {code} before it was ready; what it "
-                    "printed is above (`pip install math-verify` if that is missing)"
-                )
         raise UserError(
-            f"signal {-code} has killed {MAX_KILLED_STARTS} verifier workers in a row before they "
-            "were ready: is there memory left? Lower verify.workers"
+            f"{MAX_STARTS} verifier workers in a row ended with exit code {code} before they were "
+            "ready; what they printed is above (-9: is there memory left? Lower verify.workers)"
         )
 
     def _end(self, index: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Literal
 
-from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.families import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape
 from megatron_opsft.architectures.template import Rule, ShardKind, Template
 from megatron_opsft.errors import UserError

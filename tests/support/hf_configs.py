@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, PretrainedConfig
 
-from megatron_opsft.architectures import ARCHITECTURES
+from megatron_opsft.architectures.families import ARCHITECTURES
 from megatron_opsft.architectures.shape import ModelShape
 
 

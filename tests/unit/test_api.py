@@ -69,7 +69,7 @@ def test_importing_the_package_costs_nothing() -> None:
         "import sys, megatron_opsft as m; print(*[k for k in sys.modules if k.startswith('mega')]);"
         "from megatron_opsft import train, load_config, evaluate, convert;"
         "print(*sorted({'torch', 'transformers', 'datasets'} & set(sys.modules)));"
-        "import megatron_opsft.evaluate.settings, megatron_opsft.convert.paths;"
+        "import megatron_opsft.evaluate.settings, megatron_opsft.convert.commands;"
         "print(m.evaluate is evaluate, m.convert is convert, m.__version__)"
     )
     lines = subprocess.run(

@@ -5,19 +5,9 @@ import re
 from itertools import islice
 
 import pytest
+from arithmetic_solutions import Redundancy, minimal_response, verbose_response
 
-from megatron_opsft.data.arithmetic import (
-    DEFAULT_PROBLEMS,
-    MAX_PROBLEMS,
-    draw_problems,
-    load_arithmetic,
-    split_of,
-)
-from megatron_opsft.data.arithmetic_solutions import (
-    Redundancy,
-    minimal_response,
-    verbose_response,
-)
+from megatron_opsft.data.arithmetic import NUM_PROBLEMS, draw_problems, load_arithmetic, split_of
 from megatron_opsft.errors import UserError
 
 
@@ -28,7 +18,7 @@ def numbers_in(text: str) -> list[int]:
 @pytest.mark.slow
 def test_splits_share_no_problem_and_no_terms() -> None:
     train, test = load_arithmetic("train"), load_arithmetic("test")
-    assert (len(train), len(test)) == (DEFAULT_PROBLEMS["train"], DEFAULT_PROBLEMS["test"])
+    assert (len(train), len(test)) == (NUM_PROBLEMS["train"], NUM_PROBLEMS["test"])
     assert len({problem.text for problem in train + test}) == len(train) + len(test)
     terms = {
         split: {problem.terms for problem in islice(draw_problems(split, seed=0), 20_000)}
@@ -41,13 +31,6 @@ def test_splits_share_no_problem_and_no_terms() -> None:
 def test_split_of_fixed_terms_never_changes() -> None:
     assert {split_of(terms) for terms in ((3, 3), (4, 7), (5, -2))} == {"test"}
     assert {split_of(terms) for terms in ((2, 3), (2, -2), (2, 7))} == {"train"}
-
-
-def test_same_seed_same_problems_and_shorter_is_prefix() -> None:
-    problems = load_arithmetic("test", num_problems=50, seed=3)
-    assert problems == load_arithmetic("test", num_problems=80, seed=3)[:50]
-    assert problems != load_arithmetic("test", num_problems=50, seed=4)
-    assert problems[17].id == "arithmetic-test-17"
 
 
 def test_answer_is_the_sum_and_is_not_in_the_prompt() -> None:
@@ -73,9 +56,11 @@ def test_every_equation_of_a_response_holds_and_the_number_of_checks_varies() ->
     assert 60 <= counts.count(0) <= 140
 
 
-def test_a_bad_number_of_problems_and_an_unknown_split_are_user_errors() -> None:
-    for count in (0, MAX_PROBLEMS + 1):
-        with pytest.raises(UserError, match=f"num_problems={count}"):
-            load_arithmetic("train", num_problems=count)
+def test_problems_never_change_and_an_unknown_split_is_a_user_error() -> None:
+    problem = load_arithmetic("test")[17]
+    assert (problem.id, problem.answer) == ("arithmetic-test-17", "1")
+    assert (
+        problem.text == "Max starts with 7 pens. Then Max sells 6. How many are there in the end?"
+    )
     with pytest.raises(UserError, match="no split 'validation'"):
         load_arithmetic("validation")  # type: ignore[arg-type]

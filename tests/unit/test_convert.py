@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,17 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from forked_cli import ROOT, ForkedCli
+from forked_cli import ForkedCli
 from hf_reference import hf_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SHAPES, weights
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from megatron_opsft.convert import run as run_module
-from megatron_opsft.convert.compare import differing_tensors
-from megatron_opsft.convert.run import DTYPES, Format, convert_model
-from megatron_opsft.convert.source import open_source
+from megatron_opsft.convert.run import DTYPES, Format, convert_model, differing_tensors, open_source
 from megatron_opsft.errors import UserError
 from megatron_opsft.storage.direct_io import DirectFile
 from megatron_opsft.storage.dist_metadata import locate, read_metadata
@@ -164,36 +159,6 @@ def test_finite_values_that_would_become_infinite_are_refused(
         assert differing_tensors(open_source(hf), opened, dtype=DTYPES[dtype]) == []
 
 
-def test_bin_files_are_read_and_foreign_parts_of_them_refused(hf: Path, tmp_path: Path) -> None:
-    source, tensors = tmp_path / "bin", all_tensors(hf)
-    source.mkdir()
-    shutil.copy(hf / "config.json", source)
-    names = list(tensors)
-    groups = {"pytorch_model-1.bin": names[:9], "pytorch_model-2.bin": names[9:]}
-    for file, group in groups.items():
-        torch.save({key: tensors[key] for key in group}, source / file)
-    weight_map = {key: file for file, group in groups.items() for key in group}
-    index = source / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-    run(source, tmp_path / "sharded", "megatron")
-    torch.save(tensors, source / "pytorch_model.bin")  # comes before the shards
-    index.unlink()
-    run(source, tmp_path / "single", "megatron")
-    for out in ("sharded", "single"):
-        assert differing_tensors(open_source(hf), open_source(tmp_path / out)) == []
-    name = "model.layers.0.mlp.up_proj.weight"
-    for value, message in (
-        (tensors[name].T.contiguous().T, "not stored in one piece"),
-        ([1, 2], "is no tensor"),
-        (os.system, "is damaged"),
-        (tensors[name].to(torch.int8), "dtype torch.int8"),
-    ):
-        torch.save(tensors | {name: value}, source / "pytorch_model.bin")
-        with pytest.raises(UserError, match=message):
-            run(source, tmp_path / "out", "megatron")
-    assert not (tmp_path / "out").exists()
-
-
 def test_overwrite_never_deletes_what_is_read(hf: Path, megatron: Path, tmp_path: Path) -> None:
     """Nor what holds it, or leads to it. See test_replacing.py for what else is kept."""
     linked = tmp_path / "models" / "linked"
@@ -248,20 +213,6 @@ def test_kills_at_random_moments_end_in_the_same_bytes(
     assert cli.start([*words, out]).wait().exit_code == 0
     assert content_of(out) == content_of(tmp_path / "whole")
     assert not partial_dir(out).exists()
-
-
-@pytest.mark.slow
-def test_full_disk_is_one_line_and_goes_on_later(hf: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, str(ROOT / "tools/convert_hf.py"), "to-megatron"]
-    command += ["--hf", str(hf), "--out", str(out)]
-    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command]
-    ended = subprocess.run(limited, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1 and "could not be written" in ended.stderr
-    assert not out.exists()
-    run(hf, out, "megatron")
-    assert differing_tensors(open_source(hf), open_source(out)) == []
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -396,15 +347,6 @@ def test_check_tells_equal_from_different(cli: ForkedCli, hf: Path, megatron: Pa
     assert (different.exit_code, different.stdout) == (4, "model.norm.weight: other values\n")
 
 
-def test_a_disk_with_too_little_room_is_refused_with_sizes_that_say_something(
-    hf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=700)
-    monkeypatch.setattr(run_module.shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"needs [\d.]+ MB, but its disk has 700 bytes left"):
-        run(hf, tmp_path / "out", "megatron")
-
-
 Damage = Callable[[Path, random.Random], None]
 
 
@@ -480,7 +422,7 @@ def test_damaged_input_is_an_error_or_harmless(
         (megatron / "conversion.json").unlink()
     draw = random.Random(f"{to} {recorded}")
     num_errors = 0
-    for number in range(120):
+    for number in range(60):
         damaged, out = tmp_path / f"damaged{number}", tmp_path / f"out{number}"
         shutil.copytree(source, damaged)
         pattern, damage = kinds[number % len(kinds)]
@@ -495,4 +437,4 @@ def test_damaged_input_is_an_error_or_harmless(
             assert differing_tensors(open_source(hf), open_source(out)) == []
         shutil.rmtree(damaged)
         shutil.rmtree(out, ignore_errors=True)
-    assert num_errors >= 80
+    assert num_errors >= 40

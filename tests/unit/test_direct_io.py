@@ -16,7 +16,6 @@ SIZE = 10 * ALIGNMENT + 123
     params=[
         ("direct", 0),
         ("refused at open", errno.EINVAL),
-        ("refused at transfer", errno.EINVAL),
         ("refused at transfer", errno.EOPNOTSUPP),
     ],
     ids=str,

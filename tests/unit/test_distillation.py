@@ -14,8 +14,7 @@ from live_memory import LiveMemory
 from test_prompts import write_model_dir
 from torch import Tensor
 
-from megatron_opsft.data.prompts import PromptEncoder, load_tokenizer
-from megatron_opsft.data.teacher_prompt import TeacherPrompt
+from megatron_opsft.data.prompts import PromptEncoder, TeacherPrompt, load_tokenizer
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.fused_linear import fused_linear_loss
 from megatron_opsft.loss.logit_chunks import distillation_gradient_, divergences

@@ -75,7 +75,7 @@ def test_torchs_own_error_is_seen_through(tmp_path: Path) -> None:
         ),
         (
             ["convert", "check", "tiny_reasoner", "tiny_reasoner"],
-            "convert.source.open_source",
+            "convert.run.open_source",
             "OSError(errno.ENOSPC, 'No space')",
             "make room, then give the same command again",
         ),

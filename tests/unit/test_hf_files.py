@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.errors import UserError
-from megatron_opsft.storage.file_layout import hf_layout
 from megatron_opsft.storage.hf_files import HfTensors, check_checkpoint
-from megatron_opsft.storage.hf_writer import side_files, write_hf_model
+from megatron_opsft.storage.hf_writer import hf_layout, side_files, write_hf_model
 from megatron_opsft.storage.model_paths import resolve_model
 from megatron_opsft.weights.rectangles import Rect, whole
 from megatron_opsft.weights.rules import WeightTable
@@ -132,24 +131,16 @@ def test_the_weights_chosen_are_those_that_transformers_loads(model_dir: Path) -
     """Different models in one directory; the first in transformers' order is taken away."""
     state = whole_state(model_dir)
     norm = "model.norm.weight"
-    config = json.loads((model_dir / "config.json").read_text())
-    text = json.dumps(config | {"transformers_weights": "named.safetensors"})
-    (model_dir / "config.json").write_text(text)
-    files = ["named.safetensors", "model.safetensors", "other.safetensors"]
-    for number, file in enumerate(files):
+    for number, file in enumerate(files := ["model.safetensors", "other.safetensors"]):
         save_file(state | {norm: torch.full((32,), float(number))}, model_dir / file)
     (model_dir / INDEX).write_text(
-        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, files[2])})
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, files[1])})
     )
     for number, file in enumerate(files):
         loaded = AutoModelForCausalLM.from_pretrained(model_dir).state_dict()[norm]
         assert torch.equal(loaded, torch.full((32,), float(number)))
         assert torch.equal(HfTensors(model_dir).read(Rect(norm, 0, 32, 0, 1)), loaded)
         (model_dir / file).unlink()
-        if number == 0:
-            with pytest.raises(UserError, match="transformers_weights is 'named.safetensors'"):
-                HfTensors(model_dir)
-            (model_dir / "config.json").write_text(json.dumps(config))
     (model_dir / INDEX).unlink()
     with pytest.raises(UserError, match=r"holds no weights: neither model\.safetensors nor"):
         HfTensors(model_dir)
@@ -161,16 +152,14 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         HfTensors(tmp_path)
 
 
-@pytest.mark.parametrize("weights", [{"model-00001-of-00001.safetensors", INDEX}, set()])
 def test_hub_downloads_are_the_files_that_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`.bin` only where there are no safetensors; no copies in other formats or in folders."""
+    """No copies in other formats or in folders."""
     wanted = {"config.json", "tokenizer.model", "additional_chat_templates/tool.jinja"}
-    wanted |= weights or {"pytorch_model.bin"}
+    wanted |= {"model-00001-of-00001.safetensors", INDEX}
     others = {
         "pytorch_model.bin",
-        "fp8/pytorch_model.bin",
         "consolidated.safetensors",
         "onnx/model.safetensors",
         "original/params.json",
@@ -240,7 +229,7 @@ def test_templates_tokenizers_and_generation_code_come_along_and_every_dtype_key
     config = json.loads((model_dir / "config.json").read_text())
     for keys in (["dtype", "torch_dtype"], ["torch_dtype"], ["dtype"], []):
         text = {key: value for key, value in config.items() if not key.endswith("dtype")}
-        text |= dict.fromkeys(keys, "float32") | {"transformers_weights": "of_the_source"}
+        text |= dict.fromkeys(keys, "float32")
         (model_dir / "config.json").write_text(json.dumps(text))
         files = side_files(model_dir, torch.bfloat16)
         assert {name: files[name].decode() for name in carried} == {name: name for name in carried}
@@ -248,7 +237,6 @@ def test_templates_tokenizers_and_generation_code_come_along_and_every_dtype_key
         assert {key: written[key] for key in written if key.endswith("dtype")} == dict.fromkeys(
             keys or ["dtype"], "bfloat16"
         )
-        assert "transformers_weights" not in written
 
 
 def test_tensors_in_any_order_give_the_same_bytes_and_are_cast(

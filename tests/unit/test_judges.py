@@ -1,29 +1,26 @@
-"""Judges besides math-verify: the shipped ones, a user's function, a row's choice, and what is said
-of mistakes.
-"""
+"""Judges besides math-verify: the shipped ones, a user's function, and what is said of mistakes."""
 
-import gzip
-import json
 import logging
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked_cli import ROOT, ForkedCli
 from rows import write_rows
-from small_run import QUICKSTART, SMALL_RUN
+from small_run import QUICKSTART
 
+from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import VerifyConfig
-from megatron_opsft.data.problems import load_problems
+from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout
-from megatron_opsft.verify.judge_source import describe_judge
-from megatron_opsft.verify.text_judges import choice, exact, regex
-from megatron_opsft.verify.verifier import Verifier, check_judge, check_row_judges
-from megatron_opsft.verify.worker import Judge, open_judge
+from megatron_opsft.run_input import read_input
+from megatron_opsft.storage.model_paths import ASSETS, TINY_REASONER
+from megatron_opsft.verify.answer import choice, exact
+from megatron_opsft.verify.verifier import Verifier, check_judge, describe_judge
+from megatron_opsft.verify.worker import Judge
 
 CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
 EXAMPLE = "examples.own_judge:within_tolerance"
@@ -65,11 +62,6 @@ def own_answer(text: str, gold: str, fields: dict[str, Any]) -> Any:
         (exact, "new york", "New York", WRONG),
         (exact, "<think>New York</think>", "New York", NO_ANSWER),
         (exact, r"\boxed{New York}, no: \boxed{Boston", "New York", NO_ANSWER),
-        (regex, r"\boxed{2024-05-17}", r"^\d{4}-05-1\d$", CORRECT),
-        (regex, r"\boxed{2024-06-17}", r"^\d{4}-05-1\d$", WRONG),
-        (regex, "on 2024-05-17, in May", r"\d{4}-05", CORRECT),
-        (regex, "anything", "(", Outcome.ERROR),
-        (regex, "", ".*", NO_ANSWER),
     ],
 )
 def test_judges_of_text(judge: Judge, text: str, gold: str, outcome: Outcome) -> None:
@@ -113,33 +105,6 @@ def test_what_a_function_may_return_and_what_an_exception_becomes(
     assert "it returned NoneType, not a bool, an Outcome or a Verdict" in message
 
 
-def test_each_row_may_choose_its_judge() -> None:
-    def problem(name: str, answer: str, **fields: str) -> Problem:
-        return Problem(id=name, text="", answer=answer, fields=fields)
-
-    config = VerifyConfig(workers=1, judge=f"{__name__}:own_answer", judge_field="kind")
-    rows = [
-        problem("a", "0.5", kind="math"),
-        problem("b", "B", kind="choice"),
-        problem("c", "0.5", kind="exact"),
-        problem("d", r"^\d$", kind="regex"),
-        problem("e", "x", kind=""),
-    ]
-    check_row_judges(config, rows)
-    texts = [r"\boxed{\frac12}", "answer: B", r"\boxed{1/2}", r"\boxed{7}", "true"]
-    assert outcomes(config, list(zip(texts, rows, strict=True))) == [
-        CORRECT, CORRECT, WRONG, CORRECT, CORRECT
-    ]  # fmt: skip
-    with pytest.raises(UserError, match=r"problem f has 'os:system' there; a row can name"):
-        check_row_judges(config, [*rows, problem("f", "1", kind="os:system")])
-    with pytest.raises(UserError, match=r"judge_field=kind: no row has that field"):
-        check_row_judges(config, [problem("g", "1")])
-    inside = config.model_copy(update={"judge_field": "info.kind"})
-    nested = Problem(id="h", text="", answer="B", fields={"info": {"kind": "choice"}})
-    check_row_judges(inside, [nested])
-    assert outcomes(inside, [("answer: B", nested)]) == [CORRECT]
-
-
 def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
     cli: ForkedCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,44 +131,20 @@ def test_a_judge_that_is_not_there_is_one_line_before_anything_is_written(
         assert "\n" not in str(caught.value)
 
 
-def write_shifted(path: Path, source: str, tolerance: int) -> str:
-    """Rows of the embedded task with answers that are 1 too large, every other one tolerant."""
-    lines = (ROOT / "tests/data" / source).read_text(encoding="utf-8").splitlines()[:8]
-    rows = [json.loads(line) for line in lines]
-    for number, row in enumerate(rows):
-        row["answer"] = str(int(row["answer"]) + 1)
-        row |= {"tolerance": tolerance} if number % 2 else {}
-    return write_rows(path, rows)
-
-
-def test_a_run_and_its_evaluations_are_judged_by_the_example(
-    cli: ForkedCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_example_s_columns_reach_it_in_training_and_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = write_shifted(tmp_path / "train.jsonl", "train.jsonl", 1)
-    held_out = write_shifted(tmp_path / "test.jsonl", "test.jsonl", 1000)
-    words = [*SMALL_RUN, f"data.train={train}", f"eval.data={held_out}", f"verify.judge={EXAMPLE}"]
-    words += ["eval.num_problems=8", "eval.max_response_tokens=200"]
-    run_dir = tmp_path / "run"
-    ended = cli.run(["train", QUICKSTART, *words, "run.steps=1", f"run.dir={run_dir}"])
-    assert ended.exit_code == 0, ended.stderr
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    judge = open_judge(EXAMPLE)
-    by_id = {p.id: p for p in load_problems(str(train), with_fields=True).problems}
-    with gzip.open(next((run_dir / "rollouts").iterdir()), "rt") as file:
-        responses = [json.loads(line) for line in file]
-    accepted = {True: 0, False: 0}
-    for response in responses:
-        problem = by_id[response["problem_id"]]
-        verdict = judge(response["text"], problem.answer, json.dumps(problem.fields))
-        if response["finish_reason"] == "stop":
-            assert (response["outcome"], response["answer"]) == (verdict.outcome, verdict.answer)
-        accepted["tolerance" in problem.fields] += response["outcome"] == "correct"
-    assert len(responses) == 24
-    assert accepted[True] > accepted[False]
-    before, after = [json.loads(s) for s in (run_dir / "evals.jsonl").read_text().splitlines()]
-    # Those that ended with a number: by the shifted answers alone it would be 0.
-    assert before["eval_accuracy"] > 0 and after["eval_accuracy"] > 0
+    rows = [{"problem": "p", "answer": "5"}, {"problem": "q", "answer": "5", "tolerance": 2}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    words = [f"data.train={source}", f"eval.data={source}", f"verify.judge={EXAMPLE}"]
+    model = ASSETS / TINY_REASONER
+    read = read_input(load_config(Path(QUICKSTART), words), model, read_model_shape(model))
+    assert read.held_out is not None
+    for problems in (read.problems.problems, sorted(read.held_out.problems, key=lambda p: p.text)):
+        pairs = [(text, problem) for text in ("It is 5.", "It is 6.") for problem in problems]
+        got = outcomes(VerifyConfig(workers=1, judge=EXAMPLE), pairs)
+        assert got == [CORRECT, CORRECT, WRONG, CORRECT]
 
 
 def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch: Any) -> None:
@@ -216,7 +157,6 @@ def test_an_evaluation_is_of_one_judge_and_its_code(tmp_path: Path, monkeypatch:
     math = described()
     assert re.fullmatch("math-verify 0, rules [0-9a-f]{16}", math)
     assert described(judge="choice") == math.replace("math-verify 0", "choice")
-    assert described(judge_field="kind") == f"{math}, by kind, {math}"
     code = tmp_path / "mine" / "judges.py"
     code.parent.mkdir()
     said = set()

@@ -1,46 +1,40 @@
 """What the judge of mathematics takes for the same answer, and what for another one."""
 
+import random
 import re
 
 import pytest
+from answer_spellings import EQUIVALENT, INEQUIVALENT
 from forked_cli import ROOT
 
-from megatron_opsft.records import Outcome
+from megatron_opsft.records import Outcome, Verdict
 from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.spelling import TABLE, respell
 
 # gold == accepted ; accepted != refused ; refused
 ANSWERS = r"""
 10000 == 10~000 ; 10\;000
-1234567 == 1 234 567 ; 1\,234\,567
 1234.5 == 1\,234.5
-12345678 == 12,345,678
 0 != 10 000 ; 0.000000001 ; 10^{-9}
 3.141592653 == 3.141\,592\,653
--19 == -19\%
 19 != -19\%
 \frac{100}{3} == \frac{100}{3}\%
 37.5\% == 0.375 ; \frac{3}{8}
-12.5% == 12.5
 12\frac12\% == 12.5\%
 0.375 == 37.5\%
 33\frac{1}{3}\% == \frac{100}{3}\%
 50\% != 0.05
 155^\circ == 155 degrees
-155 == 155^{\circ}
 2\sqrt{14} == 2√(14)
 (-\infty,3] == (-∞, 3]
 34 == 34元 ; ３４
 \frac12 == ½ ; \frac12 \text{ or } 0.5 ; \frac12 = 0.5
 2\frac12 == 2½
 x^2+1 == x²+1
-\pi r^2 == πr²
 \frac{\pi}{2} == π/2
 x\le 3 == x ≤ 3 ; x\in(-\infty,3]
--5 == −5 ; –5
 3\times 4 == 12
 602 == \text{(C) } 602 ; (C)\ 602 ; \mathbf{(C)}~602 ; \text{C. } 602 ; C) 602 ; C: 602
-602 == (\text{C})\ 602
 602 == \text{Option C: } 602 ; 602\ (\text{C}) ; \mathbf{C}. 602 ; \bf{(C)}\ 602
 602 != \textbf{(C)}\ 603
 C == \textbf{(C)}\ 602
@@ -50,43 +44,32 @@ B != \textbf{(C)}\ 602
 \sqrt{1/n} == \frac{\sqrt{n}}{n}
 \ln a-\ln b == \ln(a/b)
 \log_2 (xy) == \log_2 x+\log_2 y
-\sqrt{ab} == \sqrt a\sqrt b
 x == \sqrt{x^2} != |x|
 \sqrt{a^2b} == a\sqrt{b}
-2\ln x == \ln x^2
 \sqrt{n} != \sqrt{n+1}
-n^{-1/2} == \frac{1}{\sqrt n}
 0.000025 == 2.5e-05 ; 2.5E-5 ; 2.5 \times 10^{-5} ; 25 \times 10^{-6}
-2.5e-05 == 0.000025 ; 2.5\cdot10^{-5}
 1.6\times 10^{-19} == 1.6e-19 != 1.7e-19
-6.02e23 == 6.02 \times 10^{23}
 3\times10^8 == 300000000 ; 300,000,000
 2e-1 == 2e-1 ; 2e - 1
 12 == 12 apples ; x=12\text{ cm} != 12 apples and 5 pears ; 1,2
-12 \text{ apples} == 12
 3 == \approx 3 ; \{3\} ; (3) ; \text{3}
 3 != \ge 3 ; >3 ; x>3 ; \text{at least } 3 ; 3 \text{ or more} ; 3+ ; 3, 4 ; 3 \ldots ; \neq 3
 3 != 3 \text{ and } 4 ; 3? ; 3! ; 3 PM
 x>3 == >3 ; 3<x ; \{x \mid x>3\} != x<3
 >3 == x>3
-x\ge 3 == \ge 3
 7:55 a.m. == 7:55 AM ; 7:55\text{ a.m.} != 7:55 p.m.
 3:30 PM == 3:30 p.m. ; 15:30
 10:20 == 10:20 != 5:10
 9:45 a.m. == 9:45 ; 9\text{:}45\text{ a.m.}
-3:30 != 3:31
 4:51:06 p.m. == 4\!:\!51\!:\!06 \text{ p.m.}
-12:00 \text{ noon} == 12:00 PM
 $5:21\textsc{pm}$ == 5:21 PM
 1:2 == 2:4
 3:4 == \frac34 != 4:3
 2:3:4 == 4:6:8 != 2:3:5
-1:62500 == 1 : 62500
 1:\sqrt{2} == \sqrt2:2
 3 : 4 == 3 \text{ to } 4
-52_8 == 52_{8} ; 52 ; 42_{10} ; 52_{\text{eight}} ; 52_{(8)} ; \text{52}_8 ; 52 \text{ base } 8
-52_8 == 52 (base 8) ; 52₈
-52_8 != 52_{10} ; 53_8 ; 52_9
+52_8 == 52_{8} ; 52 ; 42_{10} ; 52_{\text{eight}} ; 52_{(8)} ; \text{52}_8
+52_8 == 52 \text{ base } 8 ; 52₈ ; 52 (base 8) != 52_{10} ; 53_8 ; 52_9
 52 == 52_8
 1A_{16} == 1a_{16}
 1011_2 != 1011_3 ; 11
@@ -100,21 +83,15 @@ $5:21\textsc{pm}$ == 5:21 PM
 5 != 5 \text{ dozen}
 5\text{ cm}^2 == 5\text{ square centimeters} ; 5 cm^2 ; 5 \text{ sq cm} ; 5\ \mathrm{cm}^{2}
 5\text{ cm}^2 != 5\text{ cm}
-60 \mathrm{~g} == 60 grams ; 60 g
 \$306,\!956.63 == 306956.63 ; \$306{,}956.63
 \$5 == 5 dollars != 5 cents
-7\text{ hours}. == 7 hours
-7\text{ hours} != 7 days
-60 \text{ km/h} == 60\ \text{km/h}
+7\text{ hours}. == 7 hours != 7 days
 60 \text{ miles per hour} == 60 mph
-90\text{ mph} == 90
 5 \text{ million} == 5000000
-864 \mbox{ inches}^2 == 864
 164 \pi \mbox{ square feet} == 164\pi
 7 minutes and 5 seconds == 7 \text{ minutes and } 5\text{ seconds} != 7 minutes and 6 seconds
 7 != 7 minutes and 5 seconds
 11^{\text{th}} == 11
-11 == 11th
 second == \text{second}
 (1,2) == \begin{pmatrix}1\\2\end{pmatrix} ; \langle 1,2\rangle ; 1<x<2 ; （1，2）
 (1,2) != [1,2] ; (2,1) ; (1,2+10^{-9})
@@ -122,38 +99,29 @@ second == \text{second}
 1<x<2 == (1,2)
 x\in(1,2) == 1<x<2
 (1,2] == 1<x\le 2 != 1\le x\le 2
-[1,2] == x \in [1,2]
 1,2 == 2,1 ; x=1 \text{ or } x=2 != 1
 \{1,2\} == 1,2
-x=1,2 == 1,2
 (1,2),(3,4) == (3,4),(1,2)
 \pm 3 == 3,-3
 \pm3 != -3
--2,1 == x=-2, x=1
 \text{east} == east != seat
 Yes == \text{Yes}
-Evelyn == \text{evelyn}
 BEE != EBE
 \text{even} != \text{odd}
 W \text{ and } Z == Z, W
-D, E == E and D
 0.\overline{3} == \frac13 != 0.3
 0.1\overline{6} == \frac16
 \frac13 == 0.333333 ; 0.3333333333 ; 0.333\ldots != 0.33
 \sqrt2 == 1.41421356 != 1.414
 0.5 == .5 ; 0{,}5
 0.30000000000000004 == 0.3
-3.0 == 3
 1/20! != 1/21!
 1/2^{60} != 1/2^{61}
 0.0000031 != 0.0000029
 2^{2008} != 2^{2009}
-2^{10} == 1024
-\frac{1}{3} == \frac{2}{6}
 x+1 == 1+x
 y=2x+3 == 2x+3 ; y=3+2x
 3x+2y-5=0 == 5-3x-2y=0
-x=5 == 5
 f(x)=x^2 == x^2
 a_k = k2^{k-1} == k2^{k-1}
 x_1+x_2 != x_1+x_3
@@ -168,20 +136,14 @@ e^{i\pi} == -1
 \frac{\sqrt{3}}{2} == \sin 60^\circ
 \sqrt{\frac{1209}{7}} \text{ OR } \frac{\sqrt{8463}}{7} == \frac{\sqrt{8463}}{7}
 {m \leq 3} == m\le 3
-x^2 == x^{2}
 abc == cba
 42 == \text{Answer: } 42 ; \text{The answer is } 42
-1{,}234 == 1234
 1,234 == 1234
 (1,234) == (1, 234)
 0,5 == 0.5
 \frac{574,287}{593,775} == \frac{574287}{593775}
 1 \text{ hour } 30 \text{ minutes} == 1 hour 30 minutes
-8 == 2^3
-\dfrac{3}{4} == 3/4
-\frac 34 == \frac{3}{4}
 -\frac{3}{4} == \frac{-3}{4}
--\frac34 == \frac{3}{-4}
 \frac{3}{4} == \frac{3}{4}\text{ of the cake}
 (0.0000031, 2) != (0.0000029,2)
 x=0.0000031 != x=0.0000029
@@ -194,7 +156,6 @@ x=0.0000031 != x=0.0000029
 1,2,\ldots,5 == 1,2,3,4,5 != 1,2,3,4,6
 e == 2.718282 != 2.71
 10000 == 10'000 ; 10{\,}000 ; 10\thinspace000 ; 10\text{,}000
-0.00025 == 0.000\,25
 7:55 \text{ p.m.} == 7{:}55\text{ p.m.} ; \text{at }7:55\text{ p.m.} ; 7:55 \text{ in the evening}
 7:55 \text{ p.m.} == t=7:55\text{ p.m.} != 7:55 \text{ in the morning} ; 07:55
 12:00 \text{ p.m.} == \text{noon} != \text{midnight}
@@ -202,16 +163,12 @@ e == 2.718282 != 2.71
 \frac{1}{7} == 0.\dot{1}4285\dot{7}
 12 == = 12 ; \text{twelve} != 12 \text{ squared} ; 12\text{ halves} ; \text{12 twice}
 25 == \text{twenty-five}
-100 == \text{one hundred}
 5\text{ m/s} == 5\ \mathrm{m\,s^{-1}} ; 5\,\frac{\text{m}}{\text{s}}
 5\text{ m} == 5m ; 5 m
-5\text{ L} == 5\text{ liters}
-8\text{ cm} == 8 \operatorname{cm}
 5.4 \text{ cents} == 5.4¢
 \$18.90 == \text{USD }18.90 != \text{EUR }18.90
 30^\circ == 30\text{°} ; 30\textdegree
 1000 == 1e3
-0.00001 == 1e-5
 2.5e-05 == 2.5 \text{ x } 10^{-5} ; 2.5(10)^{-5}
 7 == \textcolor{red}{7} ; \begin{aligned}7\end{aligned} ; 7 \\
 \mathbb{R} == \text{all real numbers}
@@ -230,7 +187,6 @@ x^{ab} == (x^a)^b
 8025 == 4 \cdot 2007 - 3 = 8025
 \frac{30^\circ}{2} == \frac{30^\circ}{2}
 \frac16 == 0.1666...
-\frac{3}{11} == 0.2727...
 3:00 PM == 3 PM
 31_{16} == 0x31
 (-\infty,1)\cup(3,\infty) == x<1 \text{ or } x>3
@@ -239,39 +195,26 @@ x<1 \text{ or } x>3 == (-\infty,1)\cup(3,\infty) != (-\infty,1)\cup(4,\infty)
 \mathbb{R} == (-\infty,\infty)
 ٣ == 3
 3x+2 != 3x+2.0000001
-x\in(-\infty,3] == x\le3
-3 \text{ cm} != 3 \text{ or } 4 \text{ cm}
 x^2+C == x^2+C
 16 != 16 \text{ (approximately)}
-1 == 1^{\text{st}}
 24 == \text{24 hours} ; 24\text{hrs}
-3.5 == 3.5\text{ hours}
 \frac{\pi}{6} != 30^\circ
-1,234.5 == 1234.5
 2,3 == 2;3 ; 2 \text{ and } 3
 10 != 1010_2
-0.1 == .1
 123 != 1,23
-a+b == b + a
 \sqrt[3]{2} == 2^{1/3}
-\frac{x}{2} == x/2
 n! == n(n-1)!
 \binom{n}{2} == \frac{n(n-1)}{2}
-2^{n+1} == 2\cdot 2^n
 (-1)^{n+1} == -(-1)^n
 \lfloor \sqrt n\rfloor == \lfloor \sqrt{n} \rfloor
 \log_{10} 2 == \frac{\ln 2}{\ln 10}
 \tan^{-1} 2 == \arctan 2
 |x| == \sqrt{x^2}
 -x != \sqrt{x^2}
-9 \frac{1}{2}\% == 9.5\%
-3 \frac{3}{4} == 3.75
-\$1.50 == \$1.5
 €5 == 5 euros
 5 \text{ feet } 10 \text{ inches} != 5'10"
 AB != BA
 \overline{AB} == \overline{AB}
-\angle ABC == \angle ABC
 X == x
 """.strip().split("\n")
 
@@ -291,27 +234,20 @@ def test_the_same_answer_and_another_one(line: str) -> None:
     [
         ("34", "Answer:34.", True),
         ("34", "**Answer:** 34", True),
-        ("34", "**Final Answer:** $34$", True),
-        ("34", "### Answer\n\n34", True),
         ("34", "The answer is therefore 34.", True),
         ("x+1", "Answer: x + 1", True),
         ("12", "Answer: 12 apples and 5 pears", False),
         ("3", "Answer: at least 3", False),
-        ("7", "First \\boxed{7}; in total \\boxed{12", False),
         ("12", "First \\boxed{7}; in total \\boxed{12", False),
         ("7", "\\fbox{7}", True),
         ("7", "\\boxed 7", True),
-        ("7", "\\boxed7", True),
         ("\\frac12", "\\boxed\\frac12", True),
         ("4", "The answer is not 4", False),
         ("4", "The answer is 4, since 2+2=4.", True),
         ("4", "So the answer is 4!", False),
-        ("24", "So the answer is $4!$.", True),
         ("34", "Final answer: 34 dollars", True),
-        ("34", "answer = 34", True),
         ("34", "The correct answer is (B) 34.", True),
         ("B", "The correct answer is (B) 34.", True),
-        ("34", "ANSWER: 34", True),
         ("7:55 a.m.", "The answer is 7:55 a.m.", True),
         ("7:55 p.m.", "The answer is 7:55 a.m.", False),
         ("1/2", "The answer is: \n\\[\n\\frac{1}{2}\n\\]", True),
@@ -319,9 +255,7 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("3.4", "The answer is 3.4.", True),
         ("5", "the answer is \\(x=5\\).", True),
         ("5", "So x = 5.", True),
-        ("10000", "The answer is 10,000.", True),
         ("10000", "The answer is 10 000.", True),
-        ("42", "My final answer is $\\mathbf{42}$.", True),
         ("7", "The answers are 3 and 7.", False),
         ("3,7", "The answers are 3 and 7.", True),
         ("7", "\\boxed{7}. Wait, that is wrong: \\boxed{8", False),
@@ -332,10 +266,8 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("34", "The answer is 34. The answer was 35.", False),
         ("34", "The answer is thirty-four.", True),
         ("34", "The answer isn't 34.", False),
-        ("34", "The answer cannot be 34.", False),
         ("34", "It is not 34.", False),
         ("34", "Is the answer 34? No.", False),
-        ("34", "34 is too big.\nAnswer:", False),
         ("34", "Answer: unknown (34 is a guess)", False),
         ("7", "The answer is 7. \\boxed{}", False),
         ("B", "The answer is (B), although option D looks right.", True),
@@ -346,11 +278,65 @@ def test_the_same_answer_and_another_one(line: str) -> None:
         ("5", "So we get $5 \\text{ million}$", False),
         ("7", "So $\\text{the sum} = 3 + 4 = 7$", True),
         ("1011_3", "so we get 1011_2", False),
-        ("1011_3", "so we get 1011_3", True),
     ],
 )
 def test_what_a_response_calls_its_answer(gold: str, response: str, correct: bool) -> None:
     assert (judge(response, gold).outcome is Outcome.CORRECT) == correct
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"First \boxed{3}, no: \boxed{2}.", "3", "wrong"),
+        (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", "correct"),
+        (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", "wrong"),
+        (r"\boxed{\boxed{7}}", "7", "correct"),
+        (r"\boxed{4}", "4a-2", "wrong"),
+        (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", "wrong"),
+        (r"\boxed{63/5}", r"12\frac{3}{5}", "correct"),
+        (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", "correct"),
+        ("The angle is [90].", "90", "correct"),
+        (r"\boxed{1}. The final answer is 4", "4", "correct"),
+        (r"\boxed{\frac{1}{2}", "1/2", "no_answer"),
+        ("I do not know.", "4", "no_answer"),
+        ("", "4", "no_answer"),
+        (r"\boxed{}", "4", "no_answer"),
+        (r"<think>It is \boxed{4}.</think> I give up.", "4", "no_answer"),
+        (r"Never stopped thinking: \boxed{4}", "4", "correct"),
+    ],
+)
+def test_where_the_answer_is_looked_for(text: str, gold: str, outcome: str) -> None:
+    assert judge(text, gold).outcome == Outcome(outcome)
+
+
+def test_verdict_names_the_answer_it_read() -> None:
+    assert judge(r"so \boxed{ 3 }", "4") == Verdict(outcome=Outcome.WRONG, answer="3")
+    assert judge("nothing", "4").answer == ""
+    assert len(judge("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
+
+
+# Of each kind of answer that data sets hold.
+GOLDS = r"""
+0 ; 7 ; -13 ; 602 ; 10000 ; 1234567 ; 0.25 ; -1.5 ; 12.75 ; 0.000031 ; \frac{3}{4} ;
+-\frac{7}{3} ; \dfrac{125}{8} ; 5/12 ; 2\sqrt{14} ; \frac{1+\sqrt{5}}{2} ; 3\pi ; x^2+2x+1 ;
+2^{n+1}-1 ; (3,-2) ; \left(\frac{1}{2}, 3, -1\right) ; (2, 5] ; (-\infty, 4) ; [1,3] ; 1, 4, 9 ;
+-2,3 ; 155^\circ ; 37.5\% ; 19\% ; 2114_5 ; 1011_2 ; 10:45 a.m. ; 3:30 p.m. ; 3:4 ; 5 \text{ cm} ;
+24 \text{ hours} ; 3 \text{ dollars} ; \text{east} ; Tuesday ; \text{no solution} ; y=2x+3 ;
+x \le 5 ; \begin{pmatrix} 1 \\ -2 \end{pmatrix} ; 2+3i ; \{2, 3, 5\} ;
+(-\infty, 1] \cup (4, \infty) ; 2 \times 10^{5}
+"""
+
+
+@pytest.mark.parametrize("name", EQUIVALENT | INEQUIVALENT)
+def test_gold_answers_are_accepted_in_every_spelling_and_refused_in_others(name: str) -> None:
+    rule, tried = (EQUIVALENT | INEQUIVALENT)[name], 0
+    for gold in map(str.strip, GOLDS.split(";")):
+        response = rule(gold, random.Random(f"{name}, {gold}"))
+        if response is not None:
+            tried += 1
+            is_right = judge(response, gold).outcome is Outcome.CORRECT
+            assert is_right == (name in EQUIVALENT), (gold, response)
+    assert tried, "no gold answer has this rule"
 
 
 @pytest.mark.parametrize("rule", TABLE, ids=lambda rule: rule.written)

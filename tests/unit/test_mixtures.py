@@ -1,4 +1,4 @@
-"""Mixtures of sources, and problems chosen by how often a model solved them."""
+"""Mixtures of sources, held-out problems, and problems chosen by how often a model solved them."""
 
 import json
 import random
@@ -8,25 +8,24 @@ from pathlib import Path
 
 import pytest
 from eval_samples import stored
-from rows import write_rows
+from rows import problem_set, write_rows
 
 from megatron_opsft.config import Config, DataConfig
 from megatron_opsft.config.load import config_hash, load_config, to_yaml
 from megatron_opsft.data.choices import (
     PassRate,
+    describe_data,
     drop_unusable_prompts,
     keep_by_pass_rate,
-    leave_out_duplicates,
     take_held_out,
 )
-from megatron_opsft.data.mixture import load_training, order_of
-from megatron_opsft.data.notes import describe_data
+from megatron_opsft.data.mixture import ProblemSampler, load_training, order_of
 from megatron_opsft.data.problems import ProblemSet, load_problems
-from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import results
 from megatron_opsft.evaluate.results import read_pass_rates
 from megatron_opsft.evaluate.samples import SampleFiles
+from megatron_opsft.records import Problem
 
 
 def config_of(train: object, *overrides: str) -> Config:
@@ -60,16 +59,13 @@ def test_sources_are_read_one_behind_the_other_each_with_its_fields(mixed: DataC
     a, b = read.sources
     assert read.name == f"{a} + {b}" == mixed.name
     assert [(bad.source, bad.row) for bad in read.bad_rows] == [(b, 3)]
-    (repeated,) = leave_out_duplicates(read, "first").bad_rows[1:]
-    assert (repeated.source, repeated.row) == (b, 4)
-    assert repeated.reason == f"repeats: row 1 of {a} has the same problem"
 
 
 def test_a_problem_keeps_its_source_through_every_choice(mixed: DataConfig) -> None:
     read = load_training(mixed, with_fields=False)
     short = drop_unusable_prompts(read, lambda p: range(9 if p.text == "a1" else 1), 4)
-    train, held = take_held_out(leave_out_duplicates(short, "first"), 2, seed=0)
-    assert len(train.problems) + len(held.problems) == 7
+    train, held = take_held_out(short, 2, seed=0)
+    assert len(train.problems) + len(held.problems) == 8
     for number, problem in enumerate(train.problems):
         of_b = "@" in problem.id or problem.id == "9"
         assert Path(train.source_of(number)).name == ("b.jsonl" if of_b else "a.jsonl")
@@ -213,3 +209,43 @@ def test_problems_are_kept_by_their_pass_rate(
     other = {problems.problems[0].id: PassRate(rate=0.5, gold="77")}
     with pytest.raises(UserError, match=r"of other problems: the answer of .* is '77' there"):
         keep_by_pass_rate(problems, other, (0, 1))
+
+
+def set_of(*pairs: tuple[str, str]) -> ProblemSet:
+    problems = (Problem(id=str(n), text=t, answer=a) for n, (t, a) in enumerate(pairs))
+    return problem_set("d.jsonl", problems)
+
+
+TEN = set_of(*((f"p{n}", str(n)) for n in range(10)))
+
+
+def test_held_out_problems_are_taken_from_training_with_the_seed() -> None:
+    train, held = take_held_out(TEN, 3, seed=0)
+    assert (len(train.problems), len(held.problems)) == (7, 3)
+    assert {*train.problems, *held.problems} == {*TEN.problems}
+    assert take_held_out(TEN, 3, seed=0) == (train, held)
+    assert take_held_out(TEN, 3, seed=1)[1].problems != held.problems
+    assert len({train.sha256, held.sha256, TEN.sha256}) == 3
+    assert [int(problem.id) + 1 for problem in train.problems] == list(train.rows)
+    with pytest.raises(UserError, match=r"eval.holdout=10: d.jsonl has only 10 different"):
+        take_held_out(TEN, 10, seed=0)
+
+
+def test_a_held_out_problem_is_in_no_other_row() -> None:
+    for seed in range(5):
+        train, held = take_held_out(set_of(("a", "1"), ("b", "2"), ("a", "1")), 1, seed)
+        assert not {p.text for p in train.problems} & {p.text for p in held.problems}
+
+
+def test_what_is_unusual_is_said_and_nothing_else() -> None:
+    usual = config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=2")
+    assert describe_data(usual, TEN, TEN) == []
+    (none,) = describe_data(usual, TEN, None)
+    assert none.startswith("nothing is evaluated: d.jsonl has no held-out problems")
+    assert "eval.holdout=N" in none
+    (large,) = describe_data(config_of("d.jsonl", "data.prompts_per_step=11"), TEN, TEN)
+    assert large.startswith("data.prompts_per_step=11 is more than the 10 problems of d.jsonl")
+    (again,) = describe_data(
+        config_of("d.jsonl", "data.prompts_per_step=5", "run.steps=5"), TEN, TEN
+    )
+    assert again == "5 steps of 5 problems go through the 10 problems of d.jsonl 2.5 times"

@@ -166,12 +166,6 @@ def test_a_jinja_file_can_do_nothing_but_write(tmp_path: Path) -> None:
         load_problems(source, template=str(file))
 
 
-def test_templates_of_earlier_files_load_and_others_are_told_apart() -> None:
-    def template_of(value: str) -> str:
-        keys = ["model.path=m", "data.train=x", f"data.template={value}"]
-        return load_config(None, keys).data.template
-
-    assert [template_of(name) for name in ("r1", "cod", "chat")] == ["r1", "cod", "chat"]
-    assert template_of("my/prompt.jinja") == "my/prompt.jinja"
+def test_a_template_that_is_none_is_told_what_to_write() -> None:
     with pytest.raises(UserError, match=r"no template 'Be brief.'.*\.jinja file.*system_prompt"):
-        template_of("Be brief.")
+        load_config(None, ["model.path=m", "data.train=x", "data.template=Be brief."])

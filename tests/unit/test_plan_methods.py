@@ -8,7 +8,7 @@ from forked_cli import ROOT
 from plan_cases import SMALL, make_job
 from plan_cases import planned as planned_job
 
-from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.architectures.shape import forward_flops
 from megatron_opsft.config.load import load_config
 from megatron_opsft.plan.estimate import Plan
 from megatron_opsft.plan.hardware import load_hardware

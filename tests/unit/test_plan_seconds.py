@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from plan_cases import MIXTURE, SMALL, make_job
 
-from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.architectures.shape import forward_flops
 from megatron_opsft.plan.estimate import estimate_step
 from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.job import Job

@@ -12,8 +12,7 @@ from rows import write_rows
 
 from megatron_opsft.config import DataConfig, EvalConfig
 from megatron_opsft.data import sources
-from megatron_opsft.data.choices import drop_unusable_prompts
-from megatron_opsft.data.notes import describe_bad_rows
+from megatron_opsft.data.choices import describe_bad_rows, drop_unusable_prompts
 from megatron_opsft.data.problems import (
     ARITHMETIC,
     ProblemSet,

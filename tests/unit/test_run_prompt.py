@@ -14,7 +14,6 @@ OF_RUN = [
     "data.template=chat",
     "data.system_prompt=Be brief.",
     "verify.judge=exact",
-    "verify.judge_field=kind",
 ]
 PLACES = ["", "hf", "checkpoints/step_000005", "exports/step_000005", "best/step_000005"]
 
@@ -44,7 +43,7 @@ def test_a_model_of_a_run_is_evaluated_and_trained_on_with_the_run_s_prompt_and_
     config = load_config(None, config_words(model))
     for prompt, verify in ((settings, settings), (config.data, config.verify)):
         assert (prompt.template, prompt.system_prompt) == ("chat", "Be brief.")
-        assert (verify.judge, verify.judge_field) == ("exact", "kind")
+        assert verify.judge == "exact"
     (said,) = caplog.messages  # once, though both take it
     assert said.startswith(f'{model} was trained with template="chat", system_prompt="Be brief.", ')
     assert said.endswith(f"taken from {trained / 'config.yaml'}")
@@ -55,11 +54,11 @@ def test_what_is_given_wins_and_one_line_says_so(
     trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    given = ["template=r1", "system_prompt=Be brief.", "judge=math", "judge_field=null"]
+    given = ["template=r1", "system_prompt=Be brief.", "judge=math"]
     settings = load_settings(None, [f"model={trained}", "out=o", *given])
-    assert (settings.template, settings.judge, settings.judge_field) == ("r1", "math", None)
+    assert (settings.template, settings.judge) == ("r1", "math")
     (said,) = caplog.messages
-    assert 'not with template="r1", judge="math", judge_field=null as here' in said
+    assert 'not with template="r1", judge="math" as here' in said
 
 
 @pytest.mark.parametrize("model", ["tiny_reasoner", "Qwen/Qwen3-0.6B", "b"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from arithmetic_solutions import minimal_response
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,7 +18,6 @@ from transformers import (
 
 import megatron_opsft
 from megatron_opsft.data.arithmetic import draw_problems, load_arithmetic
-from megatron_opsft.data.arithmetic_solutions import minimal_response
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 INSTRUCTION = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -76,7 +76,7 @@ def test_special_tokens_are_single_ids(tokenizer: PreTrainedTokenizerBase) -> No
 def test_base_is_right_and_wordy_on_held_out_problems(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    problems = load_arithmetic("test", num_problems=96)
+    problems = load_arithmetic("test")[:96]
     prompts = [prompt_of(tokenizer, problem.text) for problem in problems]
     batch = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     torch.manual_seed(0)

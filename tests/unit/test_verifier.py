@@ -1,4 +1,4 @@
-"""The verifier: what counts as an answer, and what the pool does with hangs, deaths and order."""
+"""The verifier's pool: what it does with hangs, deaths and order."""
 
 import os
 import random
@@ -15,11 +15,10 @@ import pytest
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.records import Outcome, Verdict
-from megatron_opsft.verify.math_verifier import judge
 from megatron_opsft.verify.verifier import share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
-CORRECT, WRONG, NO_ANSWER = Outcome.CORRECT, Outcome.WRONG, Outcome.NO_ANSWER
+CORRECT, WRONG = Outcome.CORRECT, Outcome.WRONG
 ROGUE = f"{__name__}:judge_or_misbehave"
 KEPT: list[bytearray] = []  # as sympy keeps what it has computed
 
@@ -57,41 +56,6 @@ def wait_for_workers(count: int) -> list[psutil.Process]:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "gold", "outcome"),
-    [
-        (r"First \boxed{2}, no: \boxed{3}.", "3", CORRECT),
-        (r"First \boxed{3}, no: \boxed{2}.", "3", WRONG),
-        (r"$x = \boxed{1}$ or $x = \boxed{-2}$", r"-2, 1", CORRECT),
-        (r"$\boxed{1} \quad\text{and}\quad \boxed{3}$", r"1, 2", WRONG),
-        (r"\boxed{\boxed{7}}", "7", CORRECT),
-        (r"\boxed{4}", "4a-2", WRONG),
-        (r"\boxed{7}", r"7\pi", WRONG),
-        (r"\boxed{\frac{3}{5}}", r"12\frac{3}{5}", WRONG),
-        (r"\boxed{63/5}", r"12\frac{3}{5}", CORRECT),
-        (r"\boxed{87.50}", "$87.50", CORRECT),
-        (r"\boxed{5}", r"Thus the answer is $\boxed{5}$.", CORRECT),
-        ("The angle is [90].", "90", CORRECT),
-        (r"\boxed{1}. The final answer is 4", "4", CORRECT),
-        (r"\boxed{\frac{1}{2}", "1/2", NO_ANSWER),
-        ("I do not know.", "4", NO_ANSWER),
-        ("", "4", NO_ANSWER),
-        (r"\boxed{}", "4", NO_ANSWER),
-        (r"<think>It is \boxed{3}.</think> It is \boxed{4}.", "4", CORRECT),
-        (r"<think>It is \boxed{4}.</think> I give up.", "4", NO_ANSWER),
-        (r"Never stopped thinking: \boxed{4}", "4", CORRECT),
-    ],
-)
-def test_judge(text: str, gold: str, outcome: Outcome) -> None:
-    assert judge(text, gold).outcome is outcome
-
-
-def test_verdict_names_the_answer_it_read() -> None:
-    assert judge(r"so \boxed{ 3 }", "4") == Verdict(outcome=WRONG, answer="3")
-    assert judge("nothing", "4").answer == ""
-    assert len(judge("\\boxed{" + "9" * 2000 + "}", "4").answer) == 500
-
-
 def test_pool_keeps_order_and_judges_equal_pairs_once() -> None:
     items = [(f"sleep {0.02 if i % 3 else 0.1}", f"g{i}") for i in range(12)]
     items += [("a", "a"), ("b", "a"), ("a", "a")]
@@ -124,14 +88,6 @@ def test_an_answer_too_large_for_what_is_left_is_judged_by_a_fresh_worker() -> N
     with VerifierPool(1, 30, judge=ROGUE, max_memory_bytes=600 * 2**20) as pool:
         verdicts = pool.score(items)
     assert [v.outcome for v in verdicts] == [WRONG, CORRECT, Outcome.ERROR, CORRECT]
-
-
-@pytest.mark.slow
-def test_a_tower_of_powers_neither_hangs_nor_fills_the_memory() -> None:
-    with VerifierPool(1, 2.0) as pool:
-        tower, plain = pool.score([(r"\boxed{9^{9^{9^{9}}}}", "9"), (r"\boxed{9}", "9")])
-    assert tower.outcome in (Outcome.TIMEOUT, Outcome.ERROR, WRONG)
-    assert plain.outcome is CORRECT
 
 
 def test_idle_workers_that_died_are_replaced_without_a_wrong_verdict() -> None:
@@ -194,8 +150,8 @@ def test_workers_end_with_their_parent() -> None:
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        ("os._exit(1)", "ended with exit code 1 before it was ready"),
-        ("os.kill(os.getpid(), 9)", "signal 9 has killed 4 verifier workers in a row"),
+        ("os._exit(1)", "4 verifier workers in a row ended with exit code 1 "),
+        ("os.kill(os.getpid(), 9)", "4 verifier workers in a row ended with exit code -9 "),
     ],
 )
 def test_workers_that_cannot_start_are_a_user_error(
@@ -250,29 +206,19 @@ def test_cores_are_divided_by_the_ranks_that_share_them(
     assert share_of_cores(ranks) == workers
 
 
-def latex_items(count: int) -> list[tuple[str, str]]:
-    """`count` distinct (response, gold): item n, counted from 1, is wrong where 3 divides n."""
-    forms = [
-        (r"\frac{%d}{7}", r"\dfrac{%d}{7}"),
-        (r"%d{,}000", r"%d000"),
-        (r"-%d\frac{1}{2}", r"-%d.5"),
-        (r"%d\%%", r"\frac{%d}{100}"),
-        (r"\text{(%d)}", r"%d"),
-    ]
-    pairs = []
-    for n in range(1, count + 1):
-        answer, gold = forms[n % len(forms)]
-        pairs.append((rf"so \boxed{{{answer % n}}}", gold % (n + (n % 3 == 0))))
-    return pairs
-
-
 def test_verdicts_do_not_depend_on_what_came_before_nor_on_the_number_of_workers() -> None:
     """Distinct answers in two orders, and what the workers hold of them in the end."""
-    items = latex_items(600)
+    forms = [(r"\frac{%d}{7}", r"\dfrac{%d}{7}"), (r"%d{,}000", "%d000"), (r"\text{(%d)}", "%d")]
+    items = [
+        (rf"so \boxed{{{answer % n}}}", gold % (n + (n % 4 == 0)))
+        for n in range(1, 101)
+        for answer, gold in forms
+    ]
     shuffled = random.Random(1).sample(items, len(items))
     limit = 1 << 30
     with VerifierPool(2, 60, max_memory_bytes=limit) as two, VerifierPool(1, 60) as one:
         first, second = two.score(items), one.score(shuffled)
         assert all(worker.memory_info().rss < limit / 2 for worker in wait_for_workers(3))
     assert dict(zip(shuffled, second, strict=True)) == dict(zip(items, first, strict=True))
-    assert [v.outcome for v in first] == [WRONG if n % 3 == 0 else CORRECT for n in range(1, 601)]
+    wanted = [WRONG if n % 4 == 0 else CORRECT for n in range(1, 101) for _ in forms]
+    assert [v.outcome for v in first] == wanted

@@ -103,8 +103,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(KEYS)), VALUES, max_size=4))
-@example({("model", "path"): "yes", ("data", "train"): "010", ("run", "wandb_project"): "1:30"})
-@example({("model", "path"): "~", ("data", "train"): "=", ("run", "wandb_project"): "<<"})
+@example({("data", "train"): "010", ("run", "wandb_project"): "1:30", ("model", "path"): "~"})
 def test_any_tree_is_accepted_or_refused_in_one_line(values: dict[tuple[str, str], Any]) -> None:
     tree: dict[str, Any] = {section: dict(keys) for section, keys in BASE.items()}
     for (section, key), value in values.items():

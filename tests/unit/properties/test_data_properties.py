@@ -7,8 +7,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from megatron_opsft.data.answers import read_answer
-from megatron_opsft.data.boxed import find_boxes
+from megatron_opsft.data.answers import find_boxes, read_answer
 from megatron_opsft.data.problems import load_problems
 from megatron_opsft.data.rows import ANSWER_FIELDS, ID_FIELDS, PROBLEM_FIELDS
 from megatron_opsft.errors import RowError, UserError
@@ -85,17 +84,3 @@ def test_boxes_are_outermost_balanced_and_in_order(text: str) -> None:
 def _depth(text: str) -> int:
     bare = text.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
     return bare.count("{") - bare.count("}")
-
-
-INNER = st.recursive(
-    st.text("ab+ 1\\,.^_", min_size=1, max_size=6).map(lambda text: text.replace("\\", "\\%")),
-    lambda inner: st.lists(inner | inner.map("{{{}}}".format), max_size=3).map("".join),
-    max_leaves=6,
-)
-
-
-@given(st.lists(INNER, max_size=3), st.text("xy $\n", max_size=4))
-def test_what_was_put_in_boxes_is_found(contents: list[str], between: str) -> None:
-    text = between.join(f"\\boxed{{{content}}}" for content in contents)
-    wanted = [content.strip() for content in contents if content.strip()]
-    assert [box.content for box in find_boxes(text)] == wanted

@@ -4,11 +4,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from megatron_opsft.errors import UserError
 from megatron_opsft.preflight.run_directory import RunDir
 from megatron_opsft.runtime.durable import PARTIAL, REPLACED, step_in, step_name
 
@@ -78,35 +76,3 @@ def test_overwriting_and_resuming_leave_what_is_not_the_runs(
 def _belongs_to_a_step(name: str) -> bool:
     places = (("step_", ".jsonl.gz"), (PARTIAL, ""), (REPLACED, ""))
     return any(step_in(name, before, behind) is not None for before, behind in places)
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(
-        st.one_of(
-            st.builds('{{"step": {}, "loss": 0.5}}'.format, st.integers(0, 9)),
-            st.sampled_from(['{"step": 2, "lo', "[]", "null", "{}", '{"step": null}', "7", "\0\0"]),
-            st.sampled_from(['{"step": Infinity}', '{"step": NaN}', '{"step": "2"}']),
-        ),
-        max_size=6,
-    ),
-    st.integers(0, 9),
-    st.binary(max_size=4),
-)
-def test_lines_of_later_steps_and_a_torn_one_go_and_damaged_ones_stop(
-    lines: list[str], after_step: int, torn: bytes
-) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        run = RunDir(Path(place))
-        run.open(resume=False, overwrite=False)
-        content = "".join(line + "\n" for line in lines).encode() + torn.replace(b"\n", b"")
-        (run.path / "metrics.jsonl").write_bytes(content)
-        wanted = [f'{{"step": {step}, "loss": 0.5}}' for step in range(10)]
-        if after_step and any(line not in wanted for line in lines):
-            with pytest.raises(UserError, match=r"metrics\.jsonl:\d+: "):
-                run.truncate(after_step)
-            assert (run.path / "metrics.jsonl").read_bytes() == content
-            return
-        run.truncate(after_step)
-        kept = (run.path / "metrics.jsonl").read_text().splitlines()
-        assert kept == [line for line in lines if line in wanted[: after_step + 1] and after_step]

@@ -1,22 +1,19 @@
-"""`--out` and identities: only what this project made is replaced; what differs is told apart."""
+"""`--out`: only what this project made is replaced, and only by something whole."""
 
-import json
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
-from megatron_opsft.storage.hf_files import WEIGHT_NAMES
+from megatron_opsft.storage.model_paths import INDEX_NAME, SINGLE_NAME
 from megatron_opsft.storage.partial import partial_dir, written_whole
 from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
 
-WHOLE = [name for name in WEIGHT_NAMES if "*" not in name]
+WHOLE = [SINGLE_NAME, INDEX_NAME]
 FILES = st.sampled_from(
     ["config.json", "conversion.json", "metadata.json", ".metadata", "notes.txt", *WHOLE]
 )
@@ -89,41 +86,3 @@ def test_an_output_is_the_old_or_the_new_one_whatever_ended_the_tries(ends: list
         assert {path.name for path in out.iterdir()} == content
         assert {path.name for path in Path(place).iterdir()} == {"out", *neighbours}
         assert all((Path(place) / name / "kept").exists() for name in neighbours)
-
-
-JSON = st.none() | st.booleans() | st.integers(-3, 3) | st.floats(0, 1) | st.text("ab", max_size=2)
-SETTINGS = ("temperature", "engine", "tp", "shape", "seed")
-DATA = st.dictionaries(st.sampled_from(["gsm8k", "aime24", "mini"]), st.sampled_from("12"))
-IDENTITIES = st.builds(
-    lambda flat, shape, data: flat | {"shape": shape, "data": data},
-    st.fixed_dictionaries({key: JSON for key in SETTINGS}),
-    st.fixed_dictionaries({"layers": JSON}, optional={"rope": JSON}),
-    DATA,
-)
-
-
-@settings(max_examples=60)
-@given(IDENTITIES, st.sets(st.sampled_from(SETTINGS)), st.dictionaries(st.just("seed"), JSON), DATA)
-def test_identities_are_merged_and_what_differs_is_refused(
-    old: dict[str, Any], unset: set[str], changed: dict[str, Any], data: dict[str, str]
-) -> None:
-    """unset: settings that the evaluation in the directory was made without."""
-    new = old | changed | {"data": data}
-    before = {key: value for key, value in old.items() if key not in unset}
-    known_data = {name: old["data"].get(name, digest) for name, digest in data.items()}
-    same_seed = json.dumps(new["seed"]) == json.dumps(old["seed"])  # True is not 1
-    agrees = data == known_data and not unset and same_seed
-    with tempfile.TemporaryDirectory() as place:
-        directory = Path(place)
-        out = EvaluationDirectory(directory)
-        out.write_manifest({"identity": before})
-        try:
-            out.open(new, overwrite=False)
-        except UserError as error:
-            assert "\n" not in str(error) and not agrees
-            assert read_manifest(directory)["identity"] == before
-            return
-        assert agrees
-        out.remember({"identity": new})
-        assert read_manifest(directory)["identity"] == new | {"data": old["data"] | data}
-        out.open(new | {"data": {}}, overwrite=False)

@@ -1,4 +1,4 @@
-"""Packing and dealing: every sample and every response once, budgets held, ranks alike."""
+"""Packs cut for a context-parallel group: every token once, ranks alike."""
 
 from functools import partial
 
@@ -7,28 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_opsft.batching.microbatch import build_microbatch, joined_order, own_indices, padded
-from megatron_opsft.batching.packing import describe_plan, plan_packing
-from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.records import Sample
-from megatron_opsft.rollout.requests import deal_evenly
-
-LENGTHS = st.lists(st.integers(1, 400), max_size=60)
-
-
-@given(LENGTHS, st.integers(1, 500), st.integers(1, 6), st.integers(1, 3), st.integers(1, 10**5))
-def test_plans_hold_every_sequence_once_and_as_many_bins_on_every_rank(
-    lengths: list[int], budget: int, dp_size: int, multiple: int, quadratic_at: int
-) -> None:
-    plan = plan_packing(
-        lengths, budget=budget, dp_size=dp_size, multiple=multiple, quadratic_at=quadratic_at
-    )
-    bins = [indices for mine in plan for indices in mine]
-    assert sorted(i for indices in bins for i in indices) == list(range(len(lengths)))
-    assert all(len(b) <= 1 or sum(lengths[i] for i in b) <= budget for b in bins)
-    assert len(plan) == dp_size
-    assert len({len(mine) for mine in plan}) == 1 and len(plan[0]) % multiple == 0
-    report = describe_plan(lengths, plan, budget=budget, quadratic_at=quadratic_at)
-    assert 0 <= report.fill <= 1 and 0 <= report.imbalance < dp_size + 1e-9
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 3))
@@ -93,24 +72,3 @@ def test_the_parts_of_a_micro_batch_are_those_of_the_whole_one(
         [part.response_indices_R for part in parts if part.response_indices_R is not None]
     )
     assert sorted(everything.tolist()) == list(range(whole.num_loss_tokens))
-
-
-@given(st.lists(st.integers(1, 9), max_size=10), st.integers(1, 5))
-def test_every_response_is_dealt_once(sizes: list[int], num_ranks: int) -> None:
-    groups = [[(group, index) for index in range(size)] for group, size in enumerate(sizes)]
-    parts = deal_evenly(groups, num_ranks)
-    assert sorted(r for part in parts for r in part) == [r for group in groups for r in group]
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(st.integers(1, 30), st.integers(1, 40), st.integers(0, 9), st.integers(0, 20))
-def test_an_epoch_draws_every_problem_once(
-    num_problems: int, batch_size: int, seed: int, step: int
-) -> None:
-    members = (range(num_problems),)
-    sampler = ProblemSampler(members=members, weights=(1,), batch_size=batch_size, seed=seed)
-    assert len(sampler.indices(step)) == batch_size
-    drawn = [index for s in range(num_problems) for index in sampler.indices(s)]
-    for epoch in range(batch_size):
-        part = drawn[epoch * num_problems : (epoch + 1) * num_problems]
-        assert sorted(part) == list(range(num_problems))

@@ -12,21 +12,8 @@ from megatron_opsft.data.arithmetic import WordProblem
 
 # Each opener is rarer than stopping, so nucleus sampling cuts openers, never the end of thought.
 OPENERS = (
-    "Wait,",
-    "Hmm,",
-    "Alternatively,",
-    "But wait,",
-    "Let me check:",
-    "Again,",
-    "Also,",
-    "Actually,",
-    "Well,",
-    "Okay,",
-    "Now,",
-    "So,",
-    "Once more,",
-    "To be sure,",
-    "Maybe,",
+    *("Wait,", "Hmm,", "Alternatively,", "But wait,", "Let me check:", "Again,", "Also,"),
+    *("Actually,", "Well,", "Okay,", "Now,", "So,", "Once more,", "To be sure,", "Maybe,"),
     "Right,",
 )
 
