@@ -39,7 +39,7 @@ class Report(Command):
         None, description="Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."
     )
     hardware: Path | None = Field(
-        None, description="Figures of devices for that plan, such as `plan calibrate` writes."
+        None, description="Figures of devices for that plan, such as `plan calibrate` prints."
     )
 
     def run(self) -> None:
@@ -52,11 +52,8 @@ class Report(Command):
 
         if diagnoses := [path for path in self.paths if is_diagnosis(path)]:
             return self._report_diagnosis(diagnoses[0])
-        if runs := scaling_runs(self.paths):
-            folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
-            self._check_free(self.html)
-            page = self.html or folder / "report.html"
-            return report_scaling(runs, page, self.gpu, self.hardware, _say)
+        if len(self.paths) == 1 and (runs := scaling_runs(self.paths[0])):
+            return report_scaling(runs, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")
         parts = parts_of(self.paths)

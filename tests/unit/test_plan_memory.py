@@ -7,9 +7,9 @@ from plan_cases import LARGE, SMALL, make_job, planned
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.activations import num_in_flight
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.plan.commands import verdict_line
 from megatron_opsft.plan.job import check_job
-from megatron_opsft.plan.tables import verdict_line
 
 
 def terms(world_size: int, *overrides: str, gpu: str = "h100") -> dict[str, float]:

@@ -8,26 +8,22 @@ import pytest
 from plan_cases import MIXTURE, SMALL, make_job
 
 from megatron_opsft.architectures.flops import forward_flops
+from megatron_opsft.plan.assumptions import PHASES, Workload, load_hardware
 from megatron_opsft.plan.estimate import estimate_step
-from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.rollout import (
+from megatron_opsft.plan.seconds import (
     busiest_engine,
     decode_seconds,
+    num_microbatches,
+    pass_seconds,
+    pipeline_seconds,
+    ring_seconds,
     rollout_seconds,
     step_seconds,
     sync_bytes,
     sync_seconds,
-)
-from megatron_opsft.plan.training import (
-    num_microbatches,
-    optimizer_seconds,
-    pass_seconds,
-    pipeline_seconds,
-    ring_seconds,
     training_seconds,
 )
-from megatron_opsft.plan.workload import Workload
 
 # Round figures: one operation, byte and second, and nothing but them.
 PLAIN = load_hardware("h100").model_copy(
@@ -55,7 +51,7 @@ def equal(job: Job, length: int = 400) -> Job:
 
 def test_nothing_of_it_needs_megatron() -> None:
     code = (
-        "from megatron_opsft.plan import search, tables; import sys; "
+        "from megatron_opsft.plan import commands, search; import sys; "
         "print([n for n in sys.modules if n.split('.')[0] in ('megatron', 'transformers')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -125,7 +121,8 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
     training = training_seconds(job)
     factor, host = hardware.train_factor, 15e-6 * 512
     assert num_microbatches(job) == 8
-    assert training["update"] == pytest.approx(factor * optimizer_seconds(job, stage))
+    moved = 30 * stage.updated_parameters + 16 * stage.num_parameters
+    assert training["update"] == pytest.approx(factor * moved / hardware.memory_bandwidth)
     assert training["exchange"] == pytest.approx(factor * reduced)
     expected = factor * passes + training["exchange"] + training["update"] + host
     assert training["train"] == pytest.approx(expected)
