@@ -9,12 +9,14 @@ from pydantic import ValidationError
 
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
-from megatron_opsft.evaluate.inputs import read_inputs
-from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample
+from megatron_opsft.evaluate.inputs import EvalModel, read_inputs
 from megatron_opsft.evaluate.run import evaluate
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
-from megatron_opsft.evaluate.settings import EvalSettings, load_settings
+from megatron_opsft.evaluate.settings import (
+    EvalSettings,
+    EvaluationDirectory,
+    load_settings,
+)
 from megatron_opsft.records import FinishReason, Problem, Sample
 from megatron_opsft.runtime.device import Device
 
@@ -44,7 +46,7 @@ def find_responses(asked: DiagnoseSettings, original: EvalModel, device: Device)
         evaluate(load_settings(None, (), {"model": asked.original, "out": directory} | sampling))
     settings = _settings_of(directory, original, asked.data, asked.limit)
     inputs = read_inputs(settings, device)
-    hashes = read_manifest(directory)["identity"]["data"]
+    hashes = EvaluationDirectory(directory).identified()["identity"]["data"]
     found, num_other = [], 0
     for benchmark in inputs.benchmarks:
         stored = SampleFiles(directory).read(benchmark.name)
@@ -89,12 +91,12 @@ def _settings_of(
     """Those of the evaluation, for the original model. data: where its problems lie now. Errors:
     `UserError`.
     """
-    if EvaluationDirectory(directory).read_manifest() is None:
+    manifest = EvaluationDirectory(directory).read_manifest()
+    if manifest is None:
         raise UserError(
             f"--responses {directory}: not an evaluation (no manifest.json); name one, or leave "
             "it out: the original then samples"
         )
-    manifest = read_manifest(directory)
     try:
         given = manifest["settings"]
         settings = EvalSettings.model_validate(

@@ -19,7 +19,7 @@ from megatron_opsft.diagnose.outputs import write_outputs
 from megatron_opsft.diagnose.responses import Response, find_responses
 from megatron_opsft.diagnose.settings import DiagnoseSettings
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.model import EvalModel, open_model
+from megatron_opsft.evaluate.inputs import EvalModel, open_model
 from megatron_opsft.report.diagnosis import TOKENS, DiagnosedResponse
 from megatron_opsft.rollout.pieces import pieces_of
 from megatron_opsft.runtime.device import select_device

@@ -43,7 +43,6 @@ class PlanRun(_OnDevices, RunCommand):
         "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
     nodes: str = Field("1", description="Nodes; several, such as 1,8,64, give a row each.")
-    steps: int | None = Field(None, ge=1, description="Steps to cost; by default run.steps.")
     mean_tokens: float | None = Field(
         None,
         ge=1,
@@ -60,9 +59,8 @@ class PlanRun(_OnDevices, RunCommand):
         """Print what the run takes; whether it fits as exit code."""
         counts = self._node_counts()
         config = self.load()
-        num_steps = self.steps or config.run.steps
-        if num_steps < 1:
-            raise UserError("run.steps=0 costs nothing; give --steps")
+        if (num_steps := config.run.steps) < 1:
+            raise UserError("run.steps=0 costs nothing; set run.steps above 0")
         from megatron_opsft.storage.model_paths import resolve_config
 
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)

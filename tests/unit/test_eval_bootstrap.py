@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.bootstrap import draw_counts, estimate
 from megatron_opsft.evaluate.metrics import (
     SampleGrid,
     combine,
+    draw_counts,
+    estimate,
     mean_over_problems,
     measure,
     problem_values,

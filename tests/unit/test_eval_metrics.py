@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from eval_samples import measure_samples, stored
 
+from megatron_opsft.evaluate.benchmarks import StoredSample
 from megatron_opsft.evaluate.inputs import default_budgets
 from megatron_opsft.evaluate.metrics import (
     arrange,
@@ -17,7 +18,6 @@ from megatron_opsft.evaluate.metrics import (
     pass_at_k,
     pass_ks,
 )
-from megatron_opsft.evaluate.samples import StoredSample
 from megatron_opsft.records import Outcome
 
 SILENT = (Outcome.NO_ANSWER, Outcome.UNFINISHED)

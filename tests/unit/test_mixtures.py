@@ -26,8 +26,8 @@ from megatron_opsft.data.problems import ProblemSet, load_problems
 from megatron_opsft.data.sampler import ProblemSampler
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import results
+from megatron_opsft.evaluate.benchmarks import SampleFiles
 from megatron_opsft.evaluate.results import read_pass_rates
-from megatron_opsft.evaluate.samples import SampleFiles
 
 
 def config_of(train: object, *overrides: str) -> Config:

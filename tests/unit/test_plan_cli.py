@@ -23,7 +23,7 @@ def test_a_run_that_fits(cli: ForkedCli) -> None:
 
 
 def test_as_json(cli: ForkedCli) -> None:
-    ended = cli.run(["plan", "run", SMALL, "parallel.tp=2", "--nodes", 2, "--steps", 7, "--json"])
+    ended = cli.run(["plan", "run", SMALL, "parallel.tp=2", "--nodes", 2, "run.steps=7", "--json"])
     assert ended.exit_code == 0, ended.stderr
     plan = json.loads(ended.stdout)
     assert (plan["world_size"], plan["tp"], plan["dp"], plan["steps"]) == (16, 2, 8, 7)

@@ -102,15 +102,6 @@ def test_what_fits_says_what_it_costs() -> None:
     assert nothing.as_json()["num_microbatches"] == 0
 
 
-def test_context_parallelism_divides_activations_and_shares_the_optimizer_as_data_parallelism() -> (
-    None
-):
-    long = ("rollout.max_response_tokens=31744", "train.max_tokens_per_microbatch=1")
-    alone, shared = terms(4, *long), terms(8, *long, "parallel.cp=2")
-    assert shared["activations"] == pytest.approx(alone["activations"] / 2, rel=1e-6)
-    assert shared["optimizer"] == terms(8)["optimizer"] < alone["optimizer"]
-
-
 @pytest.mark.parametrize(
     ("overrides", "world_size", "message"),
     [

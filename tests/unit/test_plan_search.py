@@ -82,13 +82,6 @@ def test_what_fits_nowhere_and_what_no_layout_accepts_is_said() -> None:
         search(SMALL, 8, "rollout.max_response_tokens=200000")
 
 
-def test_the_hugging_face_engine_has_no_layout_of_its_own() -> None:
-    found = search(SMALL, 4, "rollout.engine=hf", "rollout.batch_size=8")
-    assert {o for one in found for o in one.overrides if o.startswith("rollout")} == {
-        "rollout.tp=1"
-    }
-
-
 def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:
     path = ROOT / "examples/configs/r1_distill_7b_paper.yaml"
     config = load_config(path)

@@ -96,13 +96,9 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
 def test_equal_stages_fill_and_drain_the_pipeline(pp: int, vpp: int | None) -> None:
     """(m + (p - 1) / v) x one micro-batch (Narayanan et al., 2021)."""
     job = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
-    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(
-        3 * (8 + (pp - 1) / (vpp or 1))
-    )
-
-
-def test_the_slowest_stage_sets_the_pace() -> None:
-    # The second stage works on five micro-batches; the first one's first and last pass surround it.
+    expected = 3 * (8 + (pp - 1) / (vpp or 1))
+    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(expected)
+    # The second stage works on five micro-batches; the first one's passes surround it.
     assert pipeline_seconds(plain(2, "parallel.pp=2"), [5.0, 15.0], 5) == pytest.approx(16.0)
 
 
@@ -119,6 +115,8 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
         reduced = max(0.0, reduced - last)
     training = training_seconds(job)
+    verify = 32 * hardware.verify_seconds / hardware.cpu_cores
+    assert estimate_step(job)["verify"] == pytest.approx(verify)
     factor, host = hardware.train_factor, 15e-6 * 512
     assert num_microbatches(job) == 8
     moved = 30 * stage.updated_parameters + 16 * stage.num_parameters
@@ -190,12 +188,6 @@ def test_the_longest_response_bounds_the_rollout() -> None:
     assert seconds[0]["decode_fixed"] == seconds[1]["decode_fixed"]
     # One engine has as many as its batch, and refills.
     assert busiest_engine(alone)[1] == few.config.rollout.batch_size
-
-
-def test_verification_is_shared_by_all_cores() -> None:
-    job = equal(make_job(SMALL, 16))
-    verify = 32 * job.hardware.verify_seconds / job.hardware.cpu_cores
-    assert estimate_step(job)["verify"] == pytest.approx(verify)
 
 
 def test_a_weight_sync_gathers_and_takes_the_slower_of_both_links() -> None:

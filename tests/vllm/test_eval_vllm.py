@@ -1,4 +1,4 @@
-"""`megatron-opsft eval` with vLLM: complete and resumable, on one rank and on two that share an
+"""`megatron-opsft eval` with vLLM: complete, on one rank and on two that share an
 engine. vLLM promises the same responses for the same seeds, but not over batches of other
 composition: on a CPU in float32 they were all the same, and nearly all must be.
 """
@@ -66,17 +66,6 @@ def test_two_ranks_that_share_an_engine(
     assert num_equal(shared, alone[1]) >= 28
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["starts"][0]["num_engines"] == 1
-
-
-def test_lost_samples_are_made_again(alone: tuple[Path, Samples], vllm_world: World) -> None:
-    out, before = alone
-    path = out / "samples/arithmetic.jsonl.gz"
-    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
-    path.write_bytes(gzip.compress(b"".join(lines[:11] + lines[20:])))
-    vllm_world.run(evaluate_here, 1, words_of(out, "batch_size=4"))
-    assert num_equal(samples_of(out), before) >= 28
-    starts = json.loads((out / "manifest.json").read_text())["starts"]
-    assert [start["num_samples"] for start in starts] == [32, 9]
 
 
 def test_greedy_responses_are_those_of_the_other_engine(

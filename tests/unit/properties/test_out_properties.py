@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
+from megatron_opsft.evaluate.settings import EvaluationDirectory
 from megatron_opsft.storage.hf_files import WEIGHT_NAMES
 from megatron_opsft.storage.partial import partial_dir, written_whole
 from megatron_opsft.storage.replacing import MODEL_FOLDERS, check_out
@@ -121,9 +121,9 @@ def test_identities_are_merged_and_what_differs_is_refused(
             out.open(new, overwrite=False)
         except UserError as error:
             assert "\n" not in str(error) and not agrees
-            assert read_manifest(directory)["identity"] == before
+            assert out.identified()["identity"] == before
             return
         assert agrees
         out.remember({"identity": new})
-        assert read_manifest(directory)["identity"] == new | {"data": old["data"] | data}
+        assert out.identified()["identity"] == new | {"data": old["data"] | data}
         out.open(new | {"data": {}}, overwrite=False)
