@@ -48,10 +48,8 @@ _OWN_SAMPLES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Problems to answer, `samples` times each.
-
-    data: all that was read, `problems` the part that is used. Ids of problems are those of the
-    source; `key` makes them unique over benchmarks.
+    """Problems to answer, `samples` times each. data: all that was read, `problems` the part that
+    is used, with the source's ids.
     """
 
     name: str
@@ -83,13 +81,11 @@ def load_benchmarks(settings: EvalSettings, *, is_tiny_reasoner: bool) -> tuple[
                 f"benchmark {name!r}: a name consists of letters, digits, '.', '_' and '-', and "
                 f"is not {OVERALL!r}"
             )
-    for name in names:
         if name not in settings.data and name not in KNOWN:
             raise UserError(
                 f"benchmark {name!r} is not known; there are {', '.join(KNOWN)}, or give your "
                 f"own with --data {name}=FILE"
             )
-    for name in settings.data:
         if name not in names:
             raise UserError(
                 f"--data {name}=...: {name} is not among the benchmarks {','.join(names)}; add it "
@@ -123,22 +119,16 @@ def _load(name: str, settings: EvalSettings) -> Benchmark:
             f"benchmark {name}: {first.source}:{first.row}: {first.reason} "
             f"({len(loaded.bad_rows)} such rows); a benchmark must be whole: fix the file"
         )
-    greedy = settings.temperature == 0
-    return Benchmark(
-        name=name,
-        data=loaded,
-        problems=tuple(loaded.problems[: settings.limit]),
-        samples=1 if greedy else settings.samples or source.samples,
-    )
+    samples = 1 if settings.temperature == 0 else settings.samples or source.samples
+    problems = tuple(loaded.problems[: settings.limit])
+    return Benchmark(name=name, data=loaded, problems=problems, samples=samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """One response and its verdict.
-
-    problem_id: of the benchmark's own. answer: what was read from the response, gold: what was to
-    be found. num_tokens: of the response, end token included.
-    extra_tokens: sampled for it beyond the response, by methods that do.
+    """One response and its verdict. problem_id: of the benchmark's own. answer: what was read from
+    the response, gold: what was expected. num_tokens: end token included; extra_tokens: sampled
+    for it beyond the response.
     """
 
     problem_id: str

@@ -58,20 +58,23 @@ class EvalModel:
             yield name, opened.read(whole(name, shape))
 
     def identity(self) -> dict[str, Any]:
-        """JSON of all that decides a sample: weights (names, dtypes, shapes and values, the same
-        for any cut or conversion), what config.json makes of them, tokenizer, end tokens. Reads
-        every weight.
+        """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
+        end tokens. Reads every weight.
         """
-        with ThreadPoolExecutor(8) as pool:
-            digest = hashlib.sha256()
-            for line in pool.map(_describe, self.tensors()):
-                digest.update(line.encode())
         return {
-            "model_sha256": digest.hexdigest(),
+            "model_sha256": self.weights_sha256(),
             "shape": asdict(self.table.shape),
             "tokenizer_sha256": self.tokenizer_sha256(),
             "end_tokens": sorted(self.end_tokens),
         }
+
+    def weights_sha256(self) -> str:
+        """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""
+        with ThreadPoolExecutor(8) as pool:
+            digest = hashlib.sha256()
+            for line in pool.map(_describe, self.tensors()):
+                digest.update(line.encode())
+        return digest.hexdigest()
 
     def tokenizer_sha256(self) -> str:
         """Hash of the vocabulary with its merges and of the chat template."""
