@@ -149,5 +149,6 @@ def test_a_bad_file_is_named_with_its_field(
         file.write_bytes(data)
         with pytest.raises(UserError, match=rf"results\.json: results: {reason}"):
             read_results(file)
+    file.unlink()
     with pytest.raises(UserError, match=r"results\.json: not found"):
-        read_results(tmp_path / "nowhere")
+        read_results(tmp_path)
