@@ -10,7 +10,7 @@ import torch
 
 from megatron_opsft.config import ParallelConfig
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.runtime.device import Device, PeakMemory, select_device
 from megatron_opsft.runtime.distributed import Layout, gather_from_all, start_distributed
 

@@ -37,7 +37,7 @@ class Report(Command):
         None, description="Device of the plan beside runs nodes_1, nodes_2, ...; by default h100."
     )
     hardware: Path | None = Field(
-        None, description="Figures of devices for that plan, such as `plan calibrate` writes."
+        None, description="Figures of devices for that plan, such as `plan calibrate` prints."
     )
 
     def run(self) -> None:
@@ -46,10 +46,9 @@ class Report(Command):
         from megatron_opsft.report.page import write_page
         from megatron_opsft.report.runs import describe_run
 
-        if scaled := scaling_runs(self.paths):
-            folder = self.paths[0] if len(self.paths) == 1 else self.paths[0].parent
+        if len(self.paths) == 1 and (scaled := scaling_runs(self.paths[0])):
+            page = self.html or self.paths[0] / "report.html"
             self._check_free(self.html)
-            page = self.html or folder / "report.html"
             return report_scaling(scaled, page, self.gpu, self.hardware, _say)
         if self.gpu is not None or self.hardware is not None:
             raise UserError("--gpu and --hardware are of runs nodes_1, nodes_2, ...: leave them")

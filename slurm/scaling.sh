@@ -3,7 +3,7 @@
 #
 #   sbatch slurm/scaling.sh CONFIG                                  or bash, on a login node
 #   NODES="1 2 4 8 16" STEPS=20 bash slurm/scaling.sh --account=me --time=02:00:00 CONFIG optimizer.lr=1e-6
-#   .venv/bin/megatron-opsft report runs/scaling/NAME               table and figure, the plan beside each
+#   .venv/bin/megatron-opsft report runs/scaling/NAME               table, the plan beside each
 #
 # Words that begin with -- are sbatch's options for every job (or SBATCH_PARTITION, SBATCH_ACCOUNT, ...),
 # what follows CONFIG goes to `train`. NODES: how many, of 8 H100. STEPS: of each run, of which the first

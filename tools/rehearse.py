@@ -36,9 +36,8 @@ from megatron_opsft.batching import exchange
 from megatron_opsft.batching.packing import plan_packing
 from megatron_opsft.config.load import load_config
 from megatron_opsft.model.shards import ModelShards
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.workload import make_workload
 from megatron_opsft.records import FinishReason, Outcome, Problem, Rollout, Verdict
 from megatron_opsft.rollout.engine import EngineLayout
 from megatron_opsft.runtime import cpu_compat, distributed

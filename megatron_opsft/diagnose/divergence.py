@@ -16,7 +16,7 @@ from torch.nn.functional import kl_div
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.evaluate.inputs import EvalModel
 from megatron_opsft.loss.output_head import times_transposed
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime.device import Device

@@ -17,10 +17,9 @@ from rich.progress import track
 from megatron_opsft.diagnose.divergence import diverge, load_model
 from megatron_opsft.diagnose.page import PAGE, TOKENS, DiagnosedResponse, read_responses, write_page
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.inputs import Inputs, read_inputs
-from megatron_opsft.evaluate.model import EvalModel, open_model
+from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample
+from megatron_opsft.evaluate.inputs import EvalModel, Inputs, open_model, read_inputs
 from megatron_opsft.evaluate.run import evaluate
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.evaluate.settings import load_settings
 from megatron_opsft.records import FinishReason, Problem, Sample
 from megatron_opsft.rollout.requests import pieces_of
@@ -135,7 +134,7 @@ def _responses(inputs: Inputs) -> Iterator[tuple[Problem, StoredSample, Sample]]
     for benchmark in inputs.benchmarks:
         problems = {problem.id: problem for problem in benchmark.problems}
         found: dict[str, list[StoredSample]] = {problem: [] for problem in problems}
-        for stored in SampleFiles(inputs.out).wanted(benchmark, benchmark.samples):
+        for stored in SampleFiles(inputs.settings.out).wanted(benchmark, benchmark.samples):
             found[stored.problem_id].append(stored)
         for stored in (each for samples in found.values() for each in samples):
             ids = model.tokenizer.encode(stored.text, add_special_tokens=False)

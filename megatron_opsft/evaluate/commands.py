@@ -63,14 +63,12 @@ class Compare(Command):
     baseline: str | None = Field(
         None, description="Label of the model that is 100 % of every CR; by default the first."
     )
-    overwrite: bool = Field(False, description="Replace the table and figures that --out holds.")
 
     def run(self) -> None:
         """Write table and figures."""
         from megatron_opsft.evaluate.comparison import compare_directories
 
-        table = compare_directories(self.results, self.out, self.baseline, overwrite=self.overwrite)
-        print(printable(table), end="")
+        print(printable(compare_directories(self.results, self.out, self.baseline)), end="")
         print(f"table and figures: {self.out}")
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.benchmarks import ordered
-from megatron_opsft.evaluate.bootstrap import FEW_PROBLEMS
-from megatron_opsft.evaluate.directory import EvaluationDirectory
+from megatron_opsft.evaluate.metrics import FEW_PROBLEMS
 from megatron_opsft.evaluate.results import Results, read_results
+from megatron_opsft.evaluate.settings import EvaluationDirectory
 from megatron_opsft.report.page import write_page
 from megatron_opsft.report.table import (
     OVERALL,
@@ -37,10 +37,8 @@ _LEGEND = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """rows: with the shared benchmarks, and OVERALL where all are over the same ones; blocks: what
-    the tables show of these, without OVERALL where there is one benchmark.
-
-    sizes: benchmark -> its numbers of problems and samples, as text. legend: what the table's
-    columns are; notes: lines on what is left out and on each setting that differs.
+    the tables show of these. sizes: benchmark -> its numbers of problems and samples, as text.
+    legend: what the columns are; notes: what is left out, and each setting that differs.
     """
 
     rows: tuple[TableRow, ...]
@@ -69,11 +67,9 @@ class Comparison:
 
 
 def compare(results: Sequence[Results], *, baseline: str | None = None) -> Comparison:
-    """One comparison of one or more results, rows in the order given.
-
-    baseline: label of the row whose tokens are 100 % of every CR; by default the first row. One
-    result alone keeps the CR that it was evaluated with. `UserError` where no benchmark is in all
-    of them, or no row has the label.
+    """Rows in the order given. baseline: label of the row whose tokens are 100 % of every CR; by
+    default the first row. One result alone keeps the CR that it was evaluated with. `UserError`
+    where no benchmark is in all of them, or no row has the label.
     """
     shared = [n for n in ordered(results[0].benchmarks) if all(n in r.benchmarks for r in results)]
     if not shared:
@@ -105,27 +101,14 @@ def compare(results: Sequence[Results], *, baseline: str | None = None) -> Compa
     )
 
 
-def compare_directories(
-    directories: Sequence[Path], out: Path, baseline: str | None, *, overwrite: bool = False
-) -> str:
+def compare_directories(directories: Sequence[Path], out: Path, baseline: str | None) -> str:
     """One table and page of several results, and the settings in which they differ; returns the
-    table for a terminal.
-
-    Errors: `UserError` for a directory without results, when nothing can be compared, or for a
-    table that is in `out` already, unless it may be overwritten.
+    table for a terminal. Errors: `UserError` for a directory without results, when nothing can be
+    compared, and where `out` has a table already or is a file.
     """
     results = [read_results(directory) for directory in directories]
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a directory")
-    if (out / "results.json").exists():
-        raise UserError(
-            f"--out {out} holds an evaluation, whose table would be replaced; name another "
-            "directory"
-        )
-    if (out / "table.md").exists() and not overwrite:
-        raise UserError(
-            f"--out {out} holds a table.md already; name another directory, or give --overwrite"
-        )
+    if out.is_file() or (out / "table.md").exists():
+        raise UserError(f"--out {out} holds a table.md already, or is a file; name another one")
     comparison = compare(results, baseline=baseline)
     comparison.write(out, [d if d.is_dir() else d.parent for d in directories])
     return comparison.text()
@@ -200,10 +183,8 @@ def _legend(
     *,
     has_overall: bool,
 ) -> str:
-    parts = [_LEGEND]
-    if has_overall:
-        parts.append("Overall: plain mean over benchmarks.")
-    parts.append("In brackets: 95 % intervals, bootstrap over problems.")
+    overall = ["Overall: plain mean over benchmarks."] if has_overall else []
+    parts = [_LEGEND, *overall, "In brackets: 95 % intervals, bootstrap over problems."]
     fewest = min(r.benchmarks[name].num_problems for r in results for name in sizes)
     if fewest < FEW_PROBLEMS:
         parts.append(

@@ -20,11 +20,9 @@ Where this differs from the released code, and why:
 - Trials are greedy, as p(a_t) wants; the code leaves their temperature at vLLM's default of 1.
 - A transition is a token that spells the word, spaces and punctuation aside. The code looks for one
   word's characters, inside longer words too.
-- Thinking that ends by itself keeps its own closing text; the code writes it anew.
+- Thinking that ends by itself keeps its own closing text, and tokens are never tokenised again.
 - No budget forcing: the code closes the thinking after 90 % of the budget and forces an answer
   beyond its end, which no method that this one is compared with gets.
-- Sampled tokens are continued as they are, never decoded and tokenised again.
-- The paper's variants (several inducers, entropy as monitor, parallel branches) are left out.
 """
 
 import math
@@ -50,9 +48,7 @@ _EDGES = re.compile(r"^[\W_]+|[\W_]+$")
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Response:
     """One response under way. ids: of the response so far; limit: how many there may be.
-
-    extra_tokens: sampled tokens that are not part of it: those of the trials, and the transition
-    word that an exit drops. The inducer is read, not sampled, and not counted.
+    extra_tokens: sampled ones that are not part of it: trials, and the word that an exit drops.
     """
 
     request: ResponseRequest
@@ -83,13 +79,9 @@ class _Response:
 
 
 class Deer:
-    """Samples with early exits from any engine, by its `generate` and `score` alone.
-
-    A response depends on its prompt, its seed, the sampling and the weights (as far as the engine
-    keeps that promise), not on the others of the call.
-
-    How often the engine is called depends on what it samples. So it must answer this rank without
-    the help of others: the Hugging Face engine, or vLLM with tp=1.
+    """Samples with early exits from any engine, by its `generate` and `score` alone. How often they
+    are called depends on what is sampled, so the engine must answer this rank without the help of
+    others: the Hugging Face engine, or vLLM with tp=1.
     """
 
     def __init__(self, settings: DeerSettings, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -166,10 +158,7 @@ class Deer:
 
     def _spellings(self) -> set[int]:
         """All tokens that spell a transition word, with whatever spaces and punctuation around it.
-
-        Upper and lower case are different words. A word that only several tokens spell together
-        would have to be distinguished from others that begin alike, behind its end: such words are
-        refused.
+        Words that only several tokens spell together are refused.
         """
         wanted = {_EDGES.sub("", word): word for word in self._settings.transition_words}
         ids = sorted(

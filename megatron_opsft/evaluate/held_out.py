@@ -13,22 +13,6 @@ from megatron_opsft.verify.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """accuracy: share of correct responses in [0, 1]; mean_response_tokens: end tokens included;
-    truncated_share: of those that the limit cut off.
-
-    correct_lengths: tokens of each correct response. shown: the first responses to some problems.
-    """
-
-    accuracy: float
-    mean_response_tokens: float
-    truncated_share: float
-    num_samples: int
-    correct_lengths: tuple[int, ...]
-    shown: tuple["ShownResponse", ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownResponse:
     """A response for people to read."""
 
@@ -37,6 +21,20 @@ class ShownResponse:
     response: str
     num_tokens: int
     outcome: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalResult:
+    """accuracy, truncated_share (cut off by the limit): of all responses, in [0, 1];
+    mean_response_tokens: end tokens included; correct_lengths: tokens of each correct response.
+    """
+
+    accuracy: float
+    mean_response_tokens: float
+    truncated_share: float
+    num_samples: int
+    correct_lengths: tuple[int, ...]
+    shown: tuple[ShownResponse, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,7 @@ class HeldOut:
         num_shown: int = 0,
     ) -> EvalResult:
         """Collective over all ranks; every rank gets the result. encode: as in `Sampler.sample`.
-
-        num_shown: problems of which a response is shown, the same ones in every evaluation.
+        num_shown: of how many problems the first response is shown.
         """
         rollouts = sampler.sample(
             self.problems,
@@ -94,17 +91,17 @@ class HeldOut:
         problems = {problem.id: problem for problem in self.problems[:number]}
         mine = [
             (
-                rollout.problem_id,
+                problem.id,
                 ShownResponse(
-                    problem=problems[rollout.problem_id].text,
-                    gold=problems[rollout.problem_id].answer,
+                    problem=problem.text,
+                    gold=problem.answer,
                     response=rollout.text,
                     num_tokens=len(rollout.response_ids),
                     outcome=verdict.outcome.value,
                 ),
             )
             for rollout, verdict in zip(rollouts, verdicts, strict=True)
-            if rollout.sample_index == 0 and rollout.problem_id in problems
+            if rollout.sample_index == 0 and (problem := problems.get(rollout.problem_id))
         ]
         found = dict(gather_from_all(mine))
         return tuple(found[key] for key in problems if key in found)

@@ -1,24 +1,90 @@
 """All that an evaluation reads before it computes anything: models, problems, prompts, limits."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron_opsft.data.prompts import PromptEncoder
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from megatron_opsft.architectures.config_from_hf import read_model_shape
+from megatron_opsft.data.prompts import (
+    PromptEncoder,
+    check_vocabulary,
+    end_token_ids,
+    load_tokenizer,
+)
 from megatron_opsft.errors import PromptError, UserError
 from megatron_opsft.evaluate.benchmarks import Benchmark, load_benchmarks
 from megatron_opsft.evaluate.deer import Deer
-from megatron_opsft.evaluate.model import EvalModel, is_tiny_reasoner, open_model
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.rollout.engine import SamplingSettings
 from megatron_opsft.rollout.limits import engine_traits
 from megatron_opsft.runtime.device import Device
 from megatron_opsft.runtime.libraries import installed_versions
+from megatron_opsft.storage.megatron_files import open_weights
+from megatron_opsft.storage.model_paths import TINY_REASONER, resolve_model
 from megatron_opsft.verify.verifier import describe_judge
+from megatron_opsft.weights.rectangles import whole
+from megatron_opsft.weights.rules import WeightTable
 
 MAX_TOKENS = 32768  # the paper's
-_IN_IDENTITY = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalModel:
+    """An opened model; no weight was read yet. `name`: its label in tables and figures."""
+
+    name: str
+    directory: Path
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: tuple[int, ...]
+    table: WeightTable
+
+    @property
+    def max_positions(self) -> int:
+        """The longest prompt and response together."""
+        return self.table.shape.max_position_embeddings
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, whole tensor on the CPU in the files' dtype), in the order of the table."""
+        opened = open_weights(self.directory, self.table, check=False)
+        for name, shape in self.table.hf_shapes().items():
+            yield name, opened.read(whole(name, shape))
+
+    def identity(self) -> dict[str, Any]:
+        """JSON of all that decides a sample: weights, what config.json makes of them, tokenizer,
+        end tokens. Reads every weight.
+        """
+        return {
+            "model_sha256": self.weights_sha256(),
+            "shape": asdict(self.table.shape),
+            "tokenizer_sha256": self.tokenizer_sha256(),
+            "end_tokens": sorted(self.end_tokens),
+        }
+
+    def weights_sha256(self) -> str:
+        """Hash of names, dtypes, shapes and values: the same for any cut or conversion."""
+        with ThreadPoolExecutor(8) as pool:
+            digest = hashlib.sha256()
+            for line in pool.map(_describe, self.tensors()):
+                digest.update(line.encode())
+        return digest.hexdigest()
+
+    def tokenizer_sha256(self) -> str:
+        """Hash of the vocabulary with its merges and of the chat template."""
+        digest = hashlib.sha256()
+        file = self.directory / "tokenizer.json"
+        if file.is_file():
+            digest.update(file.read_bytes())
+        else:
+            digest.update(repr(sorted(self.tokenizer.get_vocab().items())).encode())
+        digest.update(str(self.tokenizer.chat_template).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +103,6 @@ class Inputs:
     device: Device
 
     @property
-    def out(self) -> Path:
-        """The directory of this model's evaluation."""
-        return self.settings.out
-
-    @property
     def batch_size(self) -> int:
         """Responses decoded at once."""
         return self.settings.batch_size or engine_traits(self.settings.engine).eval_batch_size
@@ -49,9 +110,7 @@ class Inputs:
     @property
     def budgets(self) -> tuple[int, ...]:
         """Token budgets of the curves, ascending: what the samples, cut there, would have given.
-
-        None for early exit: it tries an answer only where the room left is enough, so under a
-        smaller limit it would exit less often than in the samples, and its curve would be too good.
+        None for early exit, which under a smaller limit would exit less often than in the samples.
         """
         if self.settings.method == "deer":
             return ()
@@ -70,12 +129,10 @@ class Inputs:
         """JSON of whatever two results may differ in, apart from model and size of benchmarks."""
         settings, versions = self.settings, installed_versions()
         engine = engine_traits(settings.engine)
-        only_where_used = {
-            "deer": settings.method == "deer",
-            "system_prompt": settings.system_prompt,
-            "tp": engine.tensor_parallel,
-        }
-        names = _IN_IDENTITY | {name for name, is_used in only_where_used.items() if is_used}
+        names = {"method", "template", "temperature", "top_p", "seed", "engine", "verify_timeout"}
+        names |= {"deer"} if settings.method == "deer" else set()
+        names |= {"system_prompt"} if settings.system_prompt else set()
+        names |= {"tp"} if engine.tensor_parallel else set()
         return settings.model_dump(mode="json", include=names) | {
             "max_tokens": self.max_tokens,
             "engine_version": next(versions[name] for name in engine.packages if name in versions),
@@ -131,7 +188,10 @@ def read_inputs(settings: EvalSettings, device: Device, *, option: str = "--mode
     Errors: `UserError`.
     """
     model = open_model(settings.model, settings.name, option=option)
-    benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny_reasoner(model))
+    # The shipped model, or that one trained further.
+    own, shipped = (d / "tokenizer.json" for d in (model.directory, resolve_model(TINY_REASONER)))
+    is_tiny = own.is_file() and own.read_bytes() == shipped.read_bytes()
+    benchmarks = load_benchmarks(settings, is_tiny_reasoner=is_tiny)
     prompts = _encode(model, settings, benchmarks)
     if settings.method == "deer":
         Deer(settings.deer, model.tokenizer)
@@ -169,14 +229,13 @@ def _encode(
         template=settings.template,
         system_prompt=settings.system_prompt,
     )
+    problems = {each.key(problem.id): problem for each in benchmarks for problem in each.problems}
     prompts = {}
-    for benchmark in benchmarks:
-        for problem in benchmark.problems:
-            key = benchmark.key(problem.id)
-            try:
-                prompts[key] = encoder.encode(problem)
-            except PromptError as error:
-                raise UserError(f"problem {key}: {error}; change it, or leave it out") from None
+    for key, problem in problems.items():
+        try:
+            prompts[key] = encoder.encode(problem)
+        except PromptError as error:
+            raise UserError(f"problem {key}: {error}; change it, or leave it out") from None
     return prompts
 
 
@@ -193,3 +252,39 @@ def _max_tokens(wanted: int | None, model: EvalModel, prompts: dict[str, tuple[i
             f"{wanted or 1} response tokens; {fix}"
         )
     return wanted or min(MAX_TOKENS, left)
+
+
+def open_model(path: str, name: str | None = None, *, option: str = "--model") -> EvalModel:
+    """Find a model, by what `resolve_model` takes, and check it without reading its weights.
+    option: what errors call it. Errors: `UserError` for a missing, damaged or unsupported model, a
+    tokenizer without a chat template or of another model.
+    """
+    directory = resolve_model(path, option=option)
+    tokenizer = load_tokenizer(directory, option=option)
+    shape = read_model_shape(directory)
+    table = WeightTable(shape, "te")
+    open_weights(directory, table)
+    end_tokens = end_token_ids(tokenizer, directory, option=option)
+    check_vocabulary(tokenizer, end_tokens, shape.vocab_size, directory, option=option)
+    return EvalModel(
+        name=name or _label(path, directory),
+        directory=directory,
+        tokenizer=tokenizer,
+        end_tokens=end_tokens,
+        table=table,
+    )
+
+
+def _label(path: str, directory: Path) -> str:
+    """What people call it: the end of a hub's name, the folder; of a run its own, not `hf`."""
+    if not Path(path).expanduser().exists():
+        return path.rpartition("/")[2]
+    named = directory.parent if directory.name == "hf" else directory
+    return named.resolve().name
+
+
+def _describe(item: tuple[str, Tensor]) -> str:
+    name, tensor = item
+    values = tensor.contiguous().view(torch.uint8).numpy()
+    digest = hashlib.sha256(values.data).hexdigest()
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {digest}\n"

@@ -2,10 +2,15 @@
 
 Shapes: P problems, N samples of each, D draws (rows of problem counts). Every metric is computed
 for D weightings of the problems at once: a row of ones gives the metric itself, a row of bootstrap
-counts gives it on that resample (see `bootstrap`), so that a value and its interval come from the
-same code. Units: shares in [0, 1], tokens with the end token; efficiency as `efficiency` says.
+counts gives it on that resample, so that a value and its interval come from the same code. Units:
+shares in [0, 1], tokens with the end token; efficiency as `efficiency` says.
 Source: the paper's section on evaluation, its appendix on the coefficient of variation, and, for
 pass@k, Chen et al. 2021 (arXiv 2107.03374), equation 1.
+
+Intervals are 95 % percentile intervals by bootstrap over problems: they are what an evaluation
+samples from a population, and the N samples of one problem stay together. Two models on the same
+counts are a paired bootstrap (Efron and Tibshirani 1993, chapters 13 and 8). With few problems they
+are too narrow: at 95 %, true coverage is 0.82-0.86 of 5 and 0.91-0.93 of 30.
 """
 
 from collections import Counter
@@ -13,15 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron_opsft.evaluate.samples import StoredSample
+from megatron_opsft.evaluate.benchmarks import StoredSample
+from megatron_opsft.report.table import Estimate
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
+NUM_RESAMPLES, SEED, LEVEL = 2000, 0, 0.95
+FEW_PROBLEMS = 60  # from here on, coverage is within about a point of the level
 QUANTILES = {"median_tokens": 0.5, "p95_tokens": 0.95}
 _BUDGET_METRICS = ("accuracy", "mean_tokens", "norm_std", "truncated_share")
 
@@ -95,7 +104,7 @@ def measure(grid: SampleGrid, counts_DP: Counts) -> dict[str, Floats]:
     """
     means = mean_over_problems(problem_values(grid), counts_DP)
     quantiles = token_quantiles(grid, counts_DP, list(QUANTILES.values()))
-    metrics: dict[str, Floats] = {}
+    metrics = {}
     for name, value in means.items():
         metrics[name] = value
         if name == "mean_tokens":
@@ -186,3 +195,33 @@ def combine(benchmarks: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     }
     means["efficiency"] = efficiency(means["accuracy"], means["mean_tokens"])
     return means
+
+
+def draw_counts(
+    num_problems: int, name: str, *, num_resamples: int = NUM_RESAMPLES, seed: int = SEED
+) -> Counts:
+    """[1 + R, P]: how often each problem is there; row 0 is all ones, every row adds up to P.
+
+    Depends on P, the benchmark's name and the seed alone: not on the model (that pairs models) nor
+    on which other benchmarks there are.
+    """
+    generator = np.random.default_rng([seed, crc32(name.encode("utf-8"))])
+    drawn_RP = generator.integers(num_problems, size=(num_resamples, num_problems))
+    drawn_RP += np.arange(num_resamples)[:, None] * num_problems
+    counts = np.bincount(drawn_RP.ravel(), minlength=num_resamples * num_problems)
+    ones = np.ones((1, num_problems), dtype=np.int64)
+    return np.concatenate([ones, counts.reshape(num_resamples, num_problems)])
+
+
+def estimate(draws: Floats) -> Estimate:
+    """Value and 95 % percentile interval of draws [1 + R] (row 0: the data as it is).
+
+    Rounded to 10 digits, below which the order of a sum in some BLAS would show.
+    """
+    tail = 50 * (1 - LEVEL)
+    low, high = np.percentile(draws[1:], [tail, 100 - tail])
+    return Estimate(value=_round(draws[0]), low=_round(low), high=_round(high))
+
+
+def _round(value: np.float64) -> float:
+    return float(f"{value:.10g}") + 0.0  # no -0.0

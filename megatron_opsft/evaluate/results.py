@@ -15,16 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from megatron_opsft.data.choices import PassRate
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import ordered
-from megatron_opsft.evaluate.bootstrap import LEVEL, NUM_RESAMPLES, SEED, draw_counts, estimate
+from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample, ordered
 from megatron_opsft.evaluate.metrics import (
+    LEVEL,
+    NUM_RESAMPLES,
+    SEED,
     Floats,
     arrange,
     combine,
+    draw_counts,
+    estimate,
     measure,
     measure_at,
 )
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
 from megatron_opsft.report.table import Estimate
 from megatron_opsft.runtime.durable import write_text
 

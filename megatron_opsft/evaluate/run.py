@@ -14,10 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.benchmarks import Benchmark
+from megatron_opsft.evaluate.benchmarks import Benchmark, SampleFiles
 from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.deer import Deer
-from megatron_opsft.evaluate.directory import EvaluationDirectory, read_manifest
 from megatron_opsft.evaluate.inputs import MAX_TOKENS, Inputs, read_models
 from megatron_opsft.evaluate.results import (
     ModelSamples,
@@ -26,10 +25,8 @@ from megatron_opsft.evaluate.results import (
     read_results,
     write_results,
 )
-from megatron_opsft.evaluate.samples import SampleFiles
-from megatron_opsft.evaluate.scoring import Scorer
-from megatron_opsft.evaluate.settings import EvalSettings
-from megatron_opsft.evaluate.work import Tally, WorkQueue, missing_requests
+from megatron_opsft.evaluate.settings import EvalSettings, EvaluationDirectory
+from megatron_opsft.evaluate.work import Scorer, Tally, WorkQueue, missing_requests
 from megatron_opsft.records import Rollout
 from megatron_opsft.rollout.engine import EngineSettings, RolloutEngine
 from megatron_opsft.rollout.open_engine import build_engine
@@ -57,19 +54,17 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         held.enter_context(watched(job, Limits()))  # ranks go at their own pace: no limit on phases
         enter_phase("evaluate", 0)
         if job.is_main:
-            max_tokens = models[0].max_tokens
-            if settings.max_tokens is None and max_tokens < MAX_TOKENS:
-                log.info(
-                    "the model's positions allow %d response tokens, not %d",
-                    *(max_tokens, MAX_TOKENS),
-                )
+            if settings.max_tokens is None and (fits := models[0].max_tokens) < MAX_TOKENS:
+                log.info("the model's positions allow %d tokens, not %d", fits, MAX_TOKENS)
             for inputs in models:
-                held.enter_context(EvaluationDirectory(inputs.out).locked())
+                held.enter_context(EvaluationDirectory(inputs.settings.out).locked())
             if settings.earlier_baseline is not None:
                 _check_baseline(settings.earlier_baseline, models[0].benchmarks)
             _open_directories(models, overwrite=overwrite)
-        # First, so that its processes start while the engine does.
-        verifier = held.enter_context(open_verifier(settings))
+        # Its processes start while the engine does, and leave it one of the rank's cores.
+        cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        workers = {"workers": max(1, cores - 1)}
+        verifier = held.enter_context(Verifier(settings.verify.model_copy(update=workers)))
         engine = None
         for number in range(len(models)):
             engine = _sample(models, number, job, verifier, engine)
@@ -79,30 +74,18 @@ def evaluate(settings: EvalSettings, *, overwrite: bool = False) -> str:
         return _write_outputs(models) if job.is_main else ""
 
 
-def open_verifier(settings: EvalSettings) -> Verifier:
-    """This rank's verifier; close it, or use it in a `with`. By default it leaves the engine, which
-    works at the same time, one of the rank's cores.
-    """
-    cores = share_of_cores(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    workers = settings.verify_workers or max(1, cores - 1)
-    return Verifier(settings.verify.model_copy(update={"workers": workers}))
-
-
 def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
     """`UserError` where an earlier evaluation is not of these problems, or not whole."""
-    results, hashes = read_results(directory), read_manifest(directory)["identity"]["data"]
+    results = read_results(directory).benchmarks
+    hashes = EvaluationDirectory(directory).identified()["identity"]["data"]
     for benchmark in benchmarks:
-        name, here = benchmark.name, len(benchmark.problems)
-        scores = results.benchmarks.get(name)
-        if scores is None:
-            found = f"are not there, only those of {', '.join(results.benchmarks)}"
-        elif hashes[name] != benchmark.data.sha256:
-            found = f"are of other data than {benchmark.data.name}"
-        elif scores.num_problems != here:
-            found = f"are of {scores.num_problems} problems, not of {here}"
+        name, count = benchmark.name, len(benchmark.problems)
+        is_same = name in results and hashes[name] == benchmark.data.sha256
+        if not is_same or results[name].num_problems != count:
+            found = f"are not of the {count} problems of {benchmark.data.name}"
         else:
-            each = scores.samples_per_problem
-            missing = here * each - len(SampleFiles(directory).wanted(benchmark, each))
+            each = results[name].samples_per_problem
+            missing = count * each - len(SampleFiles(directory).wanted(benchmark, each))
             found = f"are not whole: {missing} are not there" if missing else ""
         if found:
             raise UserError(
@@ -112,11 +95,12 @@ def _check_baseline(directory: Path, benchmarks: Sequence[Benchmark]) -> None:
 
 
 def _open_directories(models: Sequence[Inputs], *, overwrite: bool) -> None:
-    manifests = [inputs.manifest() for inputs in models]
-    for inputs, manifest in zip(models, manifests, strict=True):
-        EvaluationDirectory(inputs.out).open(manifest["identity"], overwrite=overwrite)
-    for inputs, manifest in zip(models, manifests, strict=True):
-        EvaluationDirectory(inputs.out).remember(manifest)
+    """All are ready before one is written."""
+    found = [(EvaluationDirectory(inputs.settings.out), inputs.manifest()) for inputs in models]
+    for directory, manifest in found:
+        directory.open(manifest["identity"], overwrite=overwrite)
+    for directory, manifest in found:
+        directory.remember(manifest)
 
 
 def _sample(
@@ -130,7 +114,7 @@ def _sample(
     any. Returns the open engine.
     """
     inputs, name = models[number], f"model{number}"
-    files = SampleFiles(inputs.out)
+    files = SampleFiles(inputs.settings.out)
     done, num_correct = _agree_on_done(inputs, files, job, name)
     missing = missing_requests(inputs.benchmarks, inputs.prompts, done, inputs.settings.seed)
     if not missing:
@@ -158,15 +142,13 @@ def _sample(
         if job.is_main:
             seconds = time.monotonic() - start
             num_samples, _, num_tokens = tally.read()
-            EvaluationDirectory(inputs.out).note_start(
-                {
-                    "num_samples": num_samples,
-                    "num_tokens": num_tokens,
-                    "seconds": round(seconds, 3),
-                    "tokens_per_second": round(num_tokens / seconds, 1),
-                    "num_engines": engine.share.count,
-                    "batch_size": inputs.batch_size,
-                },
+            EvaluationDirectory(inputs.settings.out).note_start(
+                num_samples=num_samples,
+                num_tokens=num_tokens,
+                seconds=round(seconds, 3),
+                tokens_per_second=round(num_tokens / seconds, 1),
+                num_engines=engine.share.count,
+                batch_size=inputs.batch_size,
             )
     return engine
 
@@ -248,16 +230,16 @@ def _write_outputs(models: Sequence[Inputs]) -> str:
     found = {} if earlier is None else {earlier: read_results(earlier)}
     for inputs in reversed(models):  # a baseline first
         results = _results(inputs, next(iter(found.items()), None))
-        write_results(inputs.out, results)
-        found[inputs.out] = results
+        write_results(inputs.settings.out, results)
+        found[inputs.settings.out] = results
     comparison = compare(list(found.values()))
-    comparison.write(models[0].out, list(found))
+    comparison.write(models[0].settings.out, list(found))
     return comparison.text()
 
 
 def _results(inputs: Inputs, baseline: tuple[Path, Results] | None) -> Results:
     """Of the stored samples that the settings ask for. baseline: its directory, and its results."""
-    files = SampleFiles(inputs.out)
+    files = SampleFiles(inputs.settings.out)
     for benchmark in inputs.benchmarks:
         files.combine(benchmark.name)
     own = ModelSamples(

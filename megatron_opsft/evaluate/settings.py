@@ -1,8 +1,8 @@
-"""Settings of an evaluation: a YAML file, `key=value` on the command line, or both."""
+"""Settings of an evaluation, and the directory that it writes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,8 +20,8 @@ from megatron_opsft.config_section import (
 from megatron_opsft.data.prompt_file import open_prompt_file
 from megatron_opsft.data.sources import check_source
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory
 from megatron_opsft.rollout.limits import check_engine_settings, check_installed
+from megatron_opsft.runtime.owned_directory import OwnedDirectory
 from megatron_opsft.storage.model_paths import local_model
 from megatron_opsft.verify.verifier import check_judge
 
@@ -125,18 +125,11 @@ class EvalSettings(Section):
         "math",
         description="Who judges an answer: math, choice (A to E), exact, or a function of your own, package.module:function (docs/data.md).",
     )
-    verify_workers: int = Field(
-        0,
-        ge=0,
-        description="Verifier processes per rank; 0: the rank's share of the CPU cores but one.",
-    )
     verify_timeout: float = Field(30.0, gt=0, description="Seconds for the verdict of a response.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        """Errors: `UserError` for what early exit cannot be together with, and where equal samples
-        would be made.
-        """
+        """Errors: `UserError` for what early exit cannot be together with, and for equal samples."""
         if self.method == "deer" and self.tp != 1:
             raise UserError(
                 f"method=deer: engines of one rank only, not tp={self.tp}; leave tp out"
@@ -164,11 +157,44 @@ class EvalSettings(Section):
     @property
     def verify(self) -> VerifyConfig:
         """The same as a run's."""
-        return VerifyConfig(
-            judge=self.judge,
-            workers=self.verify_workers,
-            timeout_seconds=self.verify_timeout,
-        )
+        return VerifyConfig(judge=self.judge, timeout_seconds=self.verify_timeout)
+
+
+class EvaluationDirectory(OwnedDirectory):
+    """Its manifest's `starts` say what each start of the evaluation did."""
+
+    kind = "evaluation"
+    names = ("samples", "results.json", "table.md", "report.html")
+
+    def open(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+        """Make it ready for samples of this identity, JSON; below `data` it has an entry for each
+        benchmark, which may come and stay away. Errors: `UserError` naming what differs.
+        """
+        self.check()
+        if overwrite:
+            self.clear()
+        self.check_same(identity, growing="data")
+
+    def remember(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest. What it reported before stays in it: starts, and the data of
+        benchmarks that this command leaves out, whose samples are still in the directory.
+        """
+        before = self.read_manifest() or {}
+        data = before.get("identity", {}).get("data", {}) | manifest["identity"]["data"]
+        identity = manifest["identity"] | {"data": data}
+        starts = before.get("starts", [])
+        self.write_manifest({**manifest, "identity": identity, "starts": starts})
+
+    def note_start(self, **start: Any) -> None:
+        """Add what one start did: how many samples, how fast, on how many ranks."""
+        manifest = self.identified()
+        self.write_manifest(manifest | {"starts": [*manifest["starts"], start]})
+
+    def identified(self) -> dict[str, Any]:
+        """The manifest. Errors: `UserError` where there is none."""
+        if (found := self.read_manifest()) is None:
+            raise UserError(f"{self.path / self.manifest} cannot be read: there is no such file")
+        return found
 
 
 def load_settings(

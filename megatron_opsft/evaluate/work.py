@@ -1,16 +1,26 @@
-"""The samples that are still to be made, in the order in which they should begin, and the queue
-from which the engines take them.
+"""The samples of a model that are still to be made: the queue from which engines take them, and the
+thread that has them judged and stores them beside the generation.
 """
 
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from itertools import count
+from types import TracebackType
+from typing import Self
 
-from megatron_opsft.evaluate.benchmarks import Benchmark
+from megatron_opsft.evaluate.benchmarks import Benchmark, SampleFiles, StoredSample
+from megatron_opsft.records import Outcome, Rollout
 from megatron_opsft.rollout.engine import EngineShare
 from megatron_opsft.rollout.requests import ResponseRequest
 from megatron_opsft.rollout.sampling import EVAL_STEP, response_seed
 from megatron_opsft.runtime.job import Job
+from megatron_opsft.verify.verifier import Verifier
+
+_Finished = tuple[Rollout, int]
+_GATHER_SECONDS = 0.2  # every batch takes the interpreter from the engine's loop a few times
 
 
 def missing_requests(
@@ -25,20 +35,21 @@ def missing_requests(
     prompts: problem key -> ids. done: (problem key, sample index) that are there. The same on every
     rank.
     """
-    return [
-        ResponseRequest(
-            problem_id=benchmark.key(problem.id),
-            sample_index=index,
-            prompt_ids=prompts[benchmark.key(problem.id)],
-            seed=response_seed(seed, EVAL_STEP, benchmark.key(problem.id), index),
-        )
-        for benchmark in reversed(benchmarks)
-        for problem in sorted(
-            benchmark.problems, key=lambda problem: -len(prompts[benchmark.key(problem.id)])
-        )
-        for index in range(benchmark.samples)
-        if (benchmark.key(problem.id), index) not in done
-    ]
+    requests = []
+    for benchmark in reversed(benchmarks):
+        ids = [benchmark.key(problem.id) for problem in benchmark.problems]
+        for key in sorted(ids, key=lambda key: -len(prompts[key])):
+            requests += [
+                ResponseRequest(
+                    problem_id=key,
+                    sample_index=index,
+                    prompt_ids=prompts[key],
+                    seed=response_seed(seed, EVAL_STEP, key, index),
+                )
+                for index in range(benchmark.samples)
+                if (key, index) not in done
+            ]
+    return requests
 
 
 class Tally:
@@ -48,17 +59,14 @@ class Tally:
         """name: of this part of the job."""
         self._job, self._name = job, name
 
-    def add(self, *, samples: int, correct: int = 0, tokens: int) -> None:
+    def add(self, samples: int, correct: int, tokens: int) -> None:
         """Count these; samples last, so that none is counted without its tokens."""
         for what, number in (("correct", correct), ("tokens", tokens), ("done", samples)):
             self._job.add(f"{self._name}/{what}", number)
 
-    def read(self) -> tuple[int, int, int]:
+    def read(self) -> list[int]:
         """Samples, correct ones among them, and tokens; all only grow."""
-        samples, correct, tokens = (
-            self._job.add(f"{self._name}/{what}", 0) for what in ("done", "correct", "tokens")
-        )
-        return samples, correct, tokens
+        return [self._job.add(f"{self._name}/{what}", 0) for what in ("done", "correct", "tokens")]
 
 
 class WorkQueue:
@@ -91,3 +99,83 @@ class WorkQueue:
             if self._share.num_ranks > 1:
                 self._job.put(key, json.dumps((start, stop)))
         return self._requests[start:stop]
+
+
+class Scorer:
+    """Use it in a `with`: on the way out everything that was put in is judged and stored.
+
+    A finished response is a rollout, whose problem_id is the problem's key, and the number of
+    tokens it cost beyond its own. Engines hand it over and continue; judging waits for worker
+    processes most of the time, so one thread is enough. An error in it is raised at a later `put`
+    or at the end.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        benchmarks: Sequence[Benchmark],
+        files: SampleFiles,
+        tally: Tally,
+    ) -> None:
+        """tally: gets what was stored."""
+        self._verifier, self._files, self._tally = verifier, files, tally
+        self._problems = {b.key(p.id): p for b in benchmarks for p in b.problems}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._waiting: list[_Finished] = []
+        self._under_way: Future[None] | None = None
+        self._begun = 0.0
+
+    def put(self, responses: Sequence[_Finished]) -> None:
+        """Judge and store them soon; call it often, with or without responses."""
+        self._waiting += responses
+        is_idle = self._under_way is None or self._under_way.done()
+        if self._waiting and is_idle and time.monotonic() - self._begun > _GATHER_SECONDS:
+            self._begin()
+
+    def _begin(self) -> Future[None]:
+        """Judge what waits, after the batch before. Errors: of that batch."""
+        if self._under_way is not None:
+            self._under_way.result()
+        batch, self._waiting = self._waiting, []
+        self._begun = time.monotonic()
+        self._under_way = self._thread.submit(self._judge, batch)
+        return self._under_way
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._thread, nullcontext() if error is None else suppress(Exception):
+            self._begin().result()
+
+    def _judge(self, batch: Sequence[_Finished]) -> None:
+        verdicts = self._verifier.score([rollout for rollout, _ in batch], self._problems)
+        rows: dict[str, list[StoredSample]] = {}
+        for (rollout, extra_tokens), verdict in zip(batch, verdicts, strict=True):
+            benchmark = rollout.problem_id.partition("/")[0]
+            problem = self._problems[rollout.problem_id]
+            rows.setdefault(benchmark, []).append(
+                StoredSample(
+                    problem_id=problem.id,
+                    sample_index=rollout.sample_index,
+                    outcome=verdict.outcome,
+                    answer=verdict.answer,
+                    gold=problem.answer,
+                    finish_reason=rollout.finish_reason,
+                    num_tokens=len(rollout.response_ids),
+                    extra_tokens=extra_tokens,
+                    text=rollout.text,
+                )
+            )
+        for benchmark, samples in rows.items():
+            self._files.append(benchmark, samples)
+        self._tally.add(
+            len(batch),
+            sum(verdict.outcome is Outcome.CORRECT for verdict in verdicts),
+            sum(len(rollout.response_ids) + extra for rollout, extra in batch),
+        )

@@ -1,32 +1,34 @@
-"""`megatron-opsft plan`: the commands, as users call them."""
+"""`megatron-opsft plan`: the commands, as users call them, and plans as people read them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
+from tabulate import tabulate
 
 from megatron_opsft.command_line import Command, RunCommand, group
 from megatron_opsft.errors import ANSWER_IS_NO, UserError
-from megatron_opsft.plan.hardware import load_hardware
-from megatron_opsft.plan.workload import DEFAULT_PROMPT_TOKENS, DEFAULT_SIGMA, PAPER_ACCEPTANCE
+from megatron_opsft.plan.assumptions import PAPER_ACCEPTANCE, load_hardware
+
+if TYPE_CHECKING:
+    from megatron_opsft.plan.estimate import Plan
+
+_NUM_SHOWN = 5  # layouts of a search
 
 
 class _OnDevices(Command):
-    """What both commands are told of devices and of responses."""
+    """What both commands are told of devices."""
 
     gpu: str = Field(
         "h100", description="Device: h100, h200, a100, b200, cpu, or one of --hardware."
     )
     gpus_per_node: int = Field(8, ge=1, description="Devices, and ranks, of a node.")
     hardware: Path | None = Field(
-        None, description="Figures of devices, such as `plan calibrate` writes."
+        None, description="Figures of devices, such as `plan calibrate` prints."
     )
-    sigma: float = Field(DEFAULT_SIGMA, ge=0, description="Spread of log lengths.")
-    prompt_tokens: int = Field(DEFAULT_PROMPT_TOKENS, ge=1, description="Mean tokens of a prompt.")
-    as_json: bool = Field(False, alias="json", description="Print one JSON object.")
 
 
 class PlanRun(_OnDevices, RunCommand):
@@ -41,7 +43,6 @@ class PlanRun(_OnDevices, RunCommand):
         "plan CONFIG rollout.engine=vllm --gpu a100 --search",
     )
     nodes: str = Field("1", description="Nodes; several, such as 1,8,64, give a row each.")
-    steps: int | None = Field(None, ge=1, description="Steps to cost; by default run.steps.")
     mean_tokens: float | None = Field(
         None,
         ge=1,
@@ -52,35 +53,27 @@ class PlanRun(_OnDevices, RunCommand):
         PAPER_ACCEPTANCE, ge=0, le=1, description="Share of correct, finished responses."
     )
     search: bool = Field(False, description="Look for the fastest layout that fits.")
-    top: int = Field(5, ge=1, description="Layouts that --search shows.")
+    as_json: bool = Field(False, alias="json", description="Print one JSON object.")
 
     def run(self) -> int:
         """Print what the run takes; whether it fits as exit code."""
         counts = self._node_counts()
         config = self.load()
-        num_steps = self.steps or config.run.steps
-        if num_steps < 1:
-            raise UserError("run.steps=0 costs nothing; give --steps")
+        if (num_steps := config.run.steps) < 1:
+            raise UserError("run.steps=0 costs nothing; set run.steps above 0")
         from megatron_opsft.storage.model_paths import resolve_config
 
         device = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
         resolve_config(config.model.path)  # a mistake is said before PyTorch is loaded
-        from megatron_opsft.plan import estimate, job, search, tables
+        from megatron_opsft.plan import estimate, job, search
 
-        first = job.make_job(
-            config,
-            device,
-            counts[0] * self.gpus_per_node,
-            mean_tokens=self.mean_tokens,
-            sigma=self.sigma,
-            acceptance=self.acceptance,
-            prompt_tokens=self.prompt_tokens,
-        )
+        responses = {"mean_tokens": self.mean_tokens, "acceptance": self.acceptance}
+        first = job.make_job(config, device, counts[0] * self.gpus_per_node, **responses)
         if self.search:
             found = search.search_layouts(first, num_steps)
-            shown, fits = found[: self.top], found[0].plan.is_safe
-            layouts = [{"overrides": one.overrides, **one.plan.as_json()} for one in shown]
-            text = tables.show_found(shown, len(found))
+            shown, fits = found[:_NUM_SHOWN], found[0].is_safe
+            layouts = [{"overrides": plan.overrides, **plan.as_json()} for plan in shown]
+            text = show_found(shown, len(found))
             return self._answer(text, {"fits": fits, "layouts": layouts}, fits)
         jobs = [replace(first, world_size=count * self.gpus_per_node) for count in counts]
         for one in jobs:
@@ -88,9 +81,9 @@ class PlanRun(_OnDevices, RunCommand):
         plans = [estimate.Plan(job=one, num_steps=num_steps) for one in jobs]
         fits = not any(plan.problems for plan in plans)
         if len(plans) == 1:
-            return self._answer(tables.show_plan(plans[0]), plans[0].as_json(), fits)
+            return self._answer(show_plan(plans[0]), plans[0].as_json(), fits)
         rows = {"runs": [plan.as_json() for plan in plans]}
-        return self._answer(tables.show_nodes(plans), rows, fits)
+        return self._answer(show_nodes(plans), rows, fits)
 
     def _answer(self, text: str, made: Mapping[str, object], fits: bool) -> int:
         print(json.dumps(made) if self.as_json else text)
@@ -98,54 +91,37 @@ class PlanRun(_OnDevices, RunCommand):
 
     def _node_counts(self) -> list[int]:
         """Errors: `UserError`, also for several where a search takes one."""
-        try:
-            counts = [int(part) for part in self.nodes.split(",")]
-        except ValueError:
-            counts = []
-        if not counts or min(counts) < 1:
+        parts = self.nodes.split(",")
+        if not all(part.isdecimal() and int(part) for part in parts):
             raise UserError(
                 f"--nodes={self.nodes} must be a number of nodes, or several such as 1,8,64"
             )
-        if self.search and len(counts) > 1:
+        if self.search and len(parts) > 1:
             raise UserError(
                 f"--nodes={self.nodes} and --search exclude each other; give one number"
             )
-        return counts
+        return [int(part) for part in parts]
 
 
 class Calibrate(_OnDevices):
-    """Set the factor of each phase to what runs measured (metrics.jsonl).
+    """Print the device's figures with the factor of each phase that runs measured (metrics.jsonl).
 
     Peaks, sizes and prices stay as they are for --gpu. Exit code 2: bad input.
     """
 
     words: ClassVar[tuple[str, ...]] = ("run_dirs",)
     examples: ClassVar[tuple[str, ...]] = (
-        "plan calibrate runs/a runs/b --out figures.yaml",
+        "plan calibrate runs/a runs/b > figures.yaml",
         "plan CONFIG --hardware figures.yaml --gpu h100",
     )
     run_dirs: tuple[Path, ...] = Field(description="Directories of runs on one kind of device.")
-    out: Path = Field(description="File of figures to write, for --hardware.")
-    overwrite: bool = Field(False, description="Replace what is at --out.")
 
     def run(self) -> None:
-        """Write the figures, and print what they were and are."""
-        from megatron_opsft.plan.measured import calibrate, write_hardware
+        """Print a file for --hardware."""
+        from megatron_opsft.plan.measured import calibrate
 
-        if self.out.exists() and not self.overwrite:
-            raise UserError(f"--out={self.out} exists; name another file or give --overwrite")
         base = load_hardware(self.gpu, self.hardware, gpus_per_node=self.gpus_per_node)
-        fitted = calibrate(self.run_dirs, base, prompt_tokens=self.prompt_tokens, sigma=self.sigma)
-        write_hardware(self.out, base, fitted, self.run_dirs)
-        if self.as_json:
-            print(json.dumps({"device": self.gpu, "phases": fitted}))
-            return
-        for phase, one in fitted.items():
-            print(
-                f"{phase}: measured {one['measured']:.3f} s, planned {one['planned']:.3f} s; "
-                f"{phase}_factor {getattr(base, f'{phase}_factor'):.4g} -> {one['factor']:.4g}"
-            )
-        print(f"wrote {self.out}; use it with --hardware {self.out} --gpu {self.gpu}")
+        print(calibrate(self.run_dirs, base))
 
 
 PROGRAM = group(
@@ -154,6 +130,141 @@ PROGRAM = group(
     {"run": PlanRun, "calibrate": Calibrate},
     (
         "plan examples/configs/r1_distill_7b_paper.yaml --nodes 2",
-        "plan calibrate runs/a runs/b --out figures.yaml",
+        "plan calibrate runs/a runs/b > figures.yaml",
     ),
 )
+
+
+def show_plan(plan: "Plan") -> str:
+    """Memory of the stages that differ, a step in seconds, what is to be said, and the verdict."""
+    parts = [_headline(plan), _memory_table(plan), _checkpoint(plan), _step_table(plan)]
+    notes = [f"note: {note}" for note in plan.notes]
+    return "\n\n".join([*parts, "\n".join([*notes, verdict_line(plan)])])
+
+
+def verdict_line(plan: "Plan") -> str:
+    """Fits or not, with the margin, and what the run takes."""
+    if plan.problems:
+        return "DOES NOT FIT. " + "; ".join(plan.problems)
+    rank, hours = plan.worst, plan.hours
+    time = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+    cost = f"{plan.num_steps} steps take {time}, {plan.device_hours:,.1f} device-hours"
+    if plan.price:
+        cost += f", ${plan.price:,.0f}"
+    fits = "FITS" if plan.is_safe else "FITS TIGHTLY"
+    spare = f"{rank.margin / 1e9:.1f} GB ({rank.margin / rank.limit:.0%})"
+    return (
+        f"{fits}, with {spare} to spare on stage {rank.stage.index}. {cost}. "
+        f"Bottleneck: {plan.bottleneck}."
+    )
+
+
+def _headline(plan: "Plan") -> str:
+    job, parallel, rollout = plan.job, plan.job.parallel, plan.job.config.rollout
+    layout = f"TP {parallel.tp} x PP {parallel.pp} x DP {job.dp}"
+    if parallel.cp > 1:
+        layout += f" x CP {parallel.cp}"
+    if parallel.ep > 1:
+        layout += f", experts EP {parallel.ep} x TP {parallel.expert_tp}"
+    if parallel.vpp:
+        layout += f", {parallel.vpp} virtual stages"
+    return (
+        f"{job.num_parameters / 1e9:.2f} B parameters on {job.world_size} x {job.hardware.name}: "
+        f"{layout}; {job.num_engines} x {rollout.engine} engine of {rollout.tp}; recompute "
+        f"{job.config.train.recompute}; loss {job.cross_entropy.method} "
+        f"({job.cross_entropy.reason})"
+    )
+
+
+def _table(rows: Sequence[Mapping[str, str]], *words: str) -> str:
+    """words: columns of them; all others have figures, which end below each other."""
+    align = ["left" if column in words else "right" for column in rows[0]]
+    return tabulate(rows, headers="keys", disable_numparse=True, colalign=align)
+
+
+def _memory_table(plan: "Plan") -> str:
+    # Those between hold as many layers, and fewer activations from stage to stage.
+    pp = len(plan.memory)
+    ranks = [plan.memory[stage] for stage in sorted({0, min(1, pp - 1), max(0, pp - 2), pp - 1})]
+    rows = {"millions of parameters": [f"{r.stage.num_parameters / 1e6:,.1f}" for r in ranks]}
+    for name in ranks[0].terms:
+        rows[name.replace("_", " ")] = [_gb(rank.terms[name]) for rank in ranks]
+    for phase in ranks[0].phases:
+        rows[f"in {phase}"] = [_gb(rank.phases[phase]) for rank in ranks]
+    rows["margin"] = [_gb(rank.margin) for rank in ranks]
+    title = f"GB on one rank of {plan.worst.limit / 1e9:.1f}, stage"
+    stages = [str(rank.stage.index) for rank in ranks]
+    lines = [{title: row} | dict(zip(stages, shown, strict=True)) for row, shown in rows.items()]
+    return _table(lines, title)
+
+
+def _checkpoint(plan: "Plan") -> str:
+    saved, bandwidth = plan.checkpoint, plan.checkpoint["bandwidth"]
+    text = (
+        f"checkpoint: {_gb(saved['total_bytes'])} GB; a node writes {_gb(saved['saved_bytes'])} GB "
+        f"from as much host memory (of {_gb(plan.host_bytes_per_node)}) in "
+        f"{saved['saved_bytes'] / bandwidth:,.1f} s behind the next steps, and reads "
+        f"{_gb(saved['resume_bytes'])} GB in {saved['resume_bytes'] / bandwidth:,.1f} s to resume"
+    )
+    if plan.reference_host_bytes:
+        on_host = _gb(plan.reference_host_bytes)
+        text += f"; the reference model is in {on_host} GB of a node's host memory"
+    return text
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:,.3f}" if abs(num_bytes) < 1e9 else f"{num_bytes / 1e9:,.1f}"
+
+
+def _step_table(plan: "Plan") -> str:
+    step, total = plan.step, plan.step["total"]
+    rate = f"{plan.tokens_per_second:,.0f} sampled tokens/s"
+    rows = [
+        {
+            "phase": name,
+            "seconds": f"{step[name]:.2f}",
+            "share": "" if name == "total" else f"{step[name] / total:.0%}",
+            "of which": about,
+        }
+        for name, about in [
+            *plan.phases.items(),
+            ("total", f"{rate}; MFU of the step {plan.utilization(total):.1%}"),
+        ]
+    ]
+    return _table(rows, "phase", "of which")
+
+
+def show_nodes(plans: Sequence["Plan"]) -> str:
+    """The same run on several numbers of nodes, a row each. Efficiency: tokens a second and device,
+    as a share of the first row's.
+    """
+    rates = [plan.tokens_per_second / plan.job.world_size for plan in plans]
+    rows = [
+        {
+            "GPUs": f"{plan.job.world_size:,}",
+            **_row(plan),
+            "tokens/s": f"{plan.tokens_per_second:,.0f}",
+            "efficiency": f"{rate / rates[0]:.1%}" if rate else "",
+            "hours": f"{plan.hours:,.1f}",
+            "cost": f"${plan.price:,.0f}",
+        }
+        for plan, rate in zip(plans, rates, strict=True)
+    ]
+    return _table(rows)
+
+
+def show_found(found: Sequence["Plan"], num_tried: int) -> str:
+    """The layouts of a search, best first."""
+    rows = [_row(plan) | {"overrides": " ".join(plan.overrides)} for plan in found]
+    verdict = "NOTHING FITS with 5 % to spare: take more or larger devices."
+    if found[0].is_safe:
+        verdict = f"use: {' '.join(found[0].overrides)}\n{verdict_line(found[0])}"
+    return f"the best of {num_tried} layouts\n\n{_table(rows, 'overrides')}\n\n{verdict}"
+
+
+def _row(plan: "Plan") -> dict[str, str]:
+    shown = {"step s": "total", "rollout": "rollout", "train": "train", "sync": "sync"}
+    return {column: f"{plan.step[name]:.2f}" for column, name in shown.items()} | {
+        "margin GB": _gb(plan.worst.margin),
+        "fits": "yes" if plan.is_safe else "no" if plan.problems else "tight",
+    }

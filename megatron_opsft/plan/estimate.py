@@ -14,31 +14,20 @@ from megatron_opsft.plan.memory import (
     rank_memory,
     reference_bytes,
 )
-from megatron_opsft.plan.rollout import (
+from megatron_opsft.plan.seconds import (
+    STEP_PHASES,
     busiest_engine,
-    rollout_seconds,
-    sync_seconds,
-    verify_seconds,
+    estimate_step,
+    num_microbatches,
 )
-from megatron_opsft.plan.training import num_microbatches, training_seconds
 from megatron_opsft.rollout.limits import max_engine_tokens
 
 # Of a device's memory that is to stay free: the formulas are not better than that.
 SAFE_SHARE = 0.05
-_PHASES = ("rollout", "verify", "old_logprob", "reference", "train", "sync")
 # Of a plan, into its JSON.
 _FIGURES = (
-    "is_safe",
-    "problems",
-    "notes",
-    "bottleneck",
-    "checkpoint",
-    "host_bytes_per_node",
-    "reference_host_bytes",
-    "kv_tokens",
-    "tokens_per_second",
-    "device_hours",
-    "price",
+    *("is_safe", "problems", "notes", "bottleneck", "checkpoint", "host_bytes_per_node"),
+    *("reference_host_bytes", "kv_tokens", "tokens_per_second", "device_hours", "price"),
 )
 _FIXES = {
     "rollout": "lower rollout.gpu_memory_fraction or raise parallel.tp or pp",
@@ -47,25 +36,13 @@ _FIXES = {
 }
 
 
-def estimate_step(job: Job) -> dict[str, float]:
-    """Seconds of a step: of each phase by the names of metrics.jsonl, of the parts that
-    `rollout_seconds` and `training_seconds` name, and `total`.
-    """
-    step = {
-        **rollout_seconds(job),
-        "verify": verify_seconds(job),
-        **training_seconds(job),
-        "sync": sync_seconds(job),
-    }
-    return step | {"total": sum(step[phase] for phase in _PHASES)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that is said about a job, which has passed `check_job`."""
+    """All that is said about a job, which has passed `check_job`. overrides: those of a search."""
 
     job: Job
     num_steps: int
+    overrides: tuple[str, ...] = ()
 
     @cached_property
     def step(self) -> dict[str, float]:
@@ -159,11 +136,9 @@ class Plan:
     def phases(self) -> dict[str, str]:
         """What each phase of a step does, without those that the method has not."""
         job, step, work, method = self.job, self.step, self.job.workload, self.job.config.method
-        trained = "sampled" if method.learns_from_rejected else "accepted"
-        sampled = "nothing is sampled"
-        if method.has_fixed_data:
-            trained = "stored"
-        else:
+        trained, sampled = "stored", "nothing is sampled"
+        if not method.has_fixed_data:
+            trained = "sampled" if method.learns_from_rejected else "accepted"
             sampled = (
                 f"{len(work.lengths)} responses of {work.mean_tokens:.0f} tokens on average, "
                 f"{busiest_engine(job)[1]} at once in an engine (its cache holds "
@@ -185,7 +160,7 @@ class Plan:
             "sync": "updated weights into the engines, with proof",
         }
         optional = ("old_logprob", "reference")
-        return {name: phases[name] for name in _PHASES if step[name] or name not in optional}
+        return {name: phases[name] for name in STEP_PHASES if step[name] or name not in optional}
 
     @property
     def bottleneck(self) -> str:
@@ -198,52 +173,48 @@ class Plan:
         """What is allowed but wasteful or unwise, and what is not counted: one line each."""
         job, config, method = self.job, self.job.config, self.job.config.method
         parallel, node = job.parallel, job.hardware.gpus_per_node
-        temperature, engine = config.rollout.temperature, config.rollout.tp
-        cut, experts = parallel.tp * parallel.cp, parallel.ep * parallel.expert_tp
-        beyond = f"reaches beyond a node of {node} devices: the network carries every layer's"
-        monitored = method.monitor_size(method.first_state())
-        problems, samples = monitored or (0, 0)
+        spans = {
+            "parallel.tp x parallel.cp": parallel.tp * parallel.cp,
+            "parallel.ep x etp": parallel.ep * parallel.expert_tp if job.shape.moe else 1,
+            "rollout.tp": config.rollout.tp,
+        }
+        notes = [
+            f"{name} = {size} reaches beyond a node of {node} devices: the network carries what "
+            "they exchange in every layer"
+            for name, size in spans.items()
+            if size > node
+        ]
+        if job.num_responses < job.dp:
+            notes.append(
+                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
+                "padding"
+            )
+        temperature = config.rollout.temperature
+        if method.objective(temperature).temperature != temperature:
+            notes.append(f"rollout.temperature={temperature} is not on-policy; use 1.0")
+        if job.hardware.is_cuda and config.model.dtype == "float32":
+            notes.append("model.dtype=float32 takes plain torch layers, which are for comparisons")
+        if method.most_refills:
+            notes.append(
+                f"{method.name} draws problems again, up to {method.most_refills} times a step, "
+                "where groups teach nothing: one draw is counted"
+            )
+        if monitored := method.monitor_size(method.first_state()):
+            notes.append(
+                f"{method.name} samples {monitored[1]} responses to each of {monitored[0]} monitor "
+                "problems from time to time: they are not counted"
+            )
         # Devices decide whether a run fits: how much CPU memory a node has is not theirs to say.
         there, reference = self.host_bytes_per_node, self.reference_host_bytes
-        needed = self.checkpoint["saved_bytes"] + reference
-        what = "a checkpoint and the reference model need" if reference else "a checkpoint needs"
-        notes = (
-            (cut > node, f"parallel.tp x parallel.cp = {cut} {beyond} hidden states, keys, values"),
-            (
-                bool(job.shape.moe) and experts > node,
-                f"parallel.ep x etp = {experts} {beyond} tokens",
-            ),
-            (engine > node, f"rollout.tp = {engine} {beyond} hidden states, token by token"),
-            (
-                job.num_responses < job.dp,
-                f"{job.dp} data-parallel ranks share {job.num_responses} responses: some only get "
-                "padding",
-            ),
-            (
-                method.objective(temperature).temperature != temperature,
-                f"rollout.temperature={temperature} is not on-policy; use 1.0",
-            ),
-            (
-                job.hardware.is_cuda and config.model.dtype == "float32",
-                "model.dtype=float32 takes plain torch layers, which are for comparisons",
-            ),
-            (
-                method.most_refills > 0,
-                f"{method.name} draws problems again, up to {method.most_refills} times a step, "
-                "where groups teach nothing: one draw is counted",
-            ),
-            (
-                monitored is not None,
-                f"{method.name} samples {samples} responses to each of {problems} monitor problems "
-                "from time to time: they are not counted",
-            ),
-            (
-                needed > there,
+        if (needed := self.checkpoint["saved_bytes"] + reference) > there:
+            what = (
+                "a checkpoint and the reference model need" if reference else "a checkpoint needs"
+            )
+            notes.append(
                 f"{what} {needed / 1e9:,.0f} GB of a node's host memory, of which there are "
-                f"{there / 1e9:,.0f}; use more nodes",
-            ),
-        )
-        return [note for applies, note in notes if applies]
+                f"{there / 1e9:,.0f}; use more nodes"
+            )
+        return notes
 
     def as_json(self) -> dict[str, Any]:
         """One JSON object: bytes, seconds, shares and dollars."""

@@ -13,8 +13,7 @@ from megatron_opsft.config.training import check_world
 from megatron_opsft.errors import UserError
 from megatron_opsft.loss.loss_memory import CrossEntropy, choose_cross_entropy
 from megatron_opsft.model.checks import check_layout
-from megatron_opsft.plan.hardware import Hardware
-from megatron_opsft.plan.workload import Workload, make_workload
+from megatron_opsft.plan.assumptions import Hardware, Workload, make_workload
 from megatron_opsft.rollout.limits import (
     EngineTraits,
     check_engine_ranks,
@@ -28,19 +27,16 @@ from megatron_opsft.weights.rules import WeightTable
 from megatron_opsft.weights.slicing import padded_vocab_size, shard_shape
 from megatron_opsft.weights.vllm_layout import check_rollout_tp
 
-_NO_WORK = Workload(lengths=(), trained=(), prompt_tokens=0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The model of all ranks of one pipeline stage: tensor-parallel and data-parallel peers hold
-    as much.
+    """What each rank of one pipeline stage holds.
 
-    num_parameters: elements on one rank, vocabulary padding and copies included; expert_parameters:
-    of them those of the experts that expert parallelism shares out, 0 without; updated_parameters:
-    of them those that the data-parallel rank with most updates; whole_parameters: of the Hugging
-    Face model, those that this stage has the originals of. The bytes are of one rank, without the
-    padding of Megatron's buffers, which is less than 0.01 % of them.
+    num_parameters: elements, vocabulary padding and copies included; expert_parameters: of them
+    those of the experts that expert parallelism shares out; updated_parameters: of them those that
+    the data-parallel rank with most updates; whole_parameters: of the Hugging Face model, those
+    that this stage has the originals of. Bytes: without the padding of Megatron's buffers, which is
+    less than 0.01 % of them.
     """
 
     index: int
@@ -66,7 +62,7 @@ class Job:
     shape: ModelShape
     hardware: Hardware
     world_size: int
-    workload: Workload = _NO_WORK
+    workload: Workload = Workload()
 
     @property
     def parallel(self) -> ParallelConfig:
@@ -78,12 +74,12 @@ class Job:
 
     @property
     def num_copies(self) -> int:
-        """Ranks that hold the same shards, and share gradients and optimizer among them."""
+        """Ranks that hold the same shards, and share out their gradients and optimizer."""
         return self.dp * self.parallel.cp
 
     @property
     def num_expert_copies(self) -> int:
-        """Ranks that hold the same experts, and share their gradients and optimizer among them."""
+        """The same of experts."""
         parallel = self.parallel
         return self.world_size // (parallel.expert_tp * parallel.ep * parallel.pp)
 
@@ -113,9 +109,7 @@ class Job:
 
     @property
     def microbatch_tokens(self) -> int:
-        """A rank's, in the largest micro-batch: a sequence longer than the budget gets one of its
-        own.
-        """
+        """A rank's, in the largest micro-batch: the budget, or one sequence that is longer."""
         align = self.parallel.tp if self.parallel.sequence_parallel else 1
         whole = padded(self.longest_tokens, self.parallel.cp, align)
         return max(self.config.train.max_tokens_per_microbatch, whole // self.parallel.cp)
@@ -201,8 +195,8 @@ def _count(
     has_embedding: bool = False,
     has_output: bool = False,
 ) -> tuple[int, int, int]:
-    """Elements of these parts on one rank, but for experts of expert-parallel ranks; of those; of
-    the Hugging Face model.
+    """Elements of these parts: (on one rank, without experts that are shared out; of such experts;
+    of the Hugging Face model).
     """
     table = WeightTable(replace(shape, num_layers=1), tp_size=parallel.tp)
     dense = experts = whole = 0
@@ -219,10 +213,8 @@ def _count(
 
 
 def make_job(config: Config, hardware: Hardware, world_size: int, **responses: Any) -> Job:
-    """Of the model config.json is read: a directory's, the shipped one, or the hub's; lengths that
-    nobody says are set to what the model has room for. responses: as of `make_workload`.
-
-    Errors: `UserError`.
+    """Of the model config.json is read; lengths that nobody says are set to what the model has room
+    for. responses: as of `make_workload`. Errors: `UserError`.
     """
     shape = read_model_shape(resolve_config(config.model.path))
     config = fit_lengths(config, shape.max_position_embeddings)

@@ -2,7 +2,6 @@
 run does on 1, 2, 4, ... nodes, which `slurm/scaling.sh` makes in folders nodes_1, nodes_2, ...
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +13,12 @@ from tabulate import tabulate
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.hardware import PHASES, Hardware, load_hardware
-from megatron_opsft.plan.workload import (
-    DEFAULT_PROMPT_TOKENS,
-    DEFAULT_SIGMA,
+from megatron_opsft.plan.assumptions import (
+    PHASES,
+    Hardware,
     Workload,
     learned_by,
+    load_hardware,
     mean_before_the_cut,
     quantiles,
 )
@@ -28,10 +27,8 @@ from megatron_opsft.report.page import write_page
 from megatron_opsft.report.plot import Series, plot
 from megatron_opsft.report.runs import change_of, read_json_lines
 from megatron_opsft.report.tables import Section, Table
-from megatron_opsft.runtime.durable import write_text
 
 _WARM_UP_STEPS = 2  # the first ones compile, allocate, and stream the first weights
-_NAME = re.compile(r"nodes_(\d+)")
 _SECONDS = ("step", *PHASES, "other")
 
 Steps = list[tuple[dict[str, float], dict[str, float]]]
@@ -55,39 +52,27 @@ def read_run(path: Path) -> tuple[Config, dict[str, Any]]:
     return config, manifest
 
 
-def read_steps(
-    path: Path,
-    config: Config,
-    hardware: Hardware,
-    world_size: int,
-    *,
-    prompt_tokens: int,
-    sigma: float = DEFAULT_SIGMA,
-) -> Steps:
+def read_steps(path: Path, config: Config, hardware: Hardware, world_size: int) -> Steps:
     """The steps of a run directory with an update, without the first ones, each beside its plan.
-    prompt_tokens, sigma: as of `make_workload`.
 
     Errors: `UserError` for a damaged line, for a job that cannot be, and where no step is left.
     """
-    from megatron_opsft.plan.estimate import estimate_step  # heavy
-    from megatron_opsft.plan.job import check_job, make_job
+    from megatron_opsft.plan.job import check_job, make_job  # heavy
+    from megatron_opsft.plan.seconds import estimate_step
 
     job = make_job(config, hardware, world_size)
     check_job(job)
     required = ["num_accepted", "step_seconds", *(f"{phase}_seconds" for phase in PHASES)]
-    lines = read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]
     steps = []
-    for line in lines:
+    for line in read_json_lines(path / "metrics.jsonl", required=required)[_WARM_UP_STEPS:]:
         if line["num_accepted"]:
-            workload = _workload(line, job.config, prompt_tokens, sigma)
-            planned = estimate_step(replace(job, workload=workload))
-            tokens = line["num_rollouts"] * line["mean_response_tokens"]
-            measured = {"step": line["step_seconds"]} | {p: line[f"{p}_seconds"] for p in PHASES}
-            both = measured, {"step": planned["total"]} | {p: planned[p] for p in PHASES}
-            for one in both:
+            planned = estimate_step(replace(job, workload=_workload(line, job.config)))
+            planned["step"] = planned["total"]
+            measured = {name: line[f"{name}_seconds"] for name in ("step", *PHASES)}
+            for one in (measured, planned):
                 one["other"] = max(0.0, one["step"] - sum(one[phase] for phase in PHASES))
-                one["rate"] = tokens / one["step"]
-            steps.append(both)
+                one["rate"] = line["num_rollouts"] * line["mean_response_tokens"] / one["step"]
+            steps.append((measured, planned))
     if not steps:
         raise UserError(
             f"{path}: metrics.jsonl has no step with an update after the first {_WARM_UP_STEPS}"
@@ -95,49 +80,35 @@ def read_steps(
     return steps
 
 
-def _workload(line: dict[str, Any], config: Config, prompt_tokens: int, sigma: float) -> Workload:
+def _workload(line: dict[str, Any], config: Config) -> Workload:
     """The responses that a line of metrics.jsonl describes by their means."""
     limit = config.rollout.max_response_tokens
-    mean = mean_before_the_cut(line["mean_response_tokens"], sigma=sigma, limit=limit)
-    lengths = quantiles(int(line["num_rollouts"]), mean_tokens=mean, sigma=sigma, limit=limit)
+    mean = mean_before_the_cut(line["mean_response_tokens"], limit)
+    lengths = quantiles(int(line["num_rollouts"]), mean, limit)
     accepted = [max(1, round(line["mean_accepted_tokens"]))] * int(line["num_accepted"])
-    return learned_by(config, lengths, accepted, prompt_tokens)
+    return learned_by(config, lengths, accepted)
 
 
-def calibrate(
-    run_dirs: Sequence[Path], base: Hardware, *, prompt_tokens: int, sigma: float
-) -> dict[str, dict[str, float]]:
-    """Of each phase the `factor` with which the median step takes what was measured, and the
-    medians of the seconds `measured` and `planned` with the factor before; a phase that no run has
-    is left out. Errors: as of `read_run` and `read_steps`.
+def calibrate(run_dirs: Sequence[Path], base: Hardware) -> str:
+    """A file for --hardware: the device's figures, with the factor of each phase with which its
+    median step takes what was measured. A phase that no run has keeps its factor. Errors:
+    `UserError`, as of `read_run` and `read_steps`.
     """
     steps: Steps = []
     for path in run_dirs:
         config, manifest = read_run(path)
-        size = manifest["world_size"]
-        steps += read_steps(path, config, base, size, prompt_tokens=prompt_tokens, sigma=sigma)
-    fitted = {}
-    for phase in PHASES:
-        both = [(measured[phase], planned[phase]) for measured, planned in steps]
-        if ratios := [measured / planned for measured, planned in both if measured and planned]:
-            fitted[phase] = {
-                "measured": median(measured for measured, _ in both),
-                "planned": median(planned for _, planned in both),
-                "factor": getattr(base, f"{phase}_factor") * median(ratios),
-            }
-    return fitted
-
-
-def write_hardware(
-    out: Path, base: Hardware, fitted: dict[str, dict[str, float]], run_dirs: Sequence[Path]
-) -> None:
-    """The device's figures with the fitted factors, as a file for --hardware."""
-    figures = base.figures | {f"{phase}_factor": one["factor"] for phase, one in fitted.items()}
-    runs = ", ".join(path.name for path in run_dirs)
-    lines = [f"# Factors from {runs}, by `megatron-opsft plan calibrate`.", f"{base.name}:"]
-    lines += [f"  {name}: {value!r}" for name, value in figures.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, "\n".join(lines) + "\n")
+        steps += read_steps(path, config, base, manifest["world_size"])
+    names = ", ".join(path.name for path in run_dirs)
+    lines = [f"# Factors from {names}, by `megatron-opsft plan calibrate`.", f"{base.name}:"]
+    for name, value in base.model_dump(exclude={"name", "gpus_per_node"}).items():
+        phase, seconds = name.removesuffix("_factor"), ""
+        both = [(m[phase], p[phase]) for m, p in steps if m.get(phase) and p.get(phase)]
+        if name.endswith("_factor") and both:
+            measured, planned = (median(one) for one in zip(*both, strict=True))
+            seconds = f"  # measured {measured:.3f} s, planned {planned:.3f} s by {value:.4g}"
+            value *= median(measured / planned for measured, planned in both)
+        lines.append(f"  {name}: {value!r}{seconds}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,14 +124,10 @@ class ScalingRow:
     planned: dict[str, float]
 
 
-def scaling_runs(paths: Sequence[Path]) -> list[Path]:
-    """The runs nodes_N in the one folder, or given as several paths, by N; none where it is
-    something else that is to be reported.
-    """
-    inside = len(paths) == 1
-    runs = [path for path in paths[0].glob("nodes_*") if path.is_dir()] if inside else paths
-    counts = {int(match[1]): path for path in runs if (match := _NAME.fullmatch(path.name))}
-    return [counts[n] for n in sorted(counts)] if inside or len(counts) == len(runs) else []
+def scaling_runs(folder: Path) -> list[Path]:
+    """The runs nodes_N in it, by N; none where it is something else that is to be reported."""
+    runs = {path.name.removeprefix("nodes_"): path for path in folder.glob("nodes_*")}
+    return [runs[n] for n in sorted(filter(str.isdecimal, runs), key=int) if runs[n].is_dir()]
 
 
 def report_scaling(
@@ -214,11 +181,9 @@ def read_row(run: Path, gpu: str | None, hardware: Path | None) -> ScalingRow:
     on_cpu = config.run.device == "cpu" or torch.endswith("+cpu")
     name = gpu or ("cpu" if on_cpu else "h100")
     device = load_hardware(name, hardware, gpus_per_node=gpus // nodes)
-    prompt_tokens = min(DEFAULT_PROMPT_TOKENS, config.data.max_prompt_tokens)
-    steps = read_steps(run, config, device, gpus, prompt_tokens=prompt_tokens)
     measured, planned = (
-        {key: median(one[key] for one in of_steps) for key in of_steps[0]}
-        for of_steps in zip(*steps, strict=True)
+        {key: median(one[key] for one in steps) for key in (*_SECONDS, "rate")}
+        for steps in zip(*read_steps(run, config, device, gpus), strict=True)
     )
     for one in (measured, planned):
         one["rate"] /= gpus

@@ -112,16 +112,13 @@ def _engine_terms(job: Job) -> Terms:
 def checkpoint_bytes(job: Job) -> dict[str, float]:
     """As `model.checkpoint_share`: every rank writes and reads what it updates.
 
-    total_bytes: on disk. saved_bytes: that the ranks of a node write, and hold in host memory
-    beside what the processes hold anyway while they do. resume_bytes: that the ranks of a node
-    read, once to check the files and once without the weights that follow from main weights.
-    bandwidth: of a node's storage, bytes a second; a save takes its time in the background.
+    total_bytes: on disk. saved_bytes: that the ranks of a node write, from as much host memory.
+    resume_bytes: that they read, once to check the files and once without the weights that follow
+    from main weights. bandwidth: of a node's storage, bytes a second.
     """
     of_weight = 0 if job.dtype_bytes == 4 else job.dtype_bytes  # in float32 it is the main weight
-    parallel, updated = (
-        job.parallel,
-        job.ranks_per_node * max(s.updated_parameters for s in job.stages),
-    )
+    parallel = job.parallel
+    updated = job.ranks_per_node * max(stage.updated_parameters for stage in job.stages)
     experts = sum(stage.expert_parameters for stage in job.stages)
     dense = sum(stage.num_parameters for stage in job.stages) - experts
     elements = parallel.tp * dense + parallel.expert_tp * parallel.ep * experts
@@ -174,8 +171,7 @@ def kv_cache_bytes(job: Job) -> float:
 
 def _profiled_bytes(job: Job) -> float:
     """The most that vLLM's profiling pass allocates, which it sets aside: one layer's feed-forward
-    part on the largest batch of prompt tokens (longer prompts come in parts), or the sampler's two
-    float32 copies of the logits.
+    part on the largest batch of prompt tokens, or the sampler's float32 copies of the logits.
     """
     shape, rollout = job.shape, job.config.rollout
     width = 3 * shape.ffn_size if shape.moe is None else 3 * shape.moe.top_k * shape.moe.ffn_size
@@ -188,9 +184,7 @@ def _profiled_bytes(job: Job) -> float:
 
 
 def _bucket_bytes(job: Job) -> float:
-    """A weight sync: two buckets under way. The first one streams whole tensors instead, of which
-    one may be larger than a bucket (an embedding), beside its gathered shards.
-    """
+    """A weight sync: two buckets under way, or one and a whole tensor (an embedding)."""
     bucket = min(job.config.sync.bucket_mb * 2**20, job.num_parameters * job.dtype_bytes)
     largest = job.shape.vocab_size * job.shape.hidden_size * job.dtype_bytes
     if job.parallel.tp == job.parallel.pp == job.parallel.ep == 1:

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import floor
 from operator import attrgetter
 from typing import Any
 
-from megatron_opsft.config import Config
 from megatron_opsft.errors import UserError
 from megatron_opsft.plan.estimate import SAFE_SHARE, Plan
 from megatron_opsft.plan.job import Job, check_job
@@ -21,15 +20,7 @@ Change = dict[str, Any]
 """Key, such as parallel.tp -> value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundLayout:
-    """One layout and what makes it of the given configuration."""
-
-    plan: Plan
-    overrides: tuple[str, ...]
-
-
-def search_layouts(job: Job, num_steps: int) -> list[FoundLayout]:
+def search_layouts(job: Job, num_steps: int) -> list[Plan]:
     """All layouts that the trainer accepts: those that fit by seconds of a step, then the others by
     what they lack. Of those within `_EQUALLY_FAST` of the fastest the one with the most memory to
     spare comes first. What it proposes leaves `SAFE_SHARE` of the memory free.
@@ -45,44 +36,47 @@ def search_layouts(job: Job, num_steps: int) -> list[FoundLayout]:
     refused = UserError("no layout was tried")
     for change in _layouts(job):
         try:
-            plan = Plan(job=_changed(job, change), num_steps=num_steps)
+            plan = _planned(job, change, num_steps)
         except UserError as error:
             refused = error
             continue
         if (fraction := _fraction_that_fits(plan)) is not None:
             change["rollout.gpu_memory_fraction"] = fraction
-            plan = Plan(job=_changed(job, change), num_steps=num_steps)
-        found.append(FoundLayout(plan=plan, overrides=_overrides(job.config, change)))
+            plan = _planned(job, change, num_steps)
+        found.append(plan)
     if not found:
         check_job(job)  # what is wrong with the file itself
         raise refused
     found.sort(key=_rank_of)
-    limit = (1 + _EQUALLY_FAST) * found[0].plan.step["total"]
-    near = [f for f in found if f.plan.is_safe and f.plan.step["total"] <= limit]
-    near.sort(key=lambda one: -round(one.plan.worst.margin / 1e9))
+    limit = (1 + _EQUALLY_FAST) * found[0].step["total"]
+    near = [plan for plan in found if plan.is_safe and plan.step["total"] <= limit]
+    near.sort(key=lambda plan: -round(plan.worst.margin / 1e9))
     return near + found[len(near) :]
 
 
-def _rank_of(found: FoundLayout) -> tuple[bool, float, int]:
+def _rank_of(plan: Plan) -> tuple[bool, float, int]:
     """Fitting ones first, the fastest; among equally fast ones the simplest."""
-    plan = found.plan
     badness = plan.step["total"] if plan.is_safe else -plan.worst.margin
-    return not plan.is_safe, round(badness, 3), len(found.overrides)
+    return not plan.is_safe, round(badness, 3), len(plan.overrides)
 
 
-def _changed(job: Job, change: Change) -> Job:
-    """Errors: `UserError` where the trainer refuses the change."""
+def _planned(job: Job, change: Change, num_steps: int) -> Plan:
+    """Its overrides are what differs from the file, and always the layout. Errors: `UserError`
+    where the trainer refuses the change.
+    """
     sections: dict[str, dict[str, Any]] = {}
     for key, value in change.items():
         section, name = key.split(".")
         sections.setdefault(section, {})[name] = value
-    update = {
-        section: getattr(job.config, section).model_copy(update=values)
-        for section, values in sections.items()
-    }
+    update = {n: getattr(job.config, n).model_copy(update=v) for n, v in sections.items()}
     changed = replace(job, config=job.config.model_copy(update=update))
     check_job(changed)
-    return changed
+    overrides = tuple(
+        f"{key}={json.dumps(value)}".replace('"', "")
+        for key, value in change.items()
+        if key in _ALWAYS_SHOWN or value != attrgetter(key)(job.config)
+    )
+    return Plan(job=changed, num_steps=num_steps, overrides=overrides)
 
 
 def _layouts(job: Job) -> Iterator[Change]:
@@ -113,15 +107,6 @@ def _layouts(job: Job) -> Iterator[Change]:
             "train.recompute": recompute,
             "rollout.tp": rollout_tp,
         }
-
-
-def _overrides(config: Config, change: Change) -> tuple[str, ...]:
-    """What differs from the file, and always the layout."""
-    return tuple(
-        f"{key}={json.dumps(value)}".replace('"', "")
-        for key, value in change.items()
-        if key in _ALWAYS_SHOWN or value != attrgetter(key)(config)
-    )
 
 
 def _fraction_that_fits(plan: Plan) -> float | None:

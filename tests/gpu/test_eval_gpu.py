@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron_opsft.diagnose.divergence import diverge, load_model
-from megatron_opsft.evaluate.model import open_model
+from megatron_opsft.evaluate.inputs import open_model
 from megatron_opsft.evaluate.run import evaluate
 from megatron_opsft.evaluate.settings import EvalSettings
 from megatron_opsft.records import Sample

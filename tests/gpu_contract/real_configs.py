@@ -18,7 +18,7 @@ from pretend_cuda import pretend, pretend_to_vllm
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.config import Config
 from megatron_opsft.config.load import load_config
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.rollout.limits import max_engine_tokens
 from megatron_opsft.runtime.device import Device, prepare_environment
 from megatron_opsft.runtime.distributed import Layout

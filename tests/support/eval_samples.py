@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from megatron_opsft.evaluate.benchmarks import StoredSample
 from megatron_opsft.evaluate.metrics import arrange, measure
-from megatron_opsft.evaluate.samples import StoredSample
 from megatron_opsft.records import FinishReason, Outcome
 
 

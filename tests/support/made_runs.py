@@ -7,8 +7,8 @@ from typing import Any
 
 from eval_samples import stored
 
+from megatron_opsft.evaluate.benchmarks import SampleFiles
 from megatron_opsft.evaluate.results import ModelSamples, build_results, write_results
-from megatron_opsft.evaluate.samples import SampleFiles
 
 # Ends a script, fetches, runs, and is no Unicode.
 HARM = (

@@ -5,10 +5,9 @@ from typing import Any
 from real_shapes import REAL_SHAPES
 
 from megatron_opsft.config.load import load_config
+from megatron_opsft.plan.assumptions import load_hardware, make_workload
 from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.workload import make_workload
 
 SMALL, LARGE, MIXTURE = "DeepSeek-R1-Distill-Qwen-1.5B", "Qwen2.5-72B", "Qwen3-30B-A3B"
 
@@ -21,7 +20,7 @@ def make_job(
     """
     settings = ["model.path=m", "data.train=problems.jsonl", "rollout.engine=vllm", *overrides]
     config = load_config(None, settings)
-    usual = {"mean_tokens": 2000.0, "sigma": 0.6, "acceptance": 0.5, "prompt_tokens": 100}
+    usual = {"mean_tokens": 2000.0, "acceptance": 0.5}
     return Job(
         config=config,
         shape=REAL_SHAPES[name],

@@ -16,7 +16,7 @@ from megatron_opsft.config import Config, TrainConfig
 from megatron_opsft.model.build import build_model, wrap_for_training
 from megatron_opsft.model.shards import ModelShards
 from megatron_opsft.model.transformer_config import transformer_config
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.plan.job import Job, Stage
 from megatron_opsft.records import Sample
 from megatron_opsft.runtime import cpu_compat

@@ -15,7 +15,7 @@ from small_run import QUICKSTART, SMALL_RUN
 import megatron_opsft
 from megatron_opsft import Callback, load_config, train
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.model import open_model
+from megatron_opsft.evaluate.inputs import open_model
 from megatron_opsft.report.runs import read_json_lines
 from megatron_opsft.storage.model_paths import resolve_config
 

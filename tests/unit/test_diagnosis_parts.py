@@ -18,7 +18,7 @@ from megatron_opsft.convert.run import convert_model
 from megatron_opsft.diagnose import divergence
 from megatron_opsft.diagnose.divergence import NUM_PREFERRED, diverge, load_model
 from megatron_opsft.diagnose.page import kinds_of
-from megatron_opsft.evaluate.model import EvalModel
+from megatron_opsft.evaluate.inputs import EvalModel
 from megatron_opsft.records import Sample
 from megatron_opsft.rollout.requests import pieces_of
 from megatron_opsft.runtime.device import select_device

@@ -1,6 +1,5 @@
 """DEER on scripted engines, where every token is known."""
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from megatron_opsft.evaluate.deer import Deer, geometric_mean
 from megatron_opsft.evaluate.settings import DeerSettings
 from megatron_opsft.records import FinishReason, Rollout, Sample
 from megatron_opsft.rollout.engine import SamplingSettings, Scores
-from megatron_opsft.rollout.requests import ResponseRequest, make_requests
+from megatron_opsft.rollout.requests import ResponseRequest
 
 DIRECTORY = Path(megatron_opsft.__file__).parent / "assets" / "tiny_reasoner"
 EXIT = "\n</think>\n\n"
@@ -35,18 +34,23 @@ def ids_of(text: str) -> list[int]:
 
 
 END = ids_of("<｜end▁of▁sentence｜>")[0]
-WAIT = ids_of("Wait")[0]
 
 
-@dataclass
-class FakeEngine:
-    """The engine's side of the protocol; subclasses say which token comes next, and how probable.
+@dataclass(kw_only=True)
+class Script:
+    """An engine: what a model would say to a prompt of one token, whatever the seed.
 
-    calls: (what, number of requests, limit) of every call. seeds: of what was not greedy.
+    thought: undisturbed, up to the end token. trials: (text, probability of each of its tokens) at
+    each transition word in turn. conclusion: after an exit. calls: what was asked for. seeds: of
+    what was not greedy.
     """
 
+    thought: str
+    trials: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    conclusion: str = ""
+    words: tuple[str, ...] = ("Wait",)
     version: int = 7
-    calls: list[tuple[str, int, int]] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
 
     def generate(
@@ -54,16 +58,13 @@ class FakeEngine:
     ) -> list[Rollout]:
         greedy, limit = sampling.temperature == 0, sampling.max_response_tokens
         assert limit >= 1
-        self.calls.append(("trial" if greedy else "think", len(requests), limit))
-        places = {(request.problem_id, request.sample_index) for request in requests}
-        assert len(places) == len(requests) > 0
+        self.calls.append("trial" if greedy else "think")
         rollouts = []
         for request in requests:
-            seed = None if greedy else request.seed
-            self.seeds += [] if seed is None else [seed]
+            self.seeds += [] if greedy else [request.seed]
             out: list[int] = []
             while len(out) < limit and not (out and out[-1] in sampling.end_token_ids):
-                out.append(self.next_token(request.prompt_ids, out, seed))
+                out.append(self.next_token(request.prompt_ids, out))
             rollouts.append(
                 Rollout(
                     problem_id=request.problem_id,
@@ -78,29 +79,9 @@ class FakeEngine:
         return rollouts
 
     def score(self, samples: Sequence[Sample]) -> Scores:
-        self.calls.append(("score", len(samples), 0))
+        self.calls.append("score")
         log_probs = tuple(tuple(map(math.log, self.probabilities(sample))) for sample in samples)
         return Scores(log_probs=log_probs, stale_tokens=0)
-
-    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int], seed: int | None) -> int:
-        raise NotImplementedError
-
-    def probabilities(self, sample: Sample) -> list[float]:
-        raise NotImplementedError
-
-
-@dataclass(kw_only=True)
-class Script(FakeEngine):
-    """What a model would say to a prompt of one token, whatever the seed.
-
-    thought: undisturbed, up to the end token. trials: (text, probability of each of its tokens) at
-    each transition word in turn. conclusion: after an exit.
-    """
-
-    thought: str
-    trials: tuple[tuple[str, tuple[float, ...]], ...] = ()
-    conclusion: str = ""
-    words: tuple[str, ...] = ("Wait",)
 
     def trial_at(self, context: list[int]) -> tuple[str, tuple[float, ...], int] | None:
         """Text and probabilities of the trial that `context` asks for, and where the inducer ends;
@@ -114,7 +95,7 @@ class Script(FakeEngine):
                 return *self.trials[number], start + len(inducer)
         return None
 
-    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int], seed: int | None) -> int:
+    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int]) -> int:
         context = [*prompt_ids[1:], *out]
         if trial := self.trial_at(context):
             return [*ids_of(trial[0]), END][len(context) - trial[2]]
@@ -152,7 +133,7 @@ def run(script: Script, *, limit: int = 400, **settings: object) -> Found:
     ((rollout, extra_tokens),) = deer.generate(script, [request], sampling(limit))
     closing = str(settings.get("exit_text", EXIT))
     exited = bool(script.conclusion) and closing + script.conclusion[:1] in rollout.text
-    return Found(rollout, extra_tokens, exited, [what for what, _, _ in script.calls])
+    return Found(rollout, extra_tokens, exited, script.calls)
 
 
 def sampling(limit: int) -> SamplingSettings:
@@ -169,7 +150,8 @@ SURE = ("{9}", (1.0, 0.99, 0.98))
 
 
 def test_exit_at_the_first_transition_above_the_threshold() -> None:
-    found = run(Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}"))
+    script = Script(thought=THOUGHT, trials=(DOUBT, SURE, SURE), conclusion="So \\boxed{9}")
+    found = run(script)
     before = "2+7=9.\nWait, 2+7=9.\n"
     assert found.rollout == Rollout(
         problem_id="p0",
@@ -184,6 +166,8 @@ def test_exit_at_the_first_transition_above_the_threshold() -> None:
     # Two trials of "{", "9", "}" and their end, and the dropped word.
     assert found.extra_tokens == 4 + 4 + 1
     assert found.calls == [*("think", "trial", "score") * 2, "think"]
+    # A response's segments have different seeds, the first of them its own.
+    assert script.seeds[0] == 100 and len(set(script.seeds)) == len(script.seeds) == 3
 
 
 @pytest.mark.parametrize(
@@ -300,73 +284,6 @@ def test_trial_needs_room() -> None:
     assert closed > needed
     for limit, num_trials in ((closed, 0), (closed + 1, 1)):
         assert run(script, limit=limit, exit_text=long, max_trials=1).num_trials == num_trials
-
-
-@dataclass
-class RandomEngine(FakeEngine):
-    """A random walk: a token depends on the seed, its position in the segment and what it follows.
-
-    Greedy tokens and probabilities depend on what they follow alone.
-    """
-
-    alphabet: tuple[int, ...] = tuple(
-        ids_of("9+{")
-        + ids_of("}") * 2
-        + ids_of("Wait") * 2
-        + ids_of("Hmm")
-        + ids_of("</think>")
-        + [END]
-        + ids_of(".") * 12
-    )
-
-    def next_token(self, prompt_ids: Sequence[int], out: Sequence[int], seed: int | None) -> int:
-        if seed is None and not out:
-            return ids_of("{")[0]
-        if seed is None and len(out) == 3:
-            return ids_of("}")[0]
-        digest = hashlib.blake2b(repr((tuple(prompt_ids), tuple(out), seed)).encode()).digest()
-        return self.alphabet[int.from_bytes(digest[:8], "big") % len(self.alphabet)]
-
-    def probabilities(self, sample: Sample) -> list[float]:
-        digest = hashlib.blake2b(repr((sample.prompt_ids, sample.response_ids)).encode()).digest()
-        return [(digest[i] + 1) / 256 for i in range(len(sample.response_ids))]
-
-
-def _has_exit(ids: Sequence[int]) -> bool:
-    closing = ids_of(EXIT)
-    return any(list(ids[i : i + len(closing)]) == closing for i in range(len(ids)))
-
-
-def test_tokens_and_calls_are_accounted_for() -> None:
-    """Lengths, ends, texts, extra tokens and seeds fit together; a round is one batch, and calls
-    overrun a response's own room by less than twice.
-    """
-    engine = RandomEngine()
-    requests = [r for n in range(12) for r in make_requests(f"p{n}", (n, n + 1), 3, 0, 0)]
-    settings = DeerSettings(
-        transition_words=("Wait", "Hmm"), threshold=0.6, max_trial_tokens=6, trial_prompt="\\boxed"
-    )
-    found = Deer(settings, tokenizer()).generate(engine, requests, sampling(40))
-    places = [(rollout.problem_id, rollout.sample_index) for rollout, _ in found]
-    assert places == [(r.problem_id, r.sample_index) for r in requests]
-    assert {rollout.finish_reason for rollout, _ in found} == set(FinishReason)
-    assert {_has_exit(rollout.response_ids) for rollout, _ in found} == {True, False}
-    for rollout, extra_tokens in found:
-        ids = rollout.response_ids
-        stopped = ids[-1] == END
-        assert END not in ids[:-1] and (stopped or len(ids) == 40)
-        assert rollout.finish_reason is (FinishReason.STOP if stopped else FinishReason.LENGTH)
-        assert rollout.text == tokenizer().decode(ids[:-1] if stopped else ids)
-        exited = _has_exit(ids)
-        trials = sum(token in {WAIT, ids_of("Hmm")[0]} for token in ids) + exited
-        assert exited <= extra_tokens <= 6 * min(trials, 10) + exited
-    # A response's segments have different seeds, the first of them its own.
-    thinking = [request.seed for request in requests]
-    assert engine.seeds[: len(thinking)] == thinking
-    assert len(set(engine.seeds)) == len(engine.seeds) > 2 * len(thinking)
-    thinks = [call for call in engine.calls if call[0] == "think"]
-    assert thinks[0] == ("think", 36, 40)
-    assert {31, 15} < {limit for _, _, limit in thinks} <= {40, 31, 15, 7, 3, 1}
 
 
 @pytest.mark.parametrize(

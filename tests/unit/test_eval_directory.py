@@ -11,8 +11,8 @@ from forked_cli import ROOT, Finished, ForkedCli
 from rows import write_rows
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.directory import EvaluationDirectory
-from megatron_opsft.evaluate.model import open_model
+from megatron_opsft.evaluate.inputs import open_model
+from megatron_opsft.evaluate.settings import EvaluationDirectory
 
 SMALL = ["samples=1", "max_tokens=40", "device=cpu"]
 
@@ -99,8 +99,8 @@ def test_a_baseline_on_other_problems_is_refused_before_anything_is_sampled(
         assert not (out / "samples").exists()
         return line
 
-    assert "its samples of mini are of other data than" in refusal(second)
-    assert "are of 2 problems, not of 1" in refusal(first, "limit=1")
+    assert "its samples of mini are not of the 2 problems of" in refusal(second)
+    assert "its samples of mini are not of the 1 problems of" in refusal(first, "limit=1")
     lines = gzip.decompress((base / "samples/mini.jsonl.gz").read_bytes()).splitlines(True)
     (base / "samples/mini.jsonl.gz").write_bytes(gzip.compress(lines[0]))
     assert "are not whole: 1 are not there" in refusal(first)

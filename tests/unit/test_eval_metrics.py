@@ -1,4 +1,6 @@
-"""Metrics against implementations written here from the definitions; token budgets by hand."""
+"""Metrics against implementations written here from the definitions; token budgets by hand; the
+coverage of intervals.
+"""
 
 import itertools
 import math
@@ -8,16 +10,19 @@ import numpy as np
 import pytest
 from eval_samples import measure_samples, stored
 
+from megatron_opsft.evaluate.benchmarks import StoredSample
 from megatron_opsft.evaluate.inputs import default_budgets
 from megatron_opsft.evaluate.metrics import (
     arrange,
     combine,
+    draw_counts,
+    estimate,
+    mean_over_problems,
     measure,
     measure_at,
     pass_at_k,
     pass_ks,
 )
-from megatron_opsft.evaluate.samples import StoredSample
 from megatron_opsft.records import Outcome
 
 SILENT = (Outcome.NO_ANSWER, Outcome.UNFINISHED)
@@ -160,3 +165,33 @@ def test_default_budgets() -> None:
     assert default_budgets(32768) == (1024, 2048, 4096, 8192, 16384, 32768)
     assert default_budgets(350) == (8, 16, 32, 64, 128, 256, 350)
     assert default_budgets(1) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("problems", "least", "most"), [(5, 0.80, 0.88), (30, 0.90, 0.945), (60, 0.925, 0.96)]
+)
+def test_intervals_have_the_coverage_that_the_documentation_tells(
+    problems: int, least: float, most: float
+) -> None:
+    """Of 95 % intervals, 2,000 evaluations of 8 samples; problems are of uniform difficulty, so
+    that samples are not independent: resampling single ones would cover far less.
+    """
+    rng = np.random.default_rng(5)
+    covered = 0
+    for trial in range(2000):
+        correct = rng.random((problems, 8)) < rng.random(problems)[:, None]
+        counts = draw_counts(problems, "x", num_resamples=400, seed=trial)
+        interval = estimate(mean_over_problems({"a": correct.mean(axis=1)}, counts)["a"])
+        assert interval.low is not None and interval.high is not None
+        covered += interval.low <= 0.5 <= interval.high
+    assert least <= covered / 2000 <= most
+
+
+def test_overall_resamples_within_each_benchmark() -> None:
+    """The variance of a mean of B independent benchmarks is the sum of theirs over B squared."""
+    draws = [
+        measure(arrange(random_samples(seed, 30, 4)), draw_counts(30, name, num_resamples=8000))
+        for seed, name in enumerate("abc")
+    ]
+    overall = combine(draws)["accuracy"][1:].var()
+    assert overall == pytest.approx(sum(d["accuracy"][1:].var() for d in draws) / 9, rel=0.06)

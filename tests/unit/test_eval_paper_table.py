@@ -7,7 +7,7 @@ five benchmarks; derived are the five CR and the overall Acc, P@N, Tok, CR and E
 import numpy as np
 import pytest
 
-from megatron_opsft.evaluate.comparison import Comparison, compare
+from megatron_opsft.evaluate.comparison import compare
 from megatron_opsft.evaluate.metrics import combine, efficiency
 from megatron_opsft.evaluate.results import BenchmarkResults, BlockResults, Results
 from megatron_opsft.report.table import Estimate
@@ -109,7 +109,7 @@ def typed_results(model: str, row: str) -> Results:
 
 @pytest.mark.parametrize("model", PAPER)
 def test_our_table_prints_the_paper_rows(model: str) -> None:
-    comparison: Comparison = compare([typed_results(model, COT), typed_results(model, OURS)])
+    comparison = compare([typed_results(model, COT), typed_results(model, OURS)])
     lines = comparison.markdown().splitlines()
     for line, row in ((lines[2], COT), (lines[3], OURS)):
         cells = [cell.strip().strip("*").rstrip("%") for cell in line.strip("|").split("|")]

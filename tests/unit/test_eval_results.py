@@ -9,6 +9,7 @@ import pytest
 from eval_samples import measure_samples, stored
 
 from megatron_opsft.errors import UserError
+from megatron_opsft.evaluate.benchmarks import StoredSample
 from megatron_opsft.evaluate.results import (
     ModelSamples,
     build_results,
@@ -16,7 +17,6 @@ from megatron_opsft.evaluate.results import (
     to_json,
     write_results,
 )
-from megatron_opsft.evaluate.samples import StoredSample
 from megatron_opsft.records import Outcome
 
 BUDGETS = (128, 512)
@@ -145,13 +145,10 @@ def test_a_bad_file_is_named_with_its_field(
     with pytest.raises(UserError, match=rf"results\.json: .*{message}") as caught:
         read_results(file)
     assert "\n" not in str(caught.value)
-
-
-def test_no_results_are_named(tmp_path: Path) -> None:
-    file = tmp_path / "results.json"
-    with pytest.raises(UserError, match=r"results\.json: not found"):
-        read_results(tmp_path)
     for data, reason in ((b'{"schema_version": 1', "Invalid JSON"), (b"[]", ".* an object")):
         file.write_bytes(data)
         with pytest.raises(UserError, match=rf"results\.json: results: {reason}"):
             read_results(file)
+    file.unlink()
+    with pytest.raises(UserError, match=r"results\.json: not found"):
+        read_results(tmp_path)

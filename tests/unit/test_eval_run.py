@@ -112,7 +112,7 @@ def test_kills_at_random_moments_change_nothing(
 ) -> None:
     moments = random.Random(0)
     out = tmp_path / "out"
-    for _ in range(4):
+    for _ in range(2):
         wanted = num_stored(out) + moments.randint(0, 6)
         run = start(cli, out, "batch_size=4")
         deadline = time.monotonic() + 60
@@ -141,31 +141,24 @@ def test_more_samples_and_problems_keep_those_that_are_there(
     assert [told["num_samples"] for told in starts] == [NUM_SAMPLES, 35 - NUM_SAMPLES]
 
 
-@pytest.fixture(scope="module")
-def compared(cli: ForkedCli, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of another size against the shipped one, which was evaluated before."""
-    directory = tmp_path_factory.mktemp("compared")
-    evaluate(cli, directory / "out", "--baseline", whole, "template=cod", "--name", "draft")
-    return directory / "out"
-
-
-def test_an_earlier_evaluation_is_the_baseline(compared: Path, whole: Path) -> None:
+def test_an_earlier_evaluation_is_the_baseline_and_what_differs_is_named(
+    cli: ForkedCli, whole: Path, tmp_path: Path
+) -> None:
+    compared = tmp_path / "out"
+    evaluate(cli, compared, "--baseline", whole, "template=cod", "--name", "draft")
     results, base = (json.loads((d / "results.json").read_text()) for d in (compared, whole))
     tokens = [r["overall"]["metrics"]["mean_tokens"]["value"] for r in (results, base)]
     ratio = results["overall"]["metrics"]["compression_ratio"]
     assert ratio["value"] == pytest.approx(tokens[0] / tokens[1])
     assert results["baseline"] == "tiny_reasoner"
-    assert "template" in (compared / "table.md").read_text()  # the setting that differs
-
-
-def test_compare_names_what_differs(cli: ForkedCli, compared: Path, whole: Path) -> None:
+    differs = 'differs: template: "r1" (tiny_reasoner); "cod" (draft)'
+    assert differs in (compared / "table.md").read_text()
     out = compared.parent / "comparison"
     ended = cli.run(["eval", "compare", whole, compared, "--out", out])
-    assert ended.exit_code == 0, ended.stderr
-    assert 'differs: template: "r1" (tiny_reasoner); "cod" (draft)' in ended.stdout
+    assert ended.exit_code == 0 and differs in ended.stdout
     assert "Accuracy against mean response tokens" in (out / "report.html").read_text()
     refused = cli.run(["eval", "compare", whole, compared, "--out", whole])
-    assert "holds an evaluation" in refused.error
+    assert "holds a table.md already" in refused.error
 
 
 def test_a_baseline_beside_the_model_and_local_files(cli: ForkedCli, tmp_path: Path) -> None:
@@ -219,22 +212,16 @@ def test_early_exit_is_shorter_and_tells_what_its_trials_cost(
     ("options", "words"),
     [
         (["--benchmarks", "gsm9k"], "'gsm9k' is not known"),
-        (["--benchmarks", "a,,b"], "one comma"),
         (["--benchmarks", "aime25"], "--data aime25=FILE"),
-        (["--data", "mine"], "'data.mine': write key=value"),
         (["--data", "mine=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["--samples", "5000"], "samples=5000"),
         (["max_tokens=2000"], "set max_tokens="),
         (["--budgets", "100,251"], "budgets=251: must be"),
-        (["budgets=many"], "config key budgets.0='many'"),
         (["tp=2"], "error: tp=2 is vLLM's; set engine=vllm or tp=1"),
         (["--baseline", "/nowhere"], "--baseline=/nowhere is no directory"),
         (["template=none.jinja"], "error: template=none.jinja cannot be read"),
-        (["device=cuda"], "torch sees no GPU"),
         (["method=deer", "deer.transition_words=Notaword"], "'Notaword' is not a single token"),
         (["method=deer", "budgets=100"], "budgets: early exit tries answers"),
         (["method=deer", "engine=vllm", "tp=2"], "engines of one rank only, not tp=2"),
-        (["/nowhere.yaml"], "/nowhere.yaml does not exist"),
         (["--max-token", "8"], "unknown config key max_token in"),
     ],
 )
@@ -247,29 +234,20 @@ def test_bad_options_are_one_line_before_anything_is_sampled(
 
 
 def test_models_that_cannot_be_evaluated(cli: ForkedCli, tmp_path: Path) -> None:
-    def spoiled(name: str) -> Path:
-        return Path(shutil.copytree(ASSET, tmp_path / name))
-
-    def evaluated(model: Path) -> Finished:
+    def evaluated() -> Finished:
         return cli.run(["eval", "--model", model, "--out", tmp_path / "out", *SMALL])
 
-    (spoiled("template") / "chat_template.jinja").unlink()
-    os.truncate(spoiled("weights") / "model.safetensors", 100_000)
-    config = spoiled("vocabulary") / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 590}))
-    for name, words in (
-        ("template", "no chat template"),
-        ("weights", "model.safetensors"),
-        ("vocabulary", "embed_tokens"),
-    ):
-        assert words in evaluated(tmp_path / name).error
+    model = Path(shutil.copytree(ASSET, tmp_path / "model"))
+    template = (model / "chat_template.jinja").rename(tmp_path / "template")
+    assert "no chat template" in evaluated().error
     assert not (tmp_path / "out").exists()
+    template.rename(model / "chat_template.jinja")
     # Instead of an accuracy of responses that mean nothing, and exit code 0.
-    file = spoiled("nan") / "model.safetensors"
+    file = model / "model.safetensors"
     weights = load_file(file)
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, file, metadata={"format": "pt"})
-    ended = evaluated(tmp_path / "nan")
+    ended = evaluated()
     assert ended.exit_code == 3 and "Traceback" not in ended.stderr
     assert "error: rollout: the model's logits are NaN or infinite" in ended.stderr
     assert not (tmp_path / "out" / "results.json").exists()
@@ -283,19 +261,9 @@ def test_another_evaluation_is_replaced_and_not_mixed_in(
     assert "temperature=0.6, not 0.7" in line and "--overwrite" in line
     assert outputs(whole) == before
     (tmp_path / "manifest.json").write_text('{"model": "a training run"}')
-    assert "something else" in start(cli, tmp_path).wait().error
     assert "something else" in start(cli, tmp_path, "--overwrite").wait().error
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     (out / "notes.txt").write_text("mine")
     results = evaluate(cli, out, "seed=1", "--overwrite", "limit=2")
     assert results["settings"]["seed"] == 1
     assert (out / "notes.txt").read_text() == "mine"
-
-
-def test_two_at_once_in_one_directory(cli: ForkedCli, tmp_path: Path) -> None:
-    first = start(cli, tmp_path / "out", "limit=100")
-    while not (tmp_path / "out/manifest.json").exists():
-        time.sleep(0.02)
-    assert "is in use by process" in start(cli, tmp_path / "out").wait().error
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()

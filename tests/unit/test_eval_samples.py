@@ -7,7 +7,7 @@ import pytest
 from eval_samples import stored
 
 from megatron_opsft.errors import UserError
-from megatron_opsft.evaluate.samples import SampleFiles, StoredSample
+from megatron_opsft.evaluate.benchmarks import SampleFiles, StoredSample
 
 
 def sample(problem: str, index: int) -> StoredSample:

@@ -6,7 +6,6 @@ import pytest
 from commands import command_of
 
 from megatron_opsft.command_line import Program
-from megatron_opsft.config.load import load
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate.commands import Evaluate
 from megatron_opsft.evaluate.settings import EvalSettings, load_settings
@@ -35,6 +34,8 @@ def test_an_option_is_the_setting_of_its_name(tmp_path: Path) -> None:
     assert settings.limit == 9 and settings.deer.max_trials == 3
     assert settings.deer.transition_words == ("Wait", "But")
     assert settings_of(str(config), "--method", "deer").method == "deer"
+    with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
+        settings_of(str(config), "--temperature", "0", "samples=4")
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
@@ -46,11 +47,3 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (settings.model, settings.name, settings.out) == ("m", "07", Path("o"))
     assert settings.data == {"a": "f", "b": "h", "c": "i"}
     assert settings.budgets == (8,)
-
-
-def test_temperature_zero_has_one_sample_of_each_problem() -> None:
-    words = ["model=m", "out=o", "temperature=0"]
-    assert load(EvalSettings, None, words).samples is None  # and not the benchmark's 16 or 64
-    assert load(EvalSettings, None, [*words, "samples=1"]).samples == 1
-    with pytest.raises(UserError, match="samples=4 with temperature=0: all samples of a problem"):
-        load(EvalSettings, None, [*words, "samples=4"])

@@ -23,8 +23,8 @@ from megatron_opsft.data.mixture import ProblemSampler, load_training, order_of
 from megatron_opsft.data.problems import ProblemSet, load_problems
 from megatron_opsft.errors import UserError
 from megatron_opsft.evaluate import results
+from megatron_opsft.evaluate.benchmarks import SampleFiles
 from megatron_opsft.evaluate.results import read_pass_rates
-from megatron_opsft.evaluate.samples import SampleFiles
 from megatron_opsft.records import Problem
 
 

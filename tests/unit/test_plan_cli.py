@@ -23,7 +23,7 @@ def test_a_run_that_fits(cli: ForkedCli) -> None:
 
 
 def test_as_json(cli: ForkedCli) -> None:
-    ended = cli.run(["plan", "run", SMALL, "parallel.tp=2", "--nodes", 2, "--steps", 7, "--json"])
+    ended = cli.run(["plan", "run", SMALL, "parallel.tp=2", "--nodes", 2, "run.steps=7", "--json"])
     assert ended.exit_code == 0, ended.stderr
     plan = json.loads(ended.stdout)
     assert (plan["world_size"], plan["tp"], plan["dp"], plan["steps"]) == (16, 2, 8, 7)
@@ -59,11 +59,11 @@ def test_what_does_not_fit_is_said_and_is_the_exit_code(cli: ForkedCli) -> None:
 
 
 def test_a_search_prints_what_to_override(cli: ForkedCli) -> None:
-    ended = cli.run(["plan", SMALL, "--search", "--top", 2, "--json"])
+    ended = cli.run(["plan", SMALL, "--search", "--json"])
     assert ended.exit_code == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["fits"] is True
-    best, _ = found["layouts"]
+    best, *_ = found["layouts"]
     again = cli.run(["plan", SMALL, *best["overrides"], "--json"])
     assert json.loads(again.stdout)["seconds"] == best["seconds"]
     assert "use: parallel.tp=" in cli.run(["plan", SMALL, "--search"]).stdout

@@ -10,16 +10,20 @@ from plan_cases import planned as planned_job
 
 from megatron_opsft.architectures.shape import forward_flops
 from megatron_opsft.config.load import load_config
+from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.plan.commands import show_plan
 from megatron_opsft.plan.estimate import Plan
-from megatron_opsft.plan.hardware import load_hardware
 from megatron_opsft.plan.job import Job
 from megatron_opsft.plan.job import make_job as read_job
-from megatron_opsft.plan.tables import show_plan
-from megatron_opsft.plan.training import num_microbatches, optimizer_seconds
+from megatron_opsft.plan.seconds import num_microbatches
 
 METHODS = ROOT / "examples/configs/methods"
 # To be found without a network.
-HERE = [p for p in sorted(METHODS.glob("*.yaml")) if "DeepSeek-R1" in load_config(p).model.path]
+HERE = [
+    path
+    for path in sorted(METHODS.glob("*.yaml"))
+    if "self_distillation" in path.name or "DeepSeek-R1" in load_config(path).model.path
+]
 
 
 def planned(*overrides: str) -> Plan:
@@ -46,14 +50,8 @@ def test_a_policy_gradient_trains_on_all_responses_and_on_policy_sft_on_the_acce
     assert grpo.step["train"] / ours.step["train"] == pytest.approx(longer, rel=0.1)
     assert grpo.step["reference"] == grpo.step["old_logprob"] == 0
     assert grpo.memory == ours.memory and grpo.reference_host_bytes == 0
-
-
-def test_the_end_of_the_way_from_grpo_to_on_policy_sft_has_its_plan() -> None:
-    ours = planned()
     same = planned("method.name=grpo", "method.beta=0", "method.advantage=identity")
     assert (same.step, same.memory) == (ours.step, ours.memory)
-    diverging = planned("method.name=grpo", "method.beta=0.1", "method.advantage=identity")
-    assert len(diverging.job.workload.trained) == 512
 
 
 def test_a_reference_costs_a_forward_pass_and_two_exchanges_of_weights() -> None:
@@ -99,18 +97,11 @@ def test_a_teacher_costs_what_a_reference_does_and_its_part_of_the_loss() -> Non
     assert accepted.job.workload == planned().job.workload
 
 
-@pytest.mark.parametrize("kind", ["authors", "paper"])
-def test_the_presets_of_self_distillation_fit_on_a_node(kind: str) -> None:
-    config = load_config(METHODS / f"self_distillation_{kind}.yaml")
-    assert planned_job(read_job(config, load_hardware("h100"), 8)).is_safe
-
-
 def test_several_updates_share_the_batch_and_score_it_before() -> None:
     one = planned("method.name=dr_grpo")
     four = planned("method.name=dr_grpo", "method.updates_per_batch=4")
     assert four.job.workload == one.job.workload and four.memory == one.memory
-    factor, (stage,) = four.job.hardware.train_factor, four.job.stages
-    assert four.step["update"] == pytest.approx(4 * factor * optimizer_seconds(four.job, stage))
+    assert four.step["update"] == pytest.approx(4 * one.step["update"])
     assert four.step["train"] > one.step["train"]
     assert four.step["old_logprob"] == pytest.approx(forward_seconds(four.job))
     assert one.step["old_logprob"] == 0

@@ -8,16 +8,16 @@ from plan_cases import LARGE, MIXTURE, SMALL, make_job, planned
 
 from megatron_opsft.config.load import load_config
 from megatron_opsft.errors import UserError
-from megatron_opsft.plan.estimate import SAFE_SHARE
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
+from megatron_opsft.plan.estimate import SAFE_SHARE, Plan
 from megatron_opsft.plan.job import check_job
 from megatron_opsft.plan.job import make_job as read_job
-from megatron_opsft.plan.search import FoundLayout, search_layouts
+from megatron_opsft.plan.search import search_layouts
 
 MIDDLE = "DeepSeek-R1-Distill-Qwen-7B"
 
 
-def search(model: str, world_size: int, *overrides: str) -> list[FoundLayout]:
+def search(model: str, world_size: int, *overrides: str) -> list[Plan]:
     return search_layouts(make_job(model, world_size, *overrides), 10)
 
 
@@ -25,17 +25,17 @@ def test_the_best_layout_has_most_memory_of_the_fastest_and_its_overrides_make_i
     base = "rollout.gpu_memory_fraction=0.6"
     found = search(MIDDLE, 16, base)
     best = found[0]
-    safe = [one for one in found if one.plan.is_safe]
-    fastest = min(o.plan.step["total"] for o in safe)
-    near = [o for o in safe if o.plan.step["total"] <= 1.01 * fastest]
+    safe = [one for one in found if one.is_safe]
+    fastest = min(o.step["total"] for o in safe)
+    near = [o for o in safe if o.step["total"] <= 1.01 * fastest]
     assert best in near and len(near) < len(safe)
-    assert best.plan.worst.margin >= max(o.plan.worst.margin for o in near) - 1e9
-    assert best.plan.worst.margin >= SAFE_SHARE * 84.9e9
+    assert best.worst.margin >= max(o.worst.margin for o in near) - 1e9
+    assert best.worst.margin >= SAFE_SHARE * 84.9e9
     # As a user would take it over.
     job = make_job(MIDDLE, 16, base, *best.overrides)
     check_job(job)
-    assert planned(job).step == best.plan.step
-    assert planned(job).worst == best.plan.worst
+    assert planned(job).step == best.step
+    assert planned(job).worst == best.worst
 
 
 def test_every_layout_is_tried_once() -> None:
@@ -49,44 +49,37 @@ def test_every_layout_is_tried_once() -> None:
 def test_context_parallelism_is_tried_for_sequences_beyond_the_packing_budget() -> None:
     long = ("rollout.max_response_tokens=32768", "train.max_tokens_per_microbatch=9000")
     found = search(SMALL, 8, *long)
-    tried = {one.plan.job.parallel.cp for one in found}
+    tried = {one.job.parallel.cp for one in found}
     assert tried == {1, 2, 4}  # a quarter of the longest fits the budget
     for one in found:
-        parallel = one.plan.job.parallel
+        parallel = one.job.parallel
         assert (f"parallel.cp={parallel.cp}" in one.overrides) == (parallel.cp > 1)
 
 
 def test_expert_parallelism_is_tried_for_a_mixture_and_makes_room() -> None:
     found = search(MIXTURE, 16)
-    tried = {(one.plan.job.parallel.ep, one.plan.job.parallel.tp) for one in found}
+    tried = {(one.job.parallel.ep, one.job.parallel.tp) for one in found}
     assert {ep for ep, _ in tried} == {1, 2, 4, 8}
     for one in found:
-        parallel = one.plan.job.parallel
+        parallel = one.job.parallel
         assert parallel.expert_tp == (parallel.tp if parallel.ep == 1 else 1)
         job = make_job(MIXTURE, 16, *one.overrides)
         assert job.parallel == parallel
-    assert found[0].plan.is_safe and found[0].plan.job.parallel.ep > 1
+    assert found[0].is_safe and found[0].job.parallel.ep > 1
 
 
 def test_the_engine_gets_less_where_the_trainer_needs_it() -> None:
     found = search("DeepSeek-R1-Distill-Qwen-32B", 64, "rollout.gpu_memory_fraction=0.9")
     (lowered,) = [o for o in found[0].overrides if o.startswith("rollout.gpu_memory_fraction=")]
     assert 0.3 < float(lowered.split("=")[1]) < 0.9
-    assert found[0].plan.is_safe
+    assert found[0].is_safe
 
 
 def test_what_fits_nowhere_and_what_no_layout_accepts_is_said() -> None:
     found = search(LARGE, 8)
-    assert found and all(one.plan.problems for one in found)
+    assert found and all(one.problems for one in found)
     with pytest.raises(UserError, match="positions"):
         search(SMALL, 8, "rollout.max_response_tokens=200000")
-
-
-def test_the_hugging_face_engine_has_no_layout_of_its_own() -> None:
-    found = search(SMALL, 4, "rollout.engine=hf", "rollout.batch_size=8")
-    assert {o for one in found for o in one.overrides if o.startswith("rollout")} == {
-        "rollout.tp=1"
-    }
 
 
 def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None:
@@ -99,8 +92,7 @@ def test_the_search_the_docs_and_the_shipped_file_name_the_same_layout() -> None
     )
     defaults = {"parallel.pp=1", "train.recompute=none"}
     assert [(set(words.split()), float(seconds)) for words, seconds in rows] == [
-        (set(one.overrides) - defaults, round(one.plan.step["total"], 1))
-        for one in found[: len(rows)]
+        (set(one.overrides) - defaults, round(one.step["total"], 1)) for one in found[: len(rows)]
     ]
     best = load_config(path, found[0].overrides)
     assert best == config

@@ -8,26 +8,22 @@ import pytest
 from plan_cases import MIXTURE, SMALL, make_job
 
 from megatron_opsft.architectures.shape import forward_flops
+from megatron_opsft.plan.assumptions import PHASES, Workload, load_hardware
 from megatron_opsft.plan.estimate import estimate_step
-from megatron_opsft.plan.hardware import PHASES, load_hardware
 from megatron_opsft.plan.job import Job
-from megatron_opsft.plan.rollout import (
+from megatron_opsft.plan.seconds import (
     busiest_engine,
     decode_seconds,
+    num_microbatches,
+    pass_seconds,
+    pipeline_seconds,
+    ring_seconds,
     rollout_seconds,
     step_seconds,
     sync_bytes,
     sync_seconds,
-)
-from megatron_opsft.plan.training import (
-    num_microbatches,
-    optimizer_seconds,
-    pass_seconds,
-    pipeline_seconds,
-    ring_seconds,
     training_seconds,
 )
-from megatron_opsft.plan.workload import Workload
 
 # Round figures: one operation, byte and second, and nothing but them.
 PLAIN = load_hardware("h100").model_copy(
@@ -55,7 +51,7 @@ def equal(job: Job, length: int = 400) -> Job:
 
 def test_nothing_of_it_needs_megatron() -> None:
     code = (
-        "from megatron_opsft.plan import search, tables; import sys; "
+        "from megatron_opsft.plan import commands, search; import sys; "
         "print([n for n in sys.modules if n.split('.')[0] in ('megatron', 'transformers')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -100,13 +96,9 @@ def test_tensor_parallel_ranks_exchange_hidden_states_twice_a_layer() -> None:
 def test_equal_stages_fill_and_drain_the_pipeline(pp: int, vpp: int | None) -> None:
     """(m + (p - 1) / v) x one micro-batch (Narayanan et al., 2021)."""
     job = plain(pp, f"parallel.pp={pp}", f"parallel.vpp={vpp or 'null'}")
-    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(
-        3 * (8 + (pp - 1) / (vpp or 1))
-    )
-
-
-def test_the_slowest_stage_sets_the_pace() -> None:
-    # The second stage works on five micro-batches; the first one's first and last pass surround it.
+    expected = 3 * (8 + (pp - 1) / (vpp or 1))
+    assert pipeline_seconds(job, [8 * 3.0] * pp, 8) == pytest.approx(expected)
+    # The second stage works on five micro-batches; the first one's passes surround it.
     assert pipeline_seconds(plain(2, "parallel.pp=2"), [5.0, 15.0], 5) == pytest.approx(16.0)
 
 
@@ -123,9 +115,12 @@ def test_training_is_passes_exchange_and_update(overlap: bool) -> None:
         last = (2 * flops / 3 / hardware.peak_flops + 4 * hardware.microbatch_seconds) / 8
         reduced = max(0.0, reduced - last)
     training = training_seconds(job)
+    verify = 32 * hardware.verify_seconds / hardware.cpu_cores
+    assert estimate_step(job)["verify"] == pytest.approx(verify)
     factor, host = hardware.train_factor, 15e-6 * 512
     assert num_microbatches(job) == 8
-    assert training["update"] == pytest.approx(factor * optimizer_seconds(job, stage))
+    moved = 30 * stage.updated_parameters + 16 * stage.num_parameters
+    assert training["update"] == pytest.approx(factor * moved / hardware.memory_bandwidth)
     assert training["exchange"] == pytest.approx(factor * reduced)
     expected = factor * passes + training["exchange"] + training["update"] + host
     assert training["train"] == pytest.approx(expected)
@@ -193,12 +188,6 @@ def test_the_longest_response_bounds_the_rollout() -> None:
     assert seconds[0]["decode_fixed"] == seconds[1]["decode_fixed"]
     # One engine has as many as its batch, and refills.
     assert busiest_engine(alone)[1] == few.config.rollout.batch_size
-
-
-def test_verification_is_shared_by_all_cores() -> None:
-    job = equal(make_job(SMALL, 16))
-    verify = 32 * job.hardware.verify_seconds / job.hardware.cpu_cores
-    assert estimate_step(job)["verify"] == pytest.approx(verify)
 
 
 def test_a_weight_sync_gathers_and_takes_the_slower_of_both_links() -> None:

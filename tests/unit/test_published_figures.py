@@ -6,7 +6,7 @@ from real_shapes import REAL_SHAPES
 
 from megatron_opsft.architectures.config_from_hf import read_model_shape
 from megatron_opsft.architectures.shape import forward_flops
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
 from megatron_opsft.plan.memory import kv_bytes_per_token
 from megatron_opsft.storage.model_paths import ASSETS
 

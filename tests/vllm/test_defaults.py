@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from megatron_opsft.plan.hardware import load_hardware
+from megatron_opsft.plan.assumptions import load_hardware
 
 pytestmark = pytest.mark.vllm
 
