@@ -1,7 +1,6 @@
 """Studies: what a file means, which runs are shared, what table and page say of directories."""
 
 import json
-import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -127,13 +126,12 @@ def second_run(**entry: Any) -> dict[str, Any]:
         (second_run(set={"run.step": 3}), "run 'b': .*run.step"),
     ],
 )
-def test_what_cannot_be_made_is_one_line_before_anything_is_run(
-    tmp_path: Path, cli: ForkedCli, changes: Any, message: str
+def test_what_cannot_be_made_is_said_before_anything_is_run(
+    tmp_path: Path, changes: Any, message: str
 ) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump({**STUDY, **changes}))
-    error = cli.run(["study", path, "--out", tmp_path / "out"]).error
-    assert re.search(message, error) and not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match=message):
+        for run in plan_of(tmp_path, **changes).runs:
+            check_run(run)
 
 
 def test_one_run_alone_is_chosen_by_its_number(tmp_path: Path, cli: ForkedCli) -> None:
@@ -145,6 +143,8 @@ def test_one_run_alone_is_chosen_by_its_number(tmp_path: Path, cli: ForkedCli) -
     assert ended.exit_code == 0
     assert [shlex.split(line) for line in ended.stdout.splitlines()] == commands_of(plan.runs[1])
     assert "has 7 runs, numbered from 0" in cli.run([*words, "--only", "7"]).error
+    plan_of(tmp_path, set={"run.step": 3})
+    assert "run.step" in cli.run(words).error and not (tmp_path / "runs").exists()
 
 
 def test_a_run_made_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
