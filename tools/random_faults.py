@@ -254,7 +254,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("config")
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=0, help="stop after so many; 0: never")
+    parser.add_argument("--minutes", type=float, default=0, help="stop after this many; 0: never")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default="kill,stop,corrupt,disk,nan,stuck,term")
     parser.add_argument("--dir", type=Path, help="where the runs are written; by default temporary")

@@ -123,7 +123,7 @@ def write_page(directory: Path, original: str, efficient: str) -> str:
     )
     return (
         f"{original} against {efficient}: {len(kl):,} tokens of {len(responses):,} responses, "
-        f"D_t {kl.mean():.4f} nats in the mean, {kl.max():.3f} at most\n\n{table}\n"
+        f"D_t {kl.mean():.4f} nats on average, {kl.max():.3f} at most\n\n{table}\n"
     )
 
 

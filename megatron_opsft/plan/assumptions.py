@@ -64,7 +64,7 @@ class Hardware(BaseModel):
         return self.name != "cpu"
 
     def bandwidth(self, num_ranks: int) -> float:
-        """Bytes a second between so many ranks in a row: within a node or beyond."""
+        """Bytes a second between this many consecutive ranks: within a node or beyond."""
         inside = num_ranks <= self.gpus_per_node
         return self.link_bandwidth if inside else self.network_bandwidth
 

@@ -1,4 +1,4 @@
-"""What is planned: a run's configuration on so many devices, and what its ranks hold; pure."""
+"""What is planned: a run's configuration on a number of devices, and what its ranks hold; pure."""
 
 from dataclasses import dataclass, replace
 from functools import cache, cached_property

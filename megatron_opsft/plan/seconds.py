@@ -285,7 +285,7 @@ def _feed_forward_exchange(job: Job, hidden_bytes: float) -> float:
 
 
 def ring_seconds(job: Job, num_bytes: float, size: int, span: int) -> float:
-    """A reduce-scatter or all-gather of so many bytes between `size` ranks; an all-reduce is two.
+    """A reduce-scatter or all-gather of this many bytes between `size` ranks; an all-reduce is two.
     span: ranks from the first to the last of them, whom one node may hold.
     """
     return num_bytes * (size - 1) / size / job.hardware.bandwidth(span)

@@ -185,7 +185,7 @@ def _flat(tree: Mapping[Any, Any], before: str = "") -> dict[str, Any]:
 
 
 def describe_skipped(skipped: int, steps: int) -> str:
-    """skipped: steps that accepted no response, of so many; "" where there is none."""
+    """skipped: how many of the steps accepted no response; "" if none did."""
     if not skipped:
         return ""
     if skipped < steps:

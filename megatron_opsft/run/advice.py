@@ -74,7 +74,7 @@ def describe_correct(evaluation: Counts) -> str:
     if _HALF not in evaluation:
         return ""
     tenth, half = evaluation[_TENTH], evaluation[_HALF]
-    return f"; of the correct ones a tenth end within {tenth} tokens, half within {half}"
+    return f"; correct answers: p10 {tenth}, median {half} tokens"
 
 
 def warn_of_cut_off(name: str, evaluation: Counts, key: str) -> str:
@@ -130,15 +130,16 @@ def _hardness(evaluation: Counts) -> str:
 
 
 def _lengths_remedy(limit: int, base: Counts) -> str:
-    key, fix = f"rollout.max_response_tokens={limit}", "raise it"
+    key = f"rollout.max_response_tokens={limit}"
+    fix = f"raise {key}"
     if _HALF not in base:
         return (
             f"raise {key}; how long correct answers are is known where eval.holdout or eval.data "
             "is set, and eval.max_response_tokens is large enough"
         )
     if base[_HALF] <= limit:
-        fix = "more of data.prompts_per_step x rollout.group_size would find some"
+        fix = f"with {key}, more of data.prompts_per_step x rollout.group_size would find some"
     return (
-        f"the base model's correct answers on held-out problems: a tenth end within {base[_TENTH]} "
-        f"tokens, half within {base[_HALF]}; with {key}, {fix}"
+        f"the base model's correct answers on held-out problems: p10 {base[_TENTH]}, median "
+        f"{base[_HALF]} tokens; {fix}"
     )

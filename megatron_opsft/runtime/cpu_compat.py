@@ -128,7 +128,7 @@ def _scatter_in_equal_parts(equal: Callable) -> Callable:
 
 
 def _filled(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """With zeros up to so many rows, and at least one."""
+    """Padded with zeros to this many rows, at least one."""
     filled = rows.new_zeros(max(1, size), *rows.shape[1:])
     filled[: len(rows)] = rows
     return filled

@@ -45,7 +45,7 @@ def select_device(wanted: str) -> Device:
     if index >= (num_gpus := torch.cuda.device_count()):
         raise UserError(
             f"run.device={wanted}: this rank is number {index} of its node, and torch sees "
-            f"{num_gpus} GPU(s) there; start at most so many ranks on a node (torchrun "
+            f"{num_gpus} GPU(s) there; start at most that many ranks on a node (torchrun "
             "--nproc-per-node, sbatch --ntasks-per-node), and let each see all GPUs of its node "
             "(no --gpus-per-task, no --gpu-bind)"
         )
@@ -113,8 +113,8 @@ def to_host(tensors: Sequence[torch.Tensor], *, copy: bool) -> list[torch.Tensor
 
 
 def has_room_for_good(device: Device, num_bytes: int) -> bool:
-    """Whether so many bytes may stay on the GPU for the whole run: no more than a tenth of what is
-    free, since activations and an engine come later.
+    """Whether this many bytes may stay on the GPU for the whole run: at most a tenth of what is free,
+    since activations and an engine come later.
     """
     free_bytes, _ = torch.cuda.mem_get_info(device.torch_device)
     return 10 * num_bytes <= free_bytes

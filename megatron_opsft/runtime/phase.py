@@ -95,7 +95,7 @@ def enter_phase(name: str, step: int | None = None) -> None:
 
 
 def expect(total: int, what: str, max_tokens: int = 0) -> None:
-    """The phase will be over when so many are done; what: such as `responses`. max_tokens: of all
+    """The phase ends when this many are done; what: such as `responses`. max_tokens: of all
     of them.
     """
     global _count
@@ -173,7 +173,7 @@ def announce(text: str) -> None:
 
 @contextmanager
 def heartbeat(every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
-    """On rank 0 a line for every so many seconds of a phase.
+    """On rank 0 a line at regular intervals of a phase.
 
     The line counts what this rank has done: the others are about as far.
     """

@@ -44,7 +44,7 @@ class Staging(threading.local):
         return pages[phase : phase + num_bytes]
 
     def _pages(self, num_bytes: int) -> memoryview:
-        """At least so many bytes, in whole pages."""
+        """At least this many bytes, in whole pages."""
         rounded = num_bytes + -num_bytes % ALIGNMENT
         if rounded > len(self._memory):
             self._memory = mmap.mmap(-1, rounded)

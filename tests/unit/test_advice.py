@@ -25,7 +25,7 @@ def test_lengths_within_which_a_tenth_and_a_half_end() -> None:
 
 NEEDED = (
     "step 1 accepted none of 32 responses, so nothing was learned: 30 cut off, 2 wrong; ",
-    "a tenth end within 90 tokens, half within 120; with rollout.max_response_tokens=64, raise it",
+    "p10 90, median 120 tokens; raise rollout.max_response_tokens=64",
 )
 
 

@@ -169,7 +169,7 @@ def test_an_evaluation_of_several_sets_has_a_console_line_each(
     log.close()
     assert capsys.readouterr().out.splitlines()[:2] == [
         "held-out after step 4: accuracy 0.500, 80.0 tokens, 5.0 % cut off (8 samples); of the "
-        "correct ones a tenth end within 52 tokens, half within 108",
+        "correct answers: p10 52, median 108 tokens",
         "aime after step 4: accuracy 0.250, 9.5 tokens, 10.0 % cut off (30 samples)",
     ]
     (said,) = caplog.messages  # of the first evaluation, and of the set with more than 5 %
