@@ -113,8 +113,8 @@ def to_host(tensors: Sequence[torch.Tensor], *, copy: bool) -> list[torch.Tensor
 
 
 def has_room_for_good(device: Device, num_bytes: int) -> bool:
-    """Whether this many bytes may stay on the GPU for the whole run: at most a tenth of what is free,
-    since activations and an engine come later.
+    """Whether this many bytes may stay on the GPU for the whole run: at most a tenth of what is
+    free, since activations and an engine come later.
     """
     free_bytes, _ = torch.cuda.mem_get_info(device.torch_device)
     return 10 * num_bytes <= free_bytes
