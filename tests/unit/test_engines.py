@@ -54,6 +54,7 @@ def test_without_vllm_the_error_is_the_line_that_installs_it(
             ["rollout.speculative={method: ngram}"],
             r"rollout.speculative={'method': 'ngram'} is vLLM's; .* rollout.speculative=null",
         ),
+        (["rollout.seeded=false"], "rollout.seeded=false is vLLM's; .* or rollout.seeded=true"),
         (["model.load=engine"], r"model\.load=engine: .* or model\.load=disk"),
         (["rollout.engine=sglang"], "rollout.engine=sglang: .* use one of hf, vllm"),
     ],

@@ -30,3 +30,6 @@ def test_another_record_is_another_run() -> None:
     assert len({config_hash(config) for config in (plain, ngram, longer)}) == 3
     with pytest.raises(UserError, match="started with rollout.speculative="):
         check_resumable(ngram, longer, Path("run"))
+    unseeded = load_config(None, [*keys, "rollout.seeded=false"])
+    with pytest.raises(UserError, match="started with rollout.seeded=False, not True"):
+        check_resumable(unseeded, plain, Path("run"))

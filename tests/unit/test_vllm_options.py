@@ -9,11 +9,13 @@ from megatron_opsft.rollout.vllm.options import prepare_environment
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 
 
-def sampler_of(monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None) -> str | None:
+def sampler_of(
+    monkeypatch: pytest.MonkeyPatch, is_cuda: bool, given: str | None, seeded: bool = True
+) -> str | None:
     """The variable's value when vLLM starts."""
     environment = {} if given is None else {SAMPLER: given}
     monkeypatch.setattr(os, "environ", environment)
-    prepare_environment(is_cuda, rank=0)
+    prepare_environment(is_cuda, rank=0, seeded=seeded)
     return environment.get(SAMPLER)
 
 
@@ -23,3 +25,4 @@ def test_on_a_gpu_the_sampler_that_is_compiled_and_never_used_is_off(
     assert sampler_of(monkeypatch, is_cuda=True, given=None) == "0"
     assert sampler_of(monkeypatch, is_cuda=True, given="1") == "1"
     assert sampler_of(monkeypatch, is_cuda=False, given=None) is None
+    assert sampler_of(monkeypatch, is_cuda=True, given=None, seeded=False) is None
