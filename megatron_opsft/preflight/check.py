@@ -22,7 +22,7 @@ from megatron_opsft.rollout.limits import (
     check_lengths,
     fit_lengths,
 )
-from megatron_opsft.runtime.hub import check_fetched
+from megatron_opsft.runtime.hub import check_cached, check_fetched
 from megatron_opsft.runtime.launcher import check_world
 from megatron_opsft.runtime.step_names import list_checkpoints
 from megatron_opsft.storage.model_paths import local_model
@@ -84,7 +84,7 @@ def _check_model(config: Config) -> None:
     """Of a model that is here: its shape against layout and lengths."""
     model_dir = local_model(config.model.path)
     if model_dir is None:
-        return
+        return check_cached("models", config.model.path, "model.path")
     shape = read_model_shape(model_dir)
     check_layout(shape, config.parallel)
     positions = shape.max_position_embeddings
