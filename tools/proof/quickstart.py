@@ -7,9 +7,11 @@ vLLM on a GPU the memory that a sleeping engine gives back.
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +74,21 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
     parser.add_argument("--engine", choices=("hf", "vllm"), required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--rollout-tp", type=int, default=1, help="of as many ranks")
     args = parser.parse_args()
     dtype = "bfloat16" if args.device == "cuda" else "float32"
     overrides = [f"run.device={args.device}", f"rollout.engine={args.engine}"]
     overrides += [f"model.dtype={dtype}", f"run.steps={args.steps}"]
+    overrides += [f"rollout.tp={args.rollout_tp}", f"parallel.tp={min(args.rollout_tp, 2)}"]
     sleeps = args.engine == "vllm" and args.device == "cuda"
     if sleeps:
         overrides.append(f"rollout.kv_cache_bytes={KV_CACHE_BYTES}")
-    with tempfile.TemporaryDirectory() as name:
-        run_dir = Path(name) / "run"
+    with ExitStack() as stack:
+        # All ranks of torchrun need the same one: TMPDIR is a stage's own.
+        folder = tempfile.gettempdir()
+        if "RANK" not in os.environ:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+        run_dir = Path(folder) / "run"
         # vLLM on a CPU packs its weights, which cannot be written in place, unless told not to.
         plain = args.engine == "vllm" and args.device == "cpu"
         with opened(run_dir, overrides, plain=plain) as (session, recorder):
@@ -91,6 +99,8 @@ def main() -> None:
             session.sync.push(args.steps + 1, session.probes(args.steps + 1))
             peak_bytes = peak_memory_bytes(session.device)
         text = (run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    if int(os.environ.get("RANK", "0")):
+        return
     lines = [json.loads(line) for line in text.splitlines()]
     later = lines[1:]  # the first compiles
     tokens = sum(line["num_rollouts"] * line["mean_response_tokens"] for line in later)

@@ -22,6 +22,7 @@ from proof.stage import publish
 from megatron_opsft.model.transformer_config import uses_transformer_engine
 from megatron_opsft.runtime.device import select_device
 from megatron_opsft.runtime.distributed import stop_distributed
+from megatron_opsft.runtime.launcher import usual_variables
 
 NUM_STEPS = 3
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -30,14 +31,20 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2sp": {"tp": 2, "sequence_parallel": True},
     "pp2": {"pp": 2},
     "dp2": {"dp": 2},
+    "ep2": {"dp": 2, "ep": 2},
+    "cp2": {"cp": 2},
+    "tp2spcp2": {"tp": 2, "cp": 2, "sequence_parallel": True},
     "tp2pp2": {"tp": 2, "pp": 2},
     "tp2dp2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "pp2dp2": {"pp": 2, "dp": 2},
 }
 # Largest relative errors: of losses, of gradient norms, of the worst tensor, of the median one.
+# bfloat16_moe: rounding turns the order of two experts with nearly equal scores around, and a token
+# goes to the other one; in these models an expert sees few tokens (on a CPU: 0.36 and 0.086).
 BOUNDS = {
     "float32": {"loss": 1e-5, "norm": 1e-4, "worst tensor": 1e-4, "median tensor": 1e-4},
     "bfloat16": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.1, "median tensor": 0.03},
+    "bfloat16_moe": {"loss": 1e-2, "norm": 3e-2, "worst tensor": 0.6, "median tensor": 0.15},
 }
 
 
@@ -90,7 +97,7 @@ def summarize(cases: dict[str, dict[str, Any]]) -> tuple[dict[str, float], list[
     figures: dict[str, float] = {}
     problems = []
     for dtype, bounds in BOUNDS.items():
-        own = {name: found for name, found in cases.items() if name.startswith(dtype)}
+        own = {name: found for name, found in cases.items() if name.split()[0] == dtype}
         shown = {"loss": "loss", "norm": "norm", "gradient": "worst tensor"}
         if own:
             figures |= {
@@ -116,6 +123,7 @@ def main() -> None:
     parser.add_argument("--losses", default="fused_linear")
     parser.add_argument("--with-te", action="store_true", help="fail unless layers are its own")
     args = parser.parse_args()
+    os.environ.update(usual_variables(os.environ))
     device = select_device(args.device)
     if not device.is_cuda:
         from megatron_opsft.runtime import cpu_compat
@@ -128,7 +136,8 @@ def main() -> None:
     ):
         case = Case(model=model, dtype=dtype, cross_entropy=loss, device_name=args.device)
         if found := compare(replace(case, **LAYOUTS[layout])):
-            cases[f"{dtype} {layout} {model} {loss}"] = found
+            kind = dtype + "_moe" * (dtype == "bfloat16" and "moe" in model)
+            cases[f"{kind} {layout} {model} {loss}"] = found
     stop_distributed()
     if int(os.environ.get("RANK", "0")):
         return
