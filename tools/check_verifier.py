@@ -1,11 +1,10 @@
-"""How well the judge of mathematics agrees with labelled answers, and with gold answers respelled.
+"""How well the judge of mathematics agrees with gold answers respelled.
 
     python tools/check_verifier.py FILE... [--disagreements] [--golds N]
 
-FILE: JSONL(.gz). Rows with `prediction`, `gold` (a string, or a list of equally good ones) and
-`label` (true: correct) are judged beside plain math-verify, under the same time limit. Of rows with
-`answer`, as data sets have them, every gold answer is written in all the ways of
-tests/support/answer_spellings.py: those that keep it must be accepted, those that change it not.
+FILE: JSONL(.gz) of rows with `answer`, as data sets have them. Every gold answer is written in all
+the ways of tests/support/answer_spellings.py: those that keep it must be accepted, those that
+change it not.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import gzip
 import json
 import random
 import sys
-import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +21,7 @@ from rich.table import Table
 
 from megatron_opsft.data.answers import read_answer
 from megatron_opsft.errors import RowError
-from megatron_opsft.records import Outcome, Verdict
+from megatron_opsft.records import Outcome
 from megatron_opsft.verify.verifier import share_of_cores
 from megatron_opsft.verify.worker_pool import VerifierPool
 
@@ -33,64 +31,10 @@ from answer_spellings import EQUIVALENT, INEQUIVALENT  # noqa: E402
 CHUNK = 20_000  # responses judged between two lines of progress
 
 
-def judge_plainly(response_text: str, gold: str, fields: dict) -> Verdict:
-    """math-verify as its own documentation uses it."""
-    from math_verify import parse, verify
-
-    correct = verify(
-        parse(gold, parsing_timeout=None),
-        parse(response_text, parsing_timeout=None),
-        timeout_seconds=None,
-    )
-    return Verdict(outcome=Outcome.CORRECT if correct else Outcome.WRONG)
-
-
 def read_rows(path: Path) -> list[dict]:
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
     return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-
-def score_rows(pool: VerifierPool, rows: list[dict]) -> list[list[Verdict]]:
-    """For each row the verdicts against each of its gold answers."""
-    golds = [row["gold"] if isinstance(row["gold"], list) else [row["gold"]] for row in rows]
-    items = [
-        (row["prediction"] or "", str(gold))
-        for row, answers in zip(rows, golds, strict=True)
-        for gold in answers
-    ]
-    verdicts = iter(pool.score(items))
-    return [[next(verdicts) for _ in answers] for answers in golds]
-
-
-def check_labels(
-    console: Console, pool: VerifierPool, plain_pool: VerifierPool, name: str, rows: list[dict]
-) -> list[str]:
-    """A row of the table of labelled files; prints disagreements."""
-    start = time.perf_counter()
-    verdicts = score_rows(pool, rows)
-    seconds = time.perf_counter() - start
-    agree, plain = (
-        [
-            any(v.outcome is Outcome.CORRECT for v in group) == bool(row["label"])
-            for row, group in zip(rows, groups, strict=True)
-        ]
-        for groups in (verdicts, score_rows(plain_pool, rows))
-    )
-    outcomes = Counter(v.outcome for group in verdicts for v in group)
-    for row, group, fine in zip(rows, verdicts, agree, strict=True):
-        if not fine:
-            shown = {**row, "prediction": row["prediction"][-200:]}
-            console.print_json(data={**shown, "verdicts": [v.outcome for v in group]})
-    return [
-        name,
-        str(len(rows)),
-        f"{sum(agree)} ({sum(agree) / len(rows):.1%})",
-        f"{sum(plain)} ({sum(plain) / len(rows):.1%})",
-        str(outcomes[Outcome.TIMEOUT]),
-        str(outcomes[Outcome.ERROR]),
-        f"{seconds:.2f}",
-    ]
 
 
 def read_golds(rows: list[dict], limit: int) -> list[str]:
@@ -139,24 +83,12 @@ def main() -> None:
     parser.add_argument("--golds", type=int, default=0, help="gold answers of a file (0: all)")
     parser.add_argument("--timeout-seconds", type=float, default=10.0)
     options = parser.parse_args()
-
-    console, details = Console(), Console(quiet=not options.disagreements)
-    labels = Table("file", "rows", "agree", "plain math-verify", "timeouts", "errors", "seconds")
-    golds: dict[str, None] = {}
-    workers = share_of_cores(1)
-    with VerifierPool(workers, options.timeout_seconds) as pool:
-        plain_judge = "check_verifier:judge_plainly"
-        with VerifierPool(workers, options.timeout_seconds, judge=plain_judge) as plain_pool:
-            for path in options.files:
-                rows = read_rows(path)
-                if "label" in rows[0]:
-                    labels.add_row(*check_labels(details, pool, plain_pool, path.name, rows))
-                else:
-                    golds.update(dict.fromkeys(read_golds(rows, options.golds)))
-        if labels.row_count:
-            console.print(labels)
-        if golds:
-            console.print(check_spellings(details, pool, list(golds)))
+    golds = dict.fromkeys(
+        gold for path in options.files for gold in read_golds(read_rows(path), options.golds)
+    )
+    details = Console(quiet=not options.disagreements)
+    with VerifierPool(share_of_cores(1), options.timeout_seconds) as pool:
+        Console().print(check_spellings(details, pool, [*golds]))
 
 
 if __name__ == "__main__":

