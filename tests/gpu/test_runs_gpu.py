@@ -6,7 +6,6 @@ On a CPU, small: PROOF_DEVICE=cpu.
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import pytest
 import torch
 from forked_cli import ROOT
 from small_run import FEW_PROBLEMS, QUICKSTART
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 DEVICE = os.environ.get("PROOF_DEVICE", "cuda")
 pytestmark = [
@@ -42,15 +41,17 @@ TINY = ["model.dtype=float32", "data.prompts_per_step=4", "rollout.group_size=2"
 
 def write_random_model(directory: Path, name: str, device: str) -> None:
     """Of a shipped config.json, with the shipped tokenizer; one token in MEAN_TOKENS is an end."""
-    shutil.copytree(ASSETS / "tiny_reasoner", directory)
     config = AutoConfig.from_pretrained(ASSETS / name)
     config.vocab_size = max(config.vocab_size, 1000)
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(directory)
-    ends = {"eos_token_id": [*range(0, config.vocab_size, MEAN_TOKENS)]}
-    (directory / "generation_config.json").write_text(json.dumps(ends))
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "tiny_reasoner")
+    ends = [*range(len(tokenizer), len(tokenizer) + config.vocab_size // MEAN_TOKENS)]
+    tokenizer.add_tokens([f"<end{number}>" for number in ends], special_tokens=True)
+    tokenizer.save_pretrained(directory)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
 
 
 def start(run_dir: Path, *words: str) -> subprocess.Popen[bytes]:
@@ -107,6 +108,8 @@ def planned(words: list[str]) -> dict[str, Any]:
 
 def test_a_preset_steps_as_planned(tmp_path: Path, record_property: Any) -> None:
     """The second of two steps; what it takes is shown beside the plan and not bounded by it."""
+    if DEVICE == "cuda":
+        pytest.importorskip("vllm")
     preset, name = (
         "r1_distill_1p5b_paper",
         "model_configs/deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from megatron_opsft.errors import UserError
 from megatron_opsft.rollout.vllm.options import prepare_environment
 
 SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
@@ -25,4 +26,10 @@ def test_on_a_gpu_the_sampler_that_is_compiled_and_never_used_is_off(
     assert sampler_of(monkeypatch, is_cuda=True, given=None) == "0"
     assert sampler_of(monkeypatch, is_cuda=True, given="1") == "1"
     assert sampler_of(monkeypatch, is_cuda=False, given=None) is None
+    assert sampler_of(monkeypatch, is_cuda=True, given="0", seeded=False) == "0"
+    monkeypatch.setattr("shutil.which", lambda name: name)
     assert sampler_of(monkeypatch, is_cuda=True, given=None, seeded=False) is None
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.path.isfile", lambda name: False)
+    with pytest.raises(UserError, match="rollout.seeded=false: .* there is no nvcc; set CUDA_HOME"):
+        sampler_of(monkeypatch, is_cuda=True, given=None, seeded=False)

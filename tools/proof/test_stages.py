@@ -214,7 +214,7 @@ def test_vllm_on_4_ranks(stage: Stage) -> None:
     colocate(stage, 4)
 
 
-@needs(120, limit=500, modules=VLLM, gb=75, fix="lower rollout.gpu_memory_fraction")
+@needs(120, limit=500, modules=SESSION, gb=75, fix="lower rollout.gpu_memory_fraction")
 def test_preset(stage: Stage) -> None:
     """a paper's preset with random weights on all GPUs: two capped steps beside `plan`"""
     stage.run_tests("tests/gpu/test_runs_gpu.py -k preset")

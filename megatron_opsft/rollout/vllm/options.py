@@ -3,6 +3,7 @@
 import gc
 import math
 import os
+import shutil
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,10 @@ def _reason(error: Exception) -> str:
 
 
 def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
-    """Set what vLLM reads from the environment when it is imported or started."""
+    """Set what vLLM reads from the environment when it is imported or started.
+
+    Errors: `UserError` where `seeded` is false and nothing compiles the sampler that this is for.
+    """
     # In process: the worker's parameters are then ours to write, and scheduling is deterministic.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are not for the user
@@ -76,6 +80,13 @@ def prepare_environment(is_cuda: bool, rank: int, *, seeded: bool) -> None:
         # FlashInfer's sampler takes no batch with a request that carries a seed. vLLM's warm-up,
         # which has none, would still compile it with a CUDA toolkit that may not be there.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    elif is_cuda and os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") != "0":
+        home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+        if shutil.which("nvcc") is None and not os.path.isfile(f"{home}/bin/nvcc"):
+            raise UserError(
+                "rollout.seeded=false: FlashInfer compiles its sampler, and there is no nvcc; set "
+                "CUDA_HOME to a CUDA toolkit, or rollout.seeded=true"
+            )
     elif not is_cuda:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
